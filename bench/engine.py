@@ -40,8 +40,8 @@ from headrace.planner.plan import plan
 from headrace.planner.request import PlanRequest
 from headrace.postgres import connect
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
-from headrace.runtime.batches import Frames
 from headrace.runtime.columns import Columns, Description, types_of
+from headrace.runtime.incoming import StreamFrames
 from headrace.state.rocks import RocksDatabase, RocksStore
 
 _DRAINS: Final = 4
@@ -94,7 +94,7 @@ class Spent:
 
 
 class Described:
-    """Knows the tables, for ``Frames``; nobody alters one here."""
+    """Knows the tables, for ``StreamFrames``; nobody alters one here."""
 
     def __init__(self, conn: connect.Connection) -> None:
         """As they are now, after all that was recorded."""
@@ -175,7 +175,7 @@ class Unit:
             assert taken is not None, "it holds whole transactions"
             self._txid += 1
             begin = spent.timed("stream", begin)
-            frames = Frames(taken, decoder, self._txid, 0, self._described, types=self._types)
+            frames = StreamFrames(taken, decoder, self._txid, 0, self._described, types=self._types)
             found = [frame for chunk in frames for frame in chunk]
             begin = spent.timed("decode", begin)
             self._store.begin(self._txid)

@@ -133,6 +133,9 @@ class Settings:
     eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
     """Batches between taken and committed: the next are processed while one is written."""
+    lane_ms: int = 50
+    """Milliseconds of a batch beyond which a commit group that takes most of its time is processed
+    beside the others, and holds them up no more; 0: never."""
     checkpoint_txids: int = 20
     """Batches after which state is checkpointed; as many may have to be replayed."""
     checkpoint_interval_ms: int = 1_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -30,18 +30,16 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.expressions.pool import Pool
-from headrace.forwarder.batcher import Batch
-from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.process.grants import Grants
 from headrace.runtime import culprit
-from headrace.runtime.columns import Description, Types, typed
 from headrace.runtime.edges import Edge, TableDiffs
+from headrace.runtime.incoming import Frames
 from headrace.runtime.shared import Shared
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
-from headrace.types import Diffs, TimeEnd
+from headrace.types import TimeEnd
 
 _log = structlog.get_logger(__name__)
 
@@ -60,91 +58,6 @@ LOST_MAX: Final = 3
 
 Altered = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
 """Those of units, or the views that read them, under which something was altered, by id."""
-
-
-class Describer(Protocol):
-    """Who knows tables (``runtime.watch``)."""
-
-    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
-        """The stream describes tables; the views, by id, that must not take rows after it."""
-
-    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one.
-
-        Only of columns in ``read``; None: of all.
-        """
-
-
-class Frames:
-    """The change batches of one batch, in chunks; may be read again (for one that failed)."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        decoder: Decoder,
-        txid: int,
-        attempt: int,
-        describer: Describer,
-        instant: int = 0,
-        types: Types | None = None,
-    ) -> None:
-        """``describer`` is told which tables the stream describes anew, before their rows.
-
-        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
-        view that reads the clock takes part, also where none of its tables has changed.  Columns
-        of ``types`` come as values, parsed once, and others do not; without it, all as text.
-        """
-        self._types = types
-        self.instant: Final = instant
-        self.oldest_us: Final = batch.oldest_us
-        self.stopped: dict[int, HeadraceError] = {}
-        """What it answered: views that must not take the rows, by id."""
-        self._describer = describer
-        self._xids: dict[int, int] = {}
-        """Transactions by the LSN that their rows have."""
-        self._batch = batch
-        self._decoder = decoder
-        self.txid: Final = txid
-        self.attempt: Final = attempt
-        self._kept: list[list[TableDiffs]] | None = None
-
-    def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept, xid = [], 0
-        for messages in self._batch.chunks():
-            events = [*self._decoder.feed(messages), *self._decoder.flush()]
-            found = []
-            for event in events:
-                if isinstance(event, Begin):
-                    self._xids[event.final_lsn] = xid = event.xid
-                elif isinstance(event, RelationChanged):
-                    found.append(Description(xid, event.relation))
-            if found:
-                self.stopped |= self._describer.described(found)
-            chunk = [
-                TableDiffs(e.relation.oid, Diffs(self.txid, self.attempt, self._numbered(e)))
-                for e in events
-                if isinstance(e, Changes)
-            ]
-            if not self._batch.spooled:
-                kept.append(chunk)
-            yield chunk
-        if not self._batch.spooled:
-            self._kept = kept
-
-    def _numbered(self, changes: Changes) -> pa.RecordBatch:
-        read = None if self._types is None else self._types.get(changes.relation.oid, {})
-        found = self._describer.numbered(changes, self._xids[changes.last_lsn], read)
-        return typed(found, read or {})
-
-    def all(self) -> list[TableDiffs] | None:
-        """Every frame; None when they do not fit into memory."""
-        if self._batch.spooled or self._kept is None:
-            return None
-        return [frame for chunk in self._kept for frame in chunk]
 
 
 @dataclass(slots=True)
@@ -175,18 +88,18 @@ class Processor:
         altered: Altered,
         evaluators: Pool,
         grants: Grants,
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
-        """``altered`` is asked before and after a batch touches units."""
+        """``altered`` is asked before and after a batch touches units.
+
+        ``pool``: that of another one.
+        """
         self._grants = grants
         self._settings = settings
         self._evaluators = evaluators
         self._suspects = suspects
         self._altered = altered
-        self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
-        # All at once: their number shall not depend on how much there is to do (E-15).
-        ready = threading.Barrier(THREADS)
-        for _ in range(THREADS):
-            self._pool.submit(ready.wait)
+        self.pool: Final = _pool() if pool is None else pool
         self.edge = Edge("source")
         self._began = 0.0
         self._looks: list[TableChanges] = []
@@ -200,11 +113,11 @@ class Processor:
         return (working[0][0], clock.monotonic() - self._began) if working else None
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
+        """End the threads of the pool."""
+        self.pool.shutdown()
 
     def run(self, views: Sequence[View], frames: Frames, needed: Sequence[Shared] = ()) -> Outcome:
-        """Process one batch for ``views``, each of which has processed the one before.
+        """Process one batch for ``views``, each of which has processed all before it.
 
         What goes wrong in one view (``Interrupted``, a bug, no memory) is that view's.
 
@@ -249,7 +162,7 @@ class Processor:
     def _take_in(self, units: Sequence[Unit], outcome: Outcome) -> int:
         """Have ``units`` ingest the batch's changes; returns the number of rows."""
         sent, frames = 0, outcome.frames
-        self.edge.open((unit.id for unit in units), frames.txid - 1)
+        self.edge.open((unit.id for unit in units), frames.first - 1)
         for chunk in frames:
             outcome.failed |= _only(frames.stopped, units)
             looks = self._looks = [TableChanges(frame.diffs.batch) for frame in chunk]
@@ -367,7 +280,7 @@ class Processor:
         apart = [unit for unit in units if not (small and unit.brief)]
         if len(units) == 1 or self._suspects.careful(txid):
             apart = []
-        sent = {unit.id: self._pool.submit(one, unit) for unit in apart}
+        sent = {unit.id: self.pool.submit(one, unit) for unit in apart}
         errors = {unit.id: one(unit) for unit in units if unit.id not in sent}
         errors |= {unit_id: future.result() for unit_id, future in sent.items()}
         for view in units:
@@ -412,7 +325,7 @@ class Processor:
 
         def fails(prefix: Sequence[TableDiffs]) -> bool:
             view.back(txid)
-            if view.processed != txid - 1:
+            if view.processed != frames.first - 1:
                 return False  # the state went back further: nothing can be said
             try:
                 view.begin(txid)
@@ -442,6 +355,15 @@ class Processor:
         return error.again(culprit=where)
 
 
+def _pool() -> ThreadPoolExecutor:
+    """All at once: the number of threads shall not depend on how much there is to do (E-15)."""
+    pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
+    ready = threading.Barrier(THREADS)
+    for _ in range(THREADS):
+        pool.submit(ready.wait)
+    return pool
+
+
 def _only(errors: dict[int, HeadraceError], units: Sequence[Unit]) -> dict[int, HeadraceError]:
     """The errors of ``units``."""
     return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
@@ -452,7 +374,7 @@ def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
     txid = outcome.frames.txid
     out = [shared for shared in needed if shared.processed < txid]
     for shared in out:
-        if shared.processed != txid - 1:
+        if shared.processed != outcome.frames.first - 1:
             outcome.failed[shared.id] = BugError(
                 f"shared subplan {shared.id} is at txid {shared.processed} when {txid} comes"
             )
@@ -461,8 +383,11 @@ def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
 
 def _recall(shared: Shared, outcome: Outcome) -> None:
     """Have what a shared subplan sent when it processed the batch."""
+    frames = outcome.frames
     try:
-        outcome.sent[shared.id] = shared.sent(outcome.frames.txid)
+        outcome.sent[shared.id] = [
+            piece for txid in range(frames.first, frames.txid + 1) for piece in shared.sent(txid)
+        ]
     except TransientError:
         raise
     except HeadraceError as error:

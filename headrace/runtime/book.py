@@ -36,6 +36,7 @@ from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.retained import Retained
 from headrace.runtime.shared import Shared
+from headrace.runtime.side import Side
 from headrace.runtime.story import Story
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
@@ -79,6 +80,8 @@ class Book:
         self.stopping = False
         """Whether the engine is to end."""
         self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.memory.changes)
+        self.side: Final = Side(settings.queue_bytes_max)
+        """What has come for those who are processed beside the others."""
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max)
@@ -190,6 +193,15 @@ class Book:
     def readers(self, shared: Shared) -> list[Unit]:
         """Those who read it directly."""
         return [u for u in self.units if shared.id in u.feeds.values()]
+
+    def all_readers(self, shared: Shared) -> set[int]:
+        """Ids of those who read it, directly or by other subplans."""
+        out: set[int] = set()
+        for unit in self.readers(shared):
+            out.add(unit.id)
+            if isinstance(unit, Shared):
+                out |= self.all_readers(unit)
+        return out
 
     def views_of(self, unit: Unit) -> list[View]:
         """The views that need it: itself, if it is one."""

@@ -104,15 +104,17 @@ class Checkpoints:
         """Whether so much is missing that no more may be taken."""
         return self.pending >= LAG_MAX * self._txids
 
-    def due(self, *, ahead: bool, large: bool, crowded: bool) -> float:
+    def due(self, *, ahead: bool, large: bool, crowded: bool, owed: bool) -> float:
         """When to begin the next one, on the monotonic clock.
 
         ``ahead``: there is a position that could be confirmed once it is durable; ``large``:
-        what is not durable takes much memory; ``crowded``: queues cannot leave theirs before it is.
+        what is not durable takes much memory; ``crowded``: queues cannot leave theirs
+        before it is; ``owed``: the last
+        one had to leave units out, and it need not any more.
         """
         if self._underway is not None:
             return _NEVER
-        if self.pending >= self._txids or (self.pending and large):
+        if self.pending >= self._txids or (self.pending and large) or owed:
             return self._retry_at
         if self.pending or crowded:
             return max(self._last + self._interval_s, self._retry_at)

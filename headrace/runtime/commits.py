@@ -22,6 +22,10 @@ class Commits:
     _taps: Taps
     taking: bool = field(default=False, init=False)
     """Whether an answer is being taken in: what follows from it waits for no other."""
+    passed: int = field(default=0, init=False)
+    """The last txid whose answer was taken in since the stream began, or that it began after."""
+    writes: dict[str, float] = field(default_factory=dict, init=False)
+    """Seconds that writing took, by commit group, since somebody looked."""
 
     def take(self, wait_s: float = 0.0) -> None:
         """Take in what has been committed; waits for the first so long."""
@@ -34,8 +38,30 @@ class Commits:
 
     def _answer(self, answer: Answer) -> None:
         """Move the marks of the views that have the txid; stop those that could not take it."""
-        book = self._book
-        job = answer.job
+        book, job = self._book, answer.job
+        self._move(answer)
+        if job.txid > book.position.txid:
+            book.position = Position(job.txid, max(job.lsn, book.position.lsn))
+        self._arrive()
+        self.passed = job.txid
+        book.batches += 1
+        book.suspects.passed(job.txid)
+        self._stop_failed(answer)
+
+    def beside(self, answer: Answer) -> None:
+        """The same for what was processed beside the others: it moves no position."""
+        self.taking = True
+        try:
+            self._move(answer)
+            self._stop_failed(answer)
+        finally:
+            self.taking = False
+
+    def _move(self, answer: Answer) -> None:
+        """Move the marks of those that have the txid."""
+        book, job = self._book, answer.job
+        for group, seconds in answer.seconds.items():
+            self.writes[group] = self.writes.get(group, 0.0) + seconds
         for part in job.parts:
             view = book.views.get(part.view_id)
             if view is None:
@@ -53,12 +79,11 @@ class Commits:
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:
                 lsn = max(job.lsn, shared.start_lsn)
                 shared.commit(StateMark(job.txid, lsn, job.txid))
-        if job.txid > book.position.txid:
-            book.position = Position(job.txid, max(job.lsn, book.position.lsn))
-        self._arrive()
-        book.batches += 1
         book.checkpoints.count()
-        book.suspects.passed(job.txid)
+
+    def _stop_failed(self, answer: Answer) -> None:
+        """Stop the views that could not be written, and forget those that are gone."""
+        book = self._book
         for view_id, error in answer.failed.items():
             if view_id in book.views:
                 view = book.views[view_id]

@@ -87,25 +87,42 @@ class Durability:
         book = self._book
         # What is kept here may reach further than what is committed.
         lsns = [book.needs(book.position)]
-        lsns += [
-            book.needs(view.mark)
-            for view in book.views.values()
-            if view.owned and view.mark.txid < book.position.txid
-        ]
+        left_out = self._left_out()
+        for view in book.views.values():
+            # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
+            mark = view.durable if view.id in left_out else view.mark
+            if view.owned and mark.txid < book.position.txid:
+                lsns.append(book.needs(mark))
         return min(lsns)
+
+    def _left_out(self) -> set[int]:
+        """Units that a checkpoint would leave out now: they are worked on, or read one that is.
+
+        What reads a subplan is never durable further than that is.
+        """
+        book = self._book
+        out = set(book.side.working)
+        for shared in [s for s in book.subplans.values() if s.id in out]:
+            out |= book.all_readers(shared)
+        return out
 
     # --- checkpoints
 
     def _due(self, *, ahead: bool) -> float:
-        large, crowded = self._book.db.checkpoint_due, self.urgency.crowded
-        return self._book.checkpoints.due(ahead=ahead, large=large, crowded=crowded)
+        book = self._book
+        large = book.db.checkpoint_due
+        crowded = self.urgency.crowded
+        owed = book.side.left_out and not book.side.working
+        return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
 
     def _begin(self) -> None:
         """Begin a checkpoint of everything that is committed."""
         faults.point(faults.BEFORE_CHECKPOINT)
         book = self._book
         owned = [view for view in book.views.values() if view.owned]
-        units = [*owned, *book.subplans.values()]
+        left_out = self._left_out()
+        units = [u for u in (*owned, *book.subplans.values()) if u.id not in left_out]
+        book.side.left_out = bool(left_out)
         meta: positions.Meta = {}
         promise = self._promise()
         book.retained.note(meta)  # it has all that is promised, and is synced before

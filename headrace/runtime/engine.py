@@ -22,8 +22,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -40,6 +41,7 @@ from headrace.runtime.commits import Commits
 from headrace.runtime.durability import Durability
 from headrace.runtime.healing import Healing
 from headrace.runtime.intake import Intake
+from headrace.runtime.lane import SideLane
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
@@ -47,6 +49,7 @@ from headrace.runtime.recovery import Recovery
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.taps import Taps
 from headrace.runtime.ticker import Ticker
+from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.writing import SinkThread
@@ -93,6 +96,11 @@ class Engine:
         self._healing: Final = Healing(book, self.leaving, rewind_soon)
         self._commits: Final = Commits(book, self.leaving, self.waits, self.taps)
         self._intake: Final = Intake(book, self.watch, self.leaving, self._commits, drain)
+        self._lane: Final = SideLane(
+            *(book, self._intake, self._commits, self.taps),
+            self._intake.beside(self._altered),
+            self._poke,
+        )
         self._ahead: Final = Ahead(book, self._intake.record)
         self._ticker: Final = Ticker(book, self._intake.pass_time)
         self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
@@ -126,7 +134,7 @@ class Engine:
 
     def doing(self) -> str | None:
         """What commands wait for now, in words for whoever waits; from any thread."""
-        busy = self._intake.at_work()
+        busy = self._intake.at_work() or self._lane.at_work()
         if busy is None:
             return "rows to be written" if self.book.pipeline.flights() else None
         unit_id, seconds = busy
@@ -182,24 +190,31 @@ class Engine:
         stream = book.stream
         assert stream is not None, "after a rewind"
         self._commits.take()
+        self._lane.take()
         self._commands()
-        self.watch.poll(self.leaving.fail)
         # Also in a cycle that only moved the position on.
         self.waits.check()
         self.taps.check()
-        self._healing.enforce_budget()
-        self._healing.heal()
-        self.sharing.settle()
+        if not self._lane.working:
+            self.watch.poll(self.leaving.fail)
+            self._healing.enforce_budget()
+            self._healing.heal()
+            self.sharing.settle()
         if book.stopping or book.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
-        durability_at = self.durability.step(stream)
-        due = min(durability_at, self._healing.heal_at(), self.watch.due, self._ticker.due)
-        worked_s, self._worked_s = self._worked_s, 0.0
-        if book.db.regulate(worked_s):
-            due = min(due, clock.monotonic() + _REGULATE_S)
+        self.durability.end()
+        self._lane.look()
+        self._lane.step()
+        due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
+        if not self._lane.working:
+            due = min(due, self._healing.heal_at(), self.watch.due)
+            worked_s, self._worked_s = self._worked_s, 0.0
+            if book.db.regulate(worked_s):
+                due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
-        if not book.pipeline.room or book.checkpoints.lagging or book.db.crowded:
+        full = not book.pipeline.room or not book.side.roomy
+        if full or book.checkpoints.lagging or book.db.crowded:
             self._commits.take(wait)
             return
         if not stream.replaying:
@@ -214,12 +229,15 @@ class Engine:
                 if batch.txid is None:
                     self._ticker.catch_up(batch.commit_time_us)
                 begun = clock.monotonic()
-                self._intake.process(batch)
+                outcome = self._intake.process(batch)
                 # Under load a third of the time is rest, and batches are larger.
                 self._worked_s = clock.monotonic() - begun
                 self._rested_at = clock.monotonic() + self._worked_s * _REST
             finally:
                 batch.close()
+            self._lane.judge(outcome)
+            if self._lane.dissolve():
+                self.rewind_soon()
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
 
@@ -228,6 +246,12 @@ class Engine:
         while self._inbox:
             self.drain()
             self._inbox.popleft()()
+
+    def _altered(self, units: Sequence[Unit]) -> dict[int, HeadraceError]:
+        """``Watch.altered`` for the side lane's thread, on ours."""
+        asked = self.submit(partial(self.watch.altered, units), quiet=False)
+        found: dict[int, HeadraceError] = asked.result()
+        return found
 
     def _be_urgent(self) -> None:
         while self._urgent:
@@ -241,9 +265,10 @@ class Engine:
         Raises:
             TransientError: it cannot be.
         """
-        while not self._commits.taking and self.book.pipeline.busy:
+        while not self._commits.taking and (self.book.pipeline.busy or self._lane.busy):
             self._be_urgent()
             self._commits.take(_DRAIN_S)
+            self._lane.take()
 
     def rewind_soon(self) -> None:
         """End the stream; the loop opens the next one where the views need it.
@@ -275,6 +300,8 @@ class Engine:
         self._intake.rewind()
         attempts = {txid: record.attempt for txid, record in book.records.items()}
         book.pipeline.rewind(start.txid + 1, book.next_txid - 1, attempts)
+        self._commits.passed = start.txid
+        self._lane.rewind(start.txid)
         self._sink.start(book.owner)
         book.owner.announce()
         book.error = None
@@ -296,6 +323,7 @@ class Engine:
         """Give up what is in flight, and the connections; from any situation."""
         book = self.book
         self._sink.leave()
+        self._lane.abort(self._be_urgent)
         owner, book.connections = book.connections, None
         book.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
@@ -337,6 +365,7 @@ class Engine:
         self._let_go()
         book.pipeline.close()
         self._sink.close()
+        self._lane.close()
         book.checkpoints.close()
         self._intake.close()
         book.evaluators.close()

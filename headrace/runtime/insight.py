@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from headrace.runtime import side
 from headrace.runtime.book import Book
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
@@ -38,7 +39,10 @@ class QueueRow(msgspec.Struct, frozen=True):
     """A queue, and one who reads it."""
 
     id: int
-    """Of the unit whose rows it has; 0: the changes of the stream."""
+    """Of the unit whose rows it has; 0: it has changes of the stream."""
+    kind: str
+    """``subplan``, ``stream`` (what is kept of it on our side), or ``lane`` (what has come for
+    views that are processed beside the others)."""
     reader: int
     """The unit that reads it; 0: whoever reads the stream."""
     nodes: tuple[str, ...]
@@ -90,6 +94,8 @@ def queues(book: Book) -> list[dict[str, Any]]:
             out += _of_subplan(book, shared, shared.queue, storage, table)
     if book.retained.queue is not None:
         out.append(_of_stream(book, book.retained.queue, storage, table))
+    if book.side.queue is not None:
+        out.append(_of_lane(book, book.side.queue, storage, table))
     return [msgspec.structs.asdict(row) for row in out]
 
 
@@ -103,7 +109,14 @@ def _of_subplan(
         tail, behind = held.behind.get(reader.id, (None, None))
         out.append(
             QueueRow(
-                *(shared.id, reader.id, nodes, _views(book, reader), *_about(held, storage)),
+                *(
+                    shared.id,
+                    "subplan",
+                    reader.id,
+                    nodes,
+                    _views(book, reader),
+                    *_about(held, storage),
+                ),
                 *(tail, reader.processed, behind),
                 *_standing(table, queue.name, reader.id),
             )
@@ -116,8 +129,21 @@ def _of_stream(book: Book, queue: Queue, storage: Storage, table: Table) -> Queu
     reader = book.retained.READER
     tail, behind = held.behind.get(reader, (None, None))
     return QueueRow(
-        *(0, 0, (), None, *_about(held, storage), tail, book.taken.txid, behind),
+        *(0, "stream", 0, (), None, *_about(held, storage), tail, book.taken.txid, behind),
         *_standing(table, queue.name, reader),
+    )
+
+
+def _of_lane(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+    held = queue.contents()
+    tail, behind = held.behind.get(side.NAME, (None, None))
+    groups = book.side.groups
+    views = [v for v in list(book.views.values()) if v.live and v.commit_group in groups]
+    processed = min((view.processed for view in views), default=held.last_txid)
+    return QueueRow(
+        *(0, "lane", 0, (), tuple(view.id for view in views), *_about(held, storage)),
+        *(tail, processed, behind),
+        *_standing(table, queue.name, side.NAME),
     )
 
 

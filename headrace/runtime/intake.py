@@ -6,6 +6,7 @@ Views that cannot process it stop at the one before; the others do not notice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from headrace.collections.plan import PhysicalPlan
@@ -13,13 +14,16 @@ from headrace.errors import BugError, HeadraceError, Interrupted, OwnerGone, Rig
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
-from headrace.runtime import batches, positions
+from headrace.runtime import positions
+from headrace.runtime.batches import Altered, Outcome, Processor
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
+from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import BatchRecord, Position
+from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
@@ -46,7 +50,7 @@ class Intake:
         self._plans: list[PhysicalPlan] = []
         self._types: Types = {}
         """Of what the plans read: how the columns of changes are parsed."""
-        self._processor = batches.Processor(
+        self._processor = Processor(
             book.settings, book.suspects, watch.altered, book.evaluators, book.grants
         )
         self.at_work: Final = self._processor.at_work
@@ -60,7 +64,15 @@ class Intake:
         """End the threads."""
         self._processor.close()
 
-    def process(self, batch: Batch) -> None:
+    def beside(self, altered: Altered) -> Processor:
+        """Another processor, which shares the pool of this one; ``altered``: see there."""
+        book = self._book
+        return Processor(
+            *(book.settings, book.suspects, altered, book.evaluators, book.grants),
+            self._processor.pool,
+        )
+
+    def process(self, batch: Batch) -> Outcome:
         """The processing phase: the dataflows; what comes out goes to the sink thread."""
         book = self._book
         txid = batch.txid if batch.txid is not None else book.next_txid
@@ -75,32 +87,49 @@ class Intake:
         behind = self._behind(txid)
         instant = record.commit_time_us
         needed = book.needed(behind)
-        plans = [unit.own for unit in (*needed, *behind)]
+        side = book.side
+        aside = [v for v in book.views.values() if v.live and v.commit_group in side.groups]
+        plans = [unit.own for unit in (*needed, *behind, *book.needed(aside), *aside)]
         if plans != self._plans:  # the same ones, as a rule
             self._plans, self._types = plans, types_of(plans)
-        frames = batches.Frames(
+        frames = StreamFrames(
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
         )
+        if side.groups:
+            frames.pass_on = partial(side.put, txid, attempt, batch.oldest_us)
         outcome = self._processor.run(behind, frames, needed)
+        if side.groups:
+            side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
-        if outcome.failed:
-            self._stop_failed(outcome)
-        parts = [
-            ViewPart.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
-            for view in behind
-            if view.processed == txid
-        ]
+        job = self.finished(outcome, behind, needed, batch.end_lsn, batch.transactions)
         book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
-        book.pipeline.processed(
-            CommitJob(
-                txid, attempt, batch.end_lsn, batch.transactions,
-                instant, tuple(parts),
-                tuple(shared.id for shared in needed if shared.processed == txid),
-                sum(diffs.nbytes for diffs in outcome.diffs.values()),
-            )
-        )  # fmt: skip
+        book.pipeline.processed(job)
         if careful:
             self._drain()
+        return outcome
+
+    def finished(
+        self,
+        outcome: Outcome,
+        views: Sequence[View],
+        needed: Sequence[Shared],
+        end_lsn: int,
+        transactions: int,
+    ) -> CommitJob:
+        """What is to be written of what was processed; those who have failed stop."""
+        if outcome.failed:
+            self._stop_failed(outcome)
+        frames = outcome.frames
+        parts = [
+            ViewPart.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
+            for view in views
+            if view.processed == frames.txid
+        ]
+        return CommitJob(
+            *(frames.txid, frames.attempt, end_lsn, transactions, frames.instant, tuple(parts)),
+            tuple(shared.id for shared in needed if shared.processed == frames.txid),
+            sum(diffs.nbytes for diffs in outcome.diffs.values()),
+        )
 
     def pass_time(self, instant: int) -> None:
         """A batch in which nothing happens but that it is ``instant`` now."""
@@ -126,14 +155,19 @@ class Intake:
         return record
 
     def _behind(self, txid: int) -> list[View]:
-        """The views that take part in ``txid``."""
-        out = [v for v in self._book.views.values() if v.live and v.processed < txid]
+        """The views that take part in ``txid``, but for those that do so later, beside."""
+        aside = self._book.side.groups
+        out = [
+            view
+            for view in self._book.views.values()
+            if view.live and view.processed < txid and view.commit_group not in aside
+        ]
         for view in out:
             if view.processed != txid - 1:
                 raise BugError(f"view {view.id} is at txid {view.processed} when {txid} comes")
         return out
 
-    def _stop_failed(self, outcome: batches.Outcome) -> None:
+    def _stop_failed(self, outcome: Outcome) -> None:
         """Views that cannot process the batch stop at the one before."""
         book = self._book
         self._drain()
@@ -148,7 +182,7 @@ class Intake:
                 self._stop_all(failed, [failed], error, outcome.frames)
 
     def _stop_all(
-        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: batches.Frames
+        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> None:
         """``views``, which need ``unit``, stop; interrupted ones are tried again."""
         judged = [self._leaving.judge(view, error) for view in views]
@@ -158,7 +192,7 @@ class Intake:
             self._leaving.fail(view, own if isinstance(own, Interrupted) else known)
 
     def _reason(
-        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: batches.Frames
+        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> HeadraceError:
         """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
         for view in views:

@@ -61,6 +61,11 @@ class Suspects:
         """The block works for a view or shared subplan on a txid."""
         return self._marks.during(unit_id, txid)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody has died that was not acquitted since."""
+        return not self._deaths
+
     def careful(self, txid: int) -> bool:
         """Whether views must process ``txid`` one by one, and nothing else be in flight."""
         return self._deaths >= CAREFUL_AFTER and bool(self._txids) and txid <= max(self._txids)

@@ -145,6 +145,11 @@ class Taps:
         for job in [job for job in self._taps if job not in jobs]:
             self.end(job)
 
+    @property
+    def any(self) -> bool:
+        """Whether there are taps."""
+        return bool(self._taps)
+
     def check(self) -> None:
         """Have the stream cut as the taps want it; each cycle of the engine comes by here."""
         now = clock.monotonic() if self._taps else 0.0

@@ -5,8 +5,9 @@
 -- queued_rows, queued_bytes: what one of its readers still needs.  resident_bytes: of its blocks, those that are
 -- in memory.  tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
 -- behind_bytes: what came after its tail.
--- kind: subplan, or stream: with wal_retention = local, the batches of the stream that are kept on our side (its
--- rows are messages; shown to members of the engine's role, for all views need it).
+-- kind: subplan; lane: what has come for views of a slow commit group, which is processed beside the others; or
+-- stream: with wal_retention = local, the batches of the stream that are kept on our side (its rows are messages;
+-- shown to members of the engine's role, for all views need it).
 -- priority: how urgent it is that the reader reads on, by which queues leave memory and come back: 0 where nothing
 -- waits for it, or it stands still; else 100, and 100 for each time that what waits is as late as the view may be.
 -- resident_pct: how much of what is queued is in memory, when that was written down last; running: whether the

@@ -168,7 +168,7 @@ class RocksDatabase:
         return written > _PENDING_SHARE * self._regulator.budget_bytes
 
     def _tiers(self) -> list[Tier]:
-        return [tier for s in self._stores.values() for tier in s.tiers.values()]
+        return [tier for s in list(self._stores.values()) for tier in s.listed()]
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way: it changes column families."""

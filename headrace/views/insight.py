@@ -31,7 +31,7 @@ def queues(context: JobContext, job: Job, request: Request) -> list[Row]:
     for row in found:
         reader = _reader(seen, row)
         if reader:
-            kind = "subplan" if row["id"] else "stream"
+            kind = row["kind"]
             out.append(
                 [
                     *(_subplan(row["id"]) if row["id"] else kind, reader, ", ".join(row["nodes"])),

@@ -21,9 +21,9 @@ from headrace.errors import BugError, PrerequisiteError, RowsLost, TransientErro
 from headrace.forwarder.batcher import Batch, Batcher, Cut
 from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.runtime import positions
-from headrace.runtime.batches import Frames
 from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, FlightState
 from headrace.runtime.edges import Edge
+from headrace.runtime.incoming import StreamFrames
 from headrace.runtime.jobs import Answer, CommitJob
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import BatchRecord, Meta, Position
@@ -217,7 +217,7 @@ def test_T_15_five_replays_give_the_same_bytes(name):
             assert isinstance(batch, Batch)
             assert batch.txid == txid
             flow.begin(txid, attempt)
-            for chunk in Frames(batch, decoder, txid, attempt, InOrder()):
+            for chunk in StreamFrames(batch, decoder, txid, attempt, InOrder()):
                 for frame in chunk:
                     digest.update(ipc(frame.diffs.batch))
                     for oid in (1, 2):

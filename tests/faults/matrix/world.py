@@ -60,6 +60,8 @@ class World:
         """Whether the engine keeps itself what a view has not read (wal_retention)."""
         self.ahead = seed % 4 == 0
         """Whether hardly a transaction may wait anywhere but there."""
+        self.beside = seed % 3 != 0
+        """Whether one of the commit groups is processed beside the others (the side lane)."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
@@ -127,6 +129,7 @@ class World:
             "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((1, 5, 20))),
             "HEADRACE_CHECKPOINT_INTERVAL_MS": str(rng.choice((30, 1000))),
             "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
+            "HEADRACE_LANE_MS": "1" if self.beside else "50",
             "HEADRACE_WAL_RETENTION": "local" if self.local else "source",
             faults.ENV_DIR: str(self.traps),
         }

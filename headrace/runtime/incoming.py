@@ -1,0 +1,125 @@
+"""The rows of a txid, as units take them up: decoded from the stream, described, by number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.forwarder.batcher import Batch
+from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
+from headrace.runtime.columns import Description, Types, typed
+from headrace.runtime.edges import TableDiffs
+from headrace.types import Diffs
+
+
+class Describer(Protocol):
+    """Who knows tables (``runtime.watch``)."""
+
+    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """The stream describes tables; the views, by id, that must not take rows after it."""
+
+    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one.
+
+        Only of columns in ``read``; None: of all.
+        """
+
+
+class Frames(ABC):
+    """The change batches of one batch, in chunks; may be read again (for one that failed)."""
+
+    def __init__(self, first: int, txid: int, attempt: int, instant: int, oldest_us: int) -> None:
+        """All that came with the txids from ``first`` to ``txid``, taken as one, ``txid``.
+
+        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
+        view that reads the clock takes part, also where none of its tables has changed.
+        """
+        self.first: Final = first
+        self.txid: Final = txid
+        self.attempt: Final = attempt
+        self.instant: Final = instant
+        self.oldest_us: Final = oldest_us
+        self.stopped: dict[int, HeadraceError] = {}
+        """Views that must not take the rows, by id; known when the rows are."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[list[TableDiffs]]:
+        """Chunks of frames; REQUIRES: read to the end."""
+
+    @abstractmethod
+    def all(self) -> list[TableDiffs] | None:
+        """Every frame; None when they do not fit into memory."""
+
+
+class StreamFrames(Frames):
+    """Those of a batch that was taken from the stream, decoded."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        decoder: Decoder,
+        txid: int,
+        attempt: int,
+        describer: Describer,
+        instant: int = 0,
+        types: Types | None = None,
+    ) -> None:
+        """``describer`` is told which tables the stream describes anew, before their rows.
+
+        Columns of ``types`` come as values, parsed once, and others do not; without it, all as
+        text.
+        """
+        super().__init__(txid, txid, attempt, instant, batch.oldest_us)
+        self._types = types
+        self.pass_on: Callable[[list[TableDiffs]], None] | None = None
+        """Is given each chunk once."""
+        self._describer = describer
+        self._xids: dict[int, int] = {}
+        """Transactions by the LSN that their rows have."""
+        self._batch = batch
+        self._decoder = decoder
+        self._kept: list[list[TableDiffs]] | None = None
+
+    def __iter__(self) -> Iterator[list[TableDiffs]]:
+        """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept, xid = [], 0
+        for messages in self._batch.chunks():
+            events = [*self._decoder.feed(messages), *self._decoder.flush()]
+            found = []
+            for event in events:
+                if isinstance(event, Begin):
+                    self._xids[event.final_lsn] = xid = event.xid
+                elif isinstance(event, RelationChanged):
+                    found.append(Description(xid, event.relation))
+            if found:
+                self.stopped |= self._describer.described(found)
+            chunk = [
+                TableDiffs(e.relation.oid, Diffs(self.txid, self.attempt, self._numbered(e)))
+                for e in events
+                if isinstance(e, Changes)
+            ]
+            if not self._batch.spooled:
+                kept.append(chunk)
+            if self.pass_on is not None:
+                self.pass_on(chunk)
+            yield chunk
+        if not self._batch.spooled:
+            self._kept = kept
+
+    def _numbered(self, changes: Changes) -> pa.RecordBatch:
+        read = None if self._types is None else self._types.get(changes.relation.oid, {})
+        found = self._describer.numbered(changes, self._xids[changes.last_lsn], read)
+        return typed(found, read or {})
+
+    def all(self) -> list[TableDiffs] | None:
+        """Every frame; None when they do not fit into memory."""
+        if self._batch.spooled or self._kept is None:
+            return None
+        return [frame for chunk in self._kept for frame in chunk]

@@ -1,0 +1,340 @@
+"""The side lane: commit groups that take long are processed beside the others, not before them.
+
+    engine thread:     take ─► record ─► dataflows ─► (side queue) ─► marks …     main lane
+    lane thread:                                          └► dataflows ─┐         side lane
+    its sink thread:                                                    └► write
+
+All groups begin in the main lane, where a batch is written when all are done with it.  A group
+that takes most of the time of batches, and more than ``lane_ms`` each, goes to the side lane: what
+comes for it is kept in a queue, and processed there when the one before is written.  What has
+gathered meanwhile is taken as one (a train), so that such a view does not fall behind for ever.
+When it is quick again, and has caught up, it comes back.
+
+A view in the side lane is one that stands further back, as one that was paused does: all that
+counts positions knows that.  Only what works on states must not do so at the same time:
+
+* Invariant 1: while the lane's thread works on units (``Side.working``), nobody else touches their
+  states: no checkpoint that holds them is under way, no memory is moved, no command runs.
+* Invariant 2: the side lane never comes further than what the main lane has committed since the
+  stream began; so nothing of who comes from there is in flight there.
+* Invariant 3: a train crosses no txid at which a result table, or what a shared subplan has sent,
+  was left by an earlier run: what was done then is done again in the same pieces.
+
+* Invariant 4: what a shared subplan sends at a txid is what follows from that one, unless all who
+  read it take the same train.
+
+Groups with views that read the clock stay in the main lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from headrace import clock
+from headrace.errors import BugError, Interrupted
+from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.book import Book
+from headrace.runtime.commits import Commits
+from headrace.runtime.intake import Intake
+from headrace.runtime.lane_jobs import LaneJobs
+from headrace.runtime.shared import Shared
+from headrace.runtime.side import TrainFrames
+from headrace.runtime.taps import Taps
+from headrace.runtime.views import View
+from headrace.runtime.writing import SinkThread
+
+_log = structlog.get_logger(__name__)
+
+_SLOW_TIMES: Final = 2
+"""Batches of which a group has taken most, within ..."""
+_WITHIN_S: Final = 60.0
+"""... so long, that put it aside."""
+_MOST: Final = 2.0
+"""How often what all others took goes into what such a group took."""
+_STAY_S: Final = 30.0
+"""For how long a group stays aside at least, the first time."""
+_STAY_S_MAX: Final = 3_600.0
+_GIVE_UP_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Train:
+    frames: TrainFrames
+    views: list[View]
+    needed: list[Shared]
+    end_lsn: int
+    transactions: int
+    begun: float
+
+
+class SideLane:
+    """Of one engine; all but the work itself on the engine's thread."""
+
+    def __init__(
+        self,
+        book: Book,
+        intake: Intake,
+        commits: Commits,
+        taps: Taps,
+        processor: Processor,
+        poke: Callable[[], None],
+    ) -> None:
+        """``poke`` wakes the engine's thread; it may be called on any."""
+        self._book = book
+        self._intake = intake
+        self._commits = commits
+        self._taps = taps
+        self._processor = processor
+        self._poke = poke
+        self._jobs: Final = LaneJobs()
+        self._sink: Final = SinkThread(self._jobs, book.suspects, poke, "headrace-lane-sink")
+        self._thread: Final = ThreadPoolExecutor(1, "headrace-lane")
+        self._thread.submit(int)  # it is there from the beginning (E-15)
+        self._train: _Train | None = None
+        self._future: Future[Outcome] | None = None
+        self._scores: Counter[str] = Counter()
+        self._scored_at = 0.0
+        self._stays: dict[str, tuple[float, float]] = {}
+        """How long a group stays, by group, and until when."""
+        self._refused_until = 0.0
+        self.at_work: Final = processor.at_work
+        """See there; for any thread."""
+
+    # --- what there is
+
+    @property
+    def working(self) -> bool:
+        """Whether its thread works on states."""
+        return self._future is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return self._future is not None or self._jobs.busy
+
+    def statistics(self) -> dict[str, object]:
+        """Numbers for the status; from any thread."""
+        side = self._book.side
+        return {"groups": sorted(side.groups), "waiting_txids": len(side.kept)}
+
+    @property
+    def due(self) -> float:
+        """When to ``look``, on the monotonic clock."""
+        return min((self._stays[group][1] for group in self._caught_up()), default=math.inf)
+
+    # --- what happens
+
+    def step(self) -> None:
+        """Begin with what waits, if it may be."""
+        book, side = self._book, self._book.side
+        if self.busy or not side.kept or side.queue is None:
+            return
+        views = self._views(side.groups)
+        side.passed(min((view.processed for view in views), default=side.kept[-1].txid))
+        if not side.kept or side.kept[0].txid > self._commits.passed:
+            return
+        if side.left_out or book.checkpoints.underway:
+            return  # what is under way may hold their states; what is owed to them comes first
+        first = side.kept[0].txid
+        taking = [view for view in views if view.processed < first]
+        for view in taking:
+            if view.processed != first - 1:
+                raise BugError(f"view {view.id} is at txid {view.processed} when {first} comes")
+        needed = book.needed(taking)
+        train = side.train(self._last(views, needed, first))
+        frames = TrainFrames(side.queue, train)
+        units = [*taking, *(shared for shared in needed if shared.processed < first)]
+        side.working = frozenset(unit.id for unit in units)
+        transactions = sum(kept.transactions for kept in train)
+        self._train = _Train(
+            *(frames, taking, needed, train[-1].end_lsn, transactions, clock.monotonic())
+        )
+        self._future = self._thread.submit(self._processor.run, taking, frames, needed)
+        self._future.add_done_callback(lambda _: self._poke())
+
+    def _last(self, views: Sequence[View], needed: Iterable[Shared], first: int) -> int:
+        """The txid up to which may be taken as one from ``first`` on (Invariants 3 and 4)."""
+        book = self._book
+        if self._taps.any or not book.suspects.quiet:
+            return first
+        mine = {view.id for view in views}
+        last = self._commits.passed
+        for view in views:
+            known = view.processed if view.progress is None else view.progress.txid
+            last = min([last, *(at for at in (known, view.processed) if at >= first)])
+        for shared in needed:
+            at = shared.processed if shared.processed >= first else shared.output.last_txid
+            others = {view.id for view in book.views_of(shared)} - mine
+            if shared.processed < first and others:
+                return first
+            if at >= first:
+                last = min(last, at)
+        return last
+
+    def take(self) -> None:
+        """Take in what has been done.
+
+        Raises:
+            TransientError: nothing is lost; all must be done again.
+        """
+        future, train = self._future, self._train
+        if future is not None and train is not None and future.done():
+            self._future = self._train = None
+            self._book.side.working = frozenset()
+            outcome = future.result()
+            self._took(train, outcome)
+            job = self._intake.finished(
+                outcome, train.views, train.needed, train.end_lsn, train.transactions
+            )
+            self._book.side.passed(train.frames.txid)
+            self._jobs.put(job)
+        answer = self._jobs.answer()
+        if answer is not None:
+            self._commits.beside(answer)
+
+    def abort(self, serve: Callable[[], None]) -> None:
+        """Give up what is under way; returns when nobody works on anything any more.
+
+        ``serve`` does what the lane's thread may wait for.
+        """
+        self._sink.leave()
+        future, self._future, self._train = self._future, None, None
+        if future is not None:
+            for unit_id in self._book.side.working:
+                unit = self._book.unit(unit_id)
+                if unit is not None and unit.bound is not None and unit.bound.inside:
+                    unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
+            while not future.done():
+                serve()
+                wait_for([future], _GIVE_UP_S)
+        self._book.side.working = frozenset()
+        owner = self._book.connections
+        self._jobs.abort(owner.interrupt_beside if owner is not None else _nothing)
+
+    def rewind(self, txid: int) -> None:
+        """What comes after ``txid`` comes again.  REQUIRES: not ``busy``, all is reset."""
+        book = self._book
+        self._jobs.rewind()
+        if book.side.groups:
+            book.side.begin(book.queues, txid)
+            self._sink.start(book.owner.beside())
+        else:
+            book.side.end(book.queues)
+
+    def close(self) -> None:
+        """End the threads.  REQUIRES: ``abort`` was called."""
+        self._jobs.close()
+        self._sink.close()
+        self._thread.shutdown()
+
+    # --- who goes where
+
+    def judge(self, outcome: Outcome) -> None:
+        """A batch of the main lane was processed: put aside who is too slow for it."""
+        limit_s = self._book.settings.lane_ms / 1000
+        seconds = defaultdict[str, float](float, self._commits.writes)
+        self._commits.writes = {}
+        for unit_id in outcome.touched:
+            unit = self._book.unit(unit_id)
+            if unit is None or unit.bound is None:
+                continue
+            groups = {view.commit_group for view in self._book.views_of(unit)}
+            if len(groups) == 1:
+                seconds[groups.pop()] += unit.bound.taken_s
+        now = clock.monotonic()
+        if now > self._scored_at + _WITHIN_S:
+            self._scores.clear()
+            self._scored_at = now
+        total = sum(seconds.values())
+        for group, took in seconds.items():
+            if limit_s and took >= limit_s and took >= _MOST * (total - took):
+                self._scores[group] += 1
+                if self._scores[group] >= _SLOW_TIMES and self._may(group):
+                    self._put_aside(group)
+
+    def look(self) -> None:
+        """Have those back who are quick again and have caught up."""
+        side, now = self._book.side, clock.monotonic()
+        for group in self._caught_up():
+            if now >= self._stays[group][1]:
+                side.groups.discard(group)
+                _log.info("commit group is back", group=group)
+        if side.queue is not None and not side.groups:
+            side.end(self._book.queues)
+
+    def _caught_up(self) -> list[str]:
+        """The groups that lack nothing of what was taken."""
+        side, taken = self._book.side, self._book.taken.txid
+        if not side.groups or side.kept or self.busy:
+            return []
+        return [
+            group
+            for group in sorted(side.groups)
+            if all(view.processed == taken for view in self._views([group]))
+        ]
+
+    def _may(self, group: str) -> bool:
+        """Whether it makes sense to put a group aside, and can be done."""
+        book, side = self._book, self._book.side
+        if group in side.groups or not book.suspects.quiet:
+            return False
+        if clock.monotonic() < self._refused_until:
+            return False
+        live = [view for view in book.views.values() if view.live]
+        others = {view.commit_group for view in live} - side.groups - {group}
+        mine = [view for view in live if view.commit_group == group]
+        return bool(others) and not any(view.temporal for view in mine)
+
+    def _put_aside(self, group: str) -> None:
+        """From the next batch on.  REQUIRES: its views have processed all that was taken."""
+        book, side = self._book, self._book.side
+        if side.queue is None:
+            self._sink.start(book.owner.beside())
+            side.begin(book.queues, book.taken.txid)
+        side.groups.add(group)
+        self._scores.pop(group, None)
+        stay_s = min(2 * self._stays.get(group, (_STAY_S / 2, 0.0))[0], _STAY_S_MAX)
+        self._stays[group] = stay_s, clock.monotonic() + stay_s
+        for view in self._views([group]):
+            view.story.add("processed beside others")
+        _log.info("commit group is slow", group=group, stays_s=stay_s)
+
+    def dissolve(self) -> bool:
+        """Have all back, if there is no room for what waits for them; the stream must begin anew.
+
+        Returns whether that is so.
+        """
+        side = self._book.side
+        if not side.overflowed:
+            return False
+        _log.warning("no room for what waits for slow commit groups", groups=sorted(side.groups))
+        until = clock.monotonic() + _STAY_S_MAX
+        self._stays |= {group: (_STAY_S_MAX, until) for group in side.groups}
+        self._refused_until = until
+        side.groups.clear()
+        side.overflowed = False
+        return True
+
+    def _took(self, train: _Train, outcome: Outcome) -> None:
+        """Whoever still takes long stays."""
+        now = clock.monotonic()
+        if now - train.begun < self._book.settings.lane_ms / 1000:
+            return
+        for group in {view.commit_group for view in train.views if view.id in outcome.touched}:
+            stay_s, _ = self._stays.get(group, (_STAY_S, 0.0))
+            self._stays[group] = stay_s, now + stay_s
+
+    def _views(self, groups: Iterable[str]) -> list[View]:
+        return [v for v in self._book.views.values() if v.live and v.commit_group in groups]
+
+
+def _nothing() -> None:
+    """There is no connection to interrupt."""

@@ -1,0 +1,301 @@
+"""The side lane: a commit group that takes long is processed beside the others (A-37 … A-44)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import psycopg
+import pytest
+
+from headrace.collections.dataflow import Dataflow
+from headrace.errors import TransientError
+from headrace.runtime import lane
+from headrace.runtime.side import Side
+from tests.compared import differs
+from tests.runtime import test_sharing
+from tests.runtime.harness import settle
+from tests.runtime.test_sharing import SUMS, change, create
+from tests.waiting import PATIENCE_S, again_and_again, wait_until
+
+TABLES = test_sharing.TABLES
+QUICK = "SELECT id, n FROM orders"
+SLOW = "SELECT o.item, count(*) AS dear FROM orders o GROUP BY o.item"
+MS = 15
+"""What makes a group slow here."""
+
+
+@pytest.fixture(autouse=True)
+def dear(monkeypatch) -> None:
+    """Views with a column of that name take longer than that."""
+    end = Dataflow.end
+
+    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+        if any(field.name == "dear" for field in flow._plan.sink.schema):
+            until = time.thread_time() + 1.3 * MS / 1000
+            while time.thread_time() < until:
+                pass
+        return end(flow, txid, attempt)
+
+    monkeypatch.setattr(Dataflow, "end", slowly)
+
+
+@pytest.fixture
+def stay(monkeypatch) -> None:
+    """Who was slow once stays aside."""
+    monkeypatch.setattr(lane, "_STAY_S", 3_600.0)
+
+
+@pytest.fixture
+def visiting(monkeypatch) -> None:
+    """Who was slow once is aside for a moment, again and again."""
+    monkeypatch.setattr(lane, "_STAY_S", 0.05)
+    monkeypatch.setattr(lane, "_STAY_S_MAX", 0.05)
+    monkeypatch.setattr(lane, "_SLOW_TIMES", 1)
+
+
+def put_in_group(source, name: str, group: str) -> None:
+    source.execute(
+        "UPDATE headrace.views SET options = jsonb_build_object('commit_group', %s::text)"
+        " WHERE view_name = %s",
+        (group, name),
+    )
+
+
+def grouped(running, source, dsn: str, group: str, name: str, query: str) -> int:
+    """A view of a commit group."""
+    return create(running, dsn, name, query, between=lambda: put_in_group(source, name, group))
+
+
+def aside(running, source, group: str) -> None:
+    """Change things until a group is put aside."""
+    rng = random.Random(1)
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng)
+        settle(running, source)
+        if running.book.side.groups == {group}:
+            return
+
+
+@contextlib.contextmanager
+def locked(dsn: str, table: str) -> Iterator[None]:
+    """Nobody writes a table."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+@contextlib.contextmanager
+def standing_still(source) -> Iterator[None]:
+    """What is written beside the others is not written."""
+    [(pid,)] = source.execute(
+        "SELECT pid FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'headrace lane'"
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def told(running, command: Callable[[], None]) -> None:
+    """A command is done, now or when the database can be reached again."""
+    for _ in again_and_again(PATIENCE_S):
+        if running.error is not None:
+            raise running.error
+        with contextlib.suppress(TransientError, TimeoutError):
+            running.engine.submit(command).result(1)
+            return
+
+
+def check(running, source, **queries: str) -> None:
+    settle(running, source)
+    for name, query in queries.items():
+        assert differs(source, name, query) == [], name
+
+
+def test_a_slow_group_holds_up_no_other(source, database, start, stay):
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    with standing_still(source):
+        for n in range(100, 130):
+            source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+        assert running.book.side.kept
+        assert running.book.position.txid > running.book.views[1].mark.txid
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert running.book.side.groups == {"reports"}
+
+
+def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
+    running = start(lane_ms=MS)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    lengths = []
+    train = Side.train
+
+    def spied(side: Side, last: int):
+        found = train(side, last)
+        lengths.append(len(found))
+        return found
+
+    monkeypatch.setattr(Side, "train", spied)
+    works = running.book.views[slow].works
+    with standing_still(source):
+        for n in range(100, 140):
+            source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert sum(lengths) >= 40
+    assert max(lengths) > 10
+    assert running.book.views[slow].works - works <= len(lengths) < 20
+
+
+def test_who_is_quick_again_comes_back(source, database, start, visiting):
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    wait_until(lambda: not running.book.side.groups, "it is back, though nothing happens")
+    assert running.book.queues.get("side lane") is None
+    rng = random.Random(2)
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_what_is_shared_between_the_lanes(source, database, start, visiting):
+    """One group reads what the main lane sends; later it keeps that for itself, and back."""
+    running = start(lane_ms=MS)
+    slow = "SELECT name, s AS dear FROM (" + SUMS + ") x"
+    over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
+    grouped(running, source, database, "reports", "slow", slow)
+    grouped(running, source, database, "reports", "over", over)
+    create(running, database, "sums", SUMS)
+    rng = random.Random(3)
+    moved = set()
+    for n in range(30):
+        change(source, rng, 3)
+        settle(running, source)
+        moved.add(frozenset(running.book.side.groups))
+        if n % 10 == 0:
+            wait_until(lambda: not running.book.side.groups, "they are back")
+            moved.add(frozenset())
+    assert len(moved) == 2
+    check(running, source, slow=slow, over=over, sums=SUMS)
+    [sums] = [v.id for v in running.book.views.values() if v.target.table_name == "sums"]
+    running.on(lambda: running.engine.lifecycle.pause(sums))
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, slow=slow, over=over)
+    running.on(lambda: running.engine.lifecycle.resume(sums))
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, slow=slow, over=over, sums=SUMS)
+
+
+def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, start, stay):
+    running = start(lane_ms=MS, checkpoint_txids=1)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    rng = random.Random(4)
+    view = running.book.views[slow]
+    for _ in range(5):
+        before = view.durable.txid
+        change(source, rng, 3)
+        wait_until(lambda b=before: view.durable.txid > b, "its state is durable")
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
+    """Killed at any moment, the stream still has what its state lacks."""
+    running = start(lane_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    rng = random.Random(6)
+    left_out = 0
+
+    def look() -> None:
+        nonlocal left_out
+        book = running.book
+        view = book.views[slow]
+        left_out += book.side.left_out
+        if view.durable.txid < book.position.txid:
+            assert book.confirmed <= book.needs(view.durable)
+
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng, 3)
+        for _ in range(20):
+            running.engine.submit(look, quiet=False).result(PATIENCE_S)
+        if left_out > 20:
+            break
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
+)
+def test_it_goes_on_after_anything(source, database, start, visiting, seed):
+    """Pauses, locks, lost connections, stops, while groups go back and forth."""
+    rng = random.Random(seed)
+    changes = {"lane_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
+    running = start(**changes)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    more = "SELECT name, s AS dear FROM (" + SUMS + ") x"
+    grouped(running, source, database, "more", "more", more)
+    create(running, database, "quick", QUICK)
+    create(running, database, "sums", SUMS)
+    groups = set()
+    for _ in range(25):
+        change(source, rng, 3)
+        groups |= running.book.side.groups
+        what = rng.choice(("nothing", "pause", "lock", "lose", "stop", "settle"))
+        if what == "pause":
+            told(running, partial(running.engine.lifecycle.pause, slow))
+            change(source, rng, 2)
+            told(running, partial(running.engine.lifecycle.resume, slow))
+        elif what == "lock":
+            with locked(database, rng.choice(("slow", "quick", "more"))):
+                change(source, rng, 2)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+        elif what == "lose":
+            source.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE %s",
+                (rng.choice(("headrace lane%", "headrace sink%", "headrace stream%")),),
+            )
+        elif what == "stop":
+            running.stop()
+            running = start(**changes)
+        elif what == "settle":
+            settle(running, source)
+    assert groups
+    wait_until(
+        lambda: all(view.live for view in list(running.book.views.values())), "all go on again"
+    )
+    check(running, source, quick=QUICK, slow=SLOW, more=more, sums=SUMS)
+
+
+def test_who_reads_the_clock_stays(source, database, start, visiting):
+    running = start(lane_ms=MS)
+    slow = SLOW.replace("GROUP BY", "WHERE now() > '2020-01-01' GROUP BY")
+    grouped(running, source, database, "reports", "slow", slow)
+    create(running, database, "quick", QUICK)
+    rng = random.Random(5)
+    for _ in range(10):
+        change(source, rng, 2)
+        settle(running, source)
+        assert not running.book.side.groups
+    check(running, source, quick=QUICK, slow=slow)
