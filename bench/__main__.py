@@ -19,6 +19,7 @@ from bench.engine import Engine
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
+from bench.lanes import Lanes
 from bench.memory import Memory
 from bench.oltp_tax import OltpTax
 from bench.pairs import Pairs
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Expressions,
         Freshness,
         Growth,
+        Lanes,
         Memory,
         OltpTax,
         Pairs,
