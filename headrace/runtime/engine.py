@@ -200,6 +200,8 @@ class Engine:
             self._healing.enforce_budget()
             self._healing.heal()
             self.sharing.settle()
+        if self._lane.dissolve():
+            self.rewind_soon()
         if book.stopping or book.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
         self.durability.end()
@@ -235,9 +237,7 @@ class Engine:
                 self._rested_at = clock.monotonic() + self._worked_s * _REST
             finally:
                 batch.close()
-            self._lane.judge(outcome)
-            if self._lane.dissolve():
-                self.rewind_soon()
+            self._lane.judge(outcome, self._worked_s)
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
 

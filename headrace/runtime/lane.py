@@ -237,11 +237,16 @@ class SideLane:
 
     # --- who goes where
 
-    def judge(self, outcome: Outcome) -> None:
-        """A batch of the main lane was processed: put aside who is too slow for it."""
+    def judge(self, outcome: Outcome, worked_s: float) -> None:
+        """A batch of the main lane was processed: put aside who is too slow for it.
+
+        ``worked_s``: what that took.
+        """
         limit_s = self._book.settings.lane_ms / 1000
-        seconds = defaultdict[str, float](float, self._commits.writes)
-        self._commits.writes = {}
+        writes, self._commits.writes = self._commits.writes, {}
+        if not limit_s or max([worked_s, *writes.values()]) < limit_s:
+            return
+        seconds = defaultdict[str, float](float, writes)
         for unit_id in outcome.touched:
             unit = self._book.unit(unit_id)
             if unit is None or unit.bound is None:
@@ -255,7 +260,7 @@ class SideLane:
             self._scored_at = now
         total = sum(seconds.values())
         for group, took in seconds.items():
-            if limit_s and took >= limit_s and took >= _MOST * (total - took):
+            if took >= limit_s and took >= _MOST * (total - took):
                 self._scores[group] += 1
                 if self._scores[group] >= _SLOW_TIMES and self._may(group):
                     self._put_aside(group)
@@ -308,20 +313,20 @@ class SideLane:
         _log.info("commit group is slow", group=group, stays_s=stay_s)
 
     def dissolve(self) -> bool:
-        """Have all back, if there is no room for what waits for them; the stream must begin anew.
+        """Have back who cannot stay; then the stream must begin anew.
 
-        Returns whether that is so.
+        Because there is no room for what waits, or a view has come that reads the clock.
         """
         side = self._book.side
-        if not side.overflowed:
-            return False
-        _log.warning("no room for what waits for slow commit groups", groups=sorted(side.groups))
-        until = clock.monotonic() + _STAY_S_MAX
-        self._stays |= {group: (_STAY_S_MAX, until) for group in side.groups}
-        self._refused_until = until
-        side.groups.clear()
-        side.overflowed = False
-        return True
+        if side.overflowed:
+            _log.warning("no room for what waits for slow commit groups")
+            self._refused_until = clock.monotonic() + _STAY_S_MAX
+            side.overflowed = False
+            side.groups.clear()
+            return True
+        timed = {view.commit_group for view in self._views(side.groups) if view.temporal}
+        side.groups -= timed
+        return bool(timed)
 
     def _took(self, train: _Train, outcome: Outcome) -> None:
         """Whoever still takes long stays."""

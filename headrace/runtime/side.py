@@ -139,6 +139,8 @@ class Side:
         """All rows of a txid are there."""
         txid, attempt = frames.txid, frames.attempt
         self._put(Header(Kind.TIME_END, txid, attempt, 0, frames.oldest_us))
+        if self.overflowed:
+            return
         self.kept.append(
             SideBatch(
                 *(txid, attempt, end_lsn, transactions, frames.instant, frames.oldest_us),

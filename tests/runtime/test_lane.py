@@ -17,7 +17,9 @@ import pytest
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import TransientError
 from headrace.runtime import lane
-from headrace.runtime.side import Side
+from headrace.runtime.side import NAME, Side
+from headrace.storage.blocks import NoRoom
+from headrace.storage.queue import Queue
 from tests.compared import differs
 from tests.runtime import test_sharing
 from tests.runtime.harness import settle
@@ -167,7 +169,7 @@ def test_who_is_quick_again_comes_back(source, database, start, visiting):
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
     wait_until(lambda: not running.book.side.groups, "it is back, though nothing happens")
-    assert running.book.queues.get("side lane") is None
+    assert running.book.queues.get(NAME) is None
     rng = random.Random(2)
     for _ in range(20):
         change(source, rng, 3)
@@ -288,7 +290,7 @@ def test_it_goes_on_after_anything(source, database, start, visiting, seed):
     check(running, source, quick=QUICK, slow=SLOW, more=more, sums=SUMS)
 
 
-def test_who_reads_the_clock_stays(source, database, start, visiting):
+def test_who_reads_the_clock_stays(source, database, start, stay):
     running = start(lane_ms=MS)
     slow = SLOW.replace("GROUP BY", "WHERE now() > '2020-01-01' GROUP BY")
     grouped(running, source, database, "reports", "slow", slow)
@@ -299,3 +301,49 @@ def test_who_reads_the_clock_stays(source, database, start, visiting):
         settle(running, source)
         assert not running.book.side.groups
     check(running, source, quick=QUICK, slow=slow)
+
+
+def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay):
+    running = start(lane_ms=MS, clock_interval_ms=20)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    source.execute(
+        "CREATE TABLE due (id int PRIMARY KEY, at timestamptz);"
+        "INSERT INTO due SELECT i, clock_timestamp() + i * interval '1 s'"
+        " FROM generate_series(1, 3) i"
+    )
+    grouped(running, source, database, "reports", "late", "SELECT id FROM due WHERE at < now()")
+    wait_until(lambda: not running.book.side.groups, "they are back")
+    wait_until(
+        lambda: source.execute("SELECT count(*) FROM late").fetchone() == (3,),
+        "time has passed, though nothing has happened",
+    )
+    rng = random.Random(6)
+    for _ in range(10):
+        change(source, rng, 2)
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypatch):
+    """All go on in one lane then."""
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    put, failed = Queue.put, []
+
+    def full(queue: Queue, *frame):
+        if queue.name == NAME and len(failed) < 1:
+            failed.append(frame)
+            raise NoRoom("the queues hold as much as they may")
+        return put(queue, *frame)
+
+    monkeypatch.setattr(Queue, "put", full)
+    rng = random.Random(7)
+    for _ in range(10):
+        change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert failed
+    assert not running.book.side.groups
+    assert running.book.queues.get(NAME) is None
