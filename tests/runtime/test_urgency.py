@@ -147,3 +147,19 @@ def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, m
     # What is being written is not counted out: it cannot leave before it is synced.
     assert max(used) <= memory + 2 * BLOCK
     assert pool.file.reads <= pool.file.evictions + 40
+
+
+def test_a40_what_nobody_else_reads_is_handed_over(source, database, start):
+    """Whoever runs next is the only reader: no frame is written.  With a second one, one is."""
+    running = start()
+    create(running, database, "one", ROWS)
+    rng = random.Random(3)
+    change(source, rng, 5)
+    check(running, source, one=ROWS)
+    assert running.book.queues.queues == []
+    create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    change(source, rng, 5)
+    check(running, source, one=ROWS, two=SUMS)
+    assert running.book.queues.queues == [shared.output]
+    assert shared.output.written_bytes
