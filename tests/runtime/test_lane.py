@@ -347,3 +347,28 @@ def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypa
     assert failed
     assert not running.book.side.groups
     assert running.book.queues.get(NAME) is None
+
+
+def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
+    """With the row that it fails of; the rest of its train goes on without it."""
+    running = start(lane_ms=MS)
+    bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
+    failing = grouped(running, source, database, "reports", "bad", bad)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    with standing_still(source):
+        for n in range(5):
+            source.execute("INSERT INTO orders VALUES (%s, 91, 7)", (900 + n,))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+        source.execute("INSERT INTO orders VALUES (990, 92, 0)")
+        source.execute("INSERT INTO orders VALUES (991, 93, 3)")
+    view = running.book.views[failing]
+    wait_until(lambda: view.status == "error", lambda: f"it is {view.status}")
+    assert "division by zero" in view.message
+    check(running, source, quick=QUICK, slow=SLOW)
+    # Not what came with the row, nor later; what came before may have been in its train.
+    found = {item for (item,) in source.execute("SELECT item FROM bad")}
+    assert found <= {91}
+    change(source, random.Random(9), 5)
+    check(running, source, quick=QUICK, slow=SLOW)
