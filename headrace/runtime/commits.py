@@ -24,6 +24,8 @@ class Commits:
     """Whether an answer is being taken in: what follows from it waits for no other."""
     passed: int = field(default=0, init=False)
     """The last txid whose answer was taken in since the stream began, or that it began after."""
+    written_s: float = field(default=0.0, init=False)
+    """Seconds that writing has taken, ever."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that writing took, by commit group, since somebody looked."""
 
@@ -60,6 +62,7 @@ class Commits:
     def _move(self, answer: Answer) -> None:
         """Move the marks of those that have the txid."""
         book, job = self._book, answer.job
+        self.written_s += sum(answer.seconds.values())
         for group, seconds in answer.seconds.items():
             self.writes[group] = self.writes.get(group, 0.0) + seconds
         for part in job.parts:

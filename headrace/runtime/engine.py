@@ -36,6 +36,7 @@ from headrace.errors import ContinuityLost, HeadraceError, Interrupted, Transien
 from headrace.postgres import failures
 from headrace.runtime.ahead import Ahead
 from headrace.runtime.book import Book
+from headrace.runtime.capacity import Capacity
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
 from headrace.runtime.durability import Durability
@@ -101,6 +102,7 @@ class Engine:
             self._intake.beside(self._altered),
             self._poke,
         )
+        self._capacity: Final = Capacity(book)
         self._ahead: Final = Ahead(book, self._intake.record)
         self._ticker: Final = Ticker(book, self._intake.pass_time)
         self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
@@ -195,6 +197,7 @@ class Engine:
         # Also in a cycle that only moved the position on.
         self.waits.check()
         self.taps.check()
+        self._capacity.look(self._commits.written_s)
         if not self._lane.working:
             self.watch.poll(self.leaving.fail)
             self._healing.enforce_budget()
@@ -237,6 +240,7 @@ class Engine:
                 self._rested_at = clock.monotonic() + self._worked_s * _REST
             finally:
                 batch.close()
+            self._capacity.worked(outcome, self._worked_s)
             self._lane.judge(outcome, self._worked_s)
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
@@ -301,6 +305,7 @@ class Engine:
         attempts = {txid: record.attempt for txid, record in book.records.items()}
         book.pipeline.rewind(start.txid + 1, book.next_txid - 1, attempts)
         self._commits.passed = start.txid
+        self._capacity.rewind()
         self._lane.rewind(start.txid)
         self._sink.start(book.owner)
         book.owner.announce()

@@ -64,6 +64,11 @@ _UNSAY_KEPT: Final = """
 UPDATE headrace.views SET note = nullif(pg_catalog.replace(pg_catalog.replace(
          note, '; ' || %(text)s, ''), %(text)s, ''), '')
  WHERE pg_catalog.strpos(note, %(text)s) > 0"""
+_OVERLOAD: Final = "overloaded: "
+_FRESHNESS: Final = "; batches grow, the views fall behind, and nothing is lost"
+_END_OVERLOAD: Final = r"""
+UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, ''), '')
+ WHERE note ~ %(pattern)s"""
 # A wait's view, and where the source is now, in one look.
 _LOOK_UP: Final = """
 SELECT v.id, v.status, headrace.view_message(v.id) AS message,
@@ -204,6 +209,17 @@ async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
 def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:
     """Say of each view, or not any more, that there is no room for its changes on our side."""
     conn.execute(_SAY_KEPT if by_source else _UNSAY_KEPT, {"text": _KEPT_BY_SOURCE})
+
+
+def tell_overload(conn: Connection, why: str) -> None:
+    """Say of each view that it falls behind, because of all that there is to do."""
+    end_overload(conn)
+    conn.execute(_SAY_KEPT, {"text": f"{_OVERLOAD}{why}{_FRESHNESS}"})
+
+
+def end_overload(conn: Connection) -> None:
+    """Say that no more."""
+    conn.execute(_END_OVERLOAD, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:

@@ -1,0 +1,163 @@
+"""Whether the engine keeps up, and what it says when it does not (A-43).
+
+A unit that takes c seconds for a row keeps up with no more than 1/c rows a second.  All of them
+share one thread's time for what is processed, and another's for what is written; and a batch has
+costs of its own, which large ones make small.  So it is not added up from rates, but read off what
+was done: in a second, the engine works on the commits of s seconds.  Where it had no rest meanwhile
+and s is less than one, it falls behind, though batches have grown as far as they do.
+
+What is shed is freshness, never rows (A-44): this says so, in ``list_views()`` and the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from headrace import clock
+from headrace.runtime.batches import Outcome
+from headrace.runtime.book import Book
+from headrace.sql import states
+
+_log = structlog.get_logger(__name__)
+
+_WINDOW_S: Final = 10.0
+"""Over which it is looked at: longer than what one large transaction is excused with."""
+_LOOK_S: Final = 1.0
+HEADROOM: Final = 0.9
+"""The part of the time that may be worked: what is beyond leaves nothing for a burst."""
+_BEHIND: Final = 0.95
+"""Source seconds per second: who comes no further than that falls behind."""
+
+
+def keeps_up(cost_s: float, rate: float) -> bool:
+    """Whether what takes ``cost_s`` for a row bears ``rate`` rows a second."""
+    return cost_s * rate <= 1.0
+
+
+def output_rate(cost_s: float, rate: float, selectivity: float) -> float:
+    """Rows a second that come out, of ``rate`` that come in: ``selectivity`` of each."""
+    return min(1 / cost_s, rate) * selectivity if cost_s else rate * selectivity
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What was done in some time."""
+
+    passed_s: float
+    """That time."""
+    covered_s: float
+    """How much of the source's time the commits cover that were worked on."""
+    worked_s: float
+    """For how long the busiest thread worked on them."""
+
+    @property
+    def needed(self) -> float:
+        """Seconds of work for a second of the source."""
+        return self.worked_s / self.covered_s if self.covered_s else 0.0
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether it falls behind, though it has no rest."""
+        busy = self.worked_s >= HEADROOM * self.passed_s
+        return busy and self.covered_s < _BEHIND * self.passed_s
+
+
+@dataclass(slots=True)
+class _Slice:
+    """What was done between two looks."""
+
+    began: float
+    covered_s: float = 0.0
+    processed_s: float = 0.0
+    written_s: float = 0.0
+    units: Counter[int] = field(default_factory=Counter)
+    """Microseconds, by unit."""
+
+
+class Capacity:
+    """Of one engine; every method runs on its thread."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._slices: deque[_Slice] = deque([_Slice(clock.monotonic())])
+        self._last_us = 0
+        self._written_s = 0.0
+        self._said: bool | None = None
+        """Whether it is said; None: not known, an earlier process may have."""
+
+    def worked(self, outcome: Outcome, seconds: float) -> None:
+        """A batch was processed."""
+        now = self._slices[-1]
+        now.processed_s += seconds
+        instant = outcome.frames.instant
+        if self._last_us:
+            now.covered_s += max(instant - self._last_us, 0) / 1e6
+        self._last_us = max(self._last_us, instant)
+        for unit_id in outcome.touched:
+            unit = self._book.unit(unit_id)
+            if unit is not None and unit.bound is not None:
+                now.units[unit_id] += round(unit.bound.taken_s * 1e6)
+
+    def rewind(self) -> None:
+        """Batches come again: the source's time begins elsewhere."""
+        self._last_us = 0
+
+    def load(self) -> Workload:
+        """What was done in the last seconds."""
+        first = self._slices[0]
+        return Workload(
+            clock.monotonic() - first.began,
+            sum(s.covered_s for s in self._slices),
+            max(sum(s.processed_s for s in self._slices), sum(s.written_s for s in self._slices)),
+        )
+
+    def look(self, written_s: float) -> None:
+        """Say what there is to say; each cycle of the engine comes by here.
+
+        ``written_s``: seconds that writing has taken, ever.
+        """
+        self._slices[-1].written_s += written_s - self._written_s
+        self._written_s = written_s
+        now = clock.monotonic()
+        if now < self._slices[-1].began + _LOOK_S:
+            return
+        load = self.load()
+        if load.passed_s >= _WINDOW_S or self._said is None:
+            self._say(load)
+        self._slices.append(_Slice(now))
+        while now - self._slices[0].began > _WINDOW_S:
+            self._slices.popleft()
+
+    def _say(self, load: Workload) -> None:
+        over = load.overloaded and load.passed_s >= _WINDOW_S
+        if over == self._said:
+            return
+        conn = self._book.owner.conn
+        if not over:
+            states.end_overload(conn)
+            if self._said:
+                _log.info("overload has ended")
+            self._said = False
+            return
+        view = self._costliest()
+        text = f"changes take {load.needed:.1f} s of work per second" + (
+            f", most of it view {view}" if view else ""
+        )
+        states.tell_overload(conn, text)
+        _log.warning("overloaded", needed=round(load.needed, 2), costliest=view)
+        self._said = True
+
+    def _costliest(self) -> str:
+        """The view that takes most, where processing takes most of all."""
+        units: Counter[int] = Counter()
+        for each in self._slices:
+            units.update(each.units)
+        for unit_id, _ in units.most_common(1):
+            unit = self._book.unit(unit_id)
+            views = self._book.views_of(unit) if unit is not None else []
+            return views[0].target.shown if views else ""
+        return ""

@@ -1,0 +1,101 @@
+"""Whether the engine keeps up, and what it says when it does not (A-43, A-44)."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.collections.dataflow import Dataflow
+from headrace.runtime import capacity
+from headrace.runtime.capacity import Workload, keeps_up, output_rate
+from tests.compared import differs
+from tests.runtime.harness import create_view, settle, source_plan
+from tests.waiting import again_and_again, time_passes, wait_until
+
+TABLES = "CREATE TABLE items (id int PRIMARY KEY, name text)"
+QUERY = "SELECT id, name FROM items"
+NOTES = "SELECT note FROM headrace.views"
+
+
+def test_a43_a_unit_bears_so_many_rows_a_second():
+    assert not keeps_up(0.002, 600)
+    assert keeps_up(0.002, 400)
+    assert output_rate(0.002, 400, 0.25) == 100
+    assert output_rate(0.002, 600, 0.25) == 125
+
+
+@pytest.mark.parametrize(
+    ("load", "overloaded", "needed"),
+    [
+        (Workload(10.0, 7.0, 9.8), True, 1.4),
+        (Workload(10.0, 10.0, 9.8), False, 0.98),  # it keeps up, with nothing to spare
+        (Workload(10.0, 600.0, 9.9), False, 0.0165),  # it catches up
+        (Workload(10.0, 0.0, 0.0), False, 0.0),  # nothing happens
+        (Workload(10.0, 2.0, 1.0), False, 0.5),  # hardly anything does
+        (Workload(10.0, 0.0, 10.0), True, 0.0),  # in the midst of one batch
+    ],
+)
+def test_a43_who_has_no_rest_and_falls_behind_is_overloaded(load, overloaded, needed):
+    assert load.overloaded is overloaded
+    assert load.needed == pytest.approx(needed)
+
+
+@pytest.fixture
+def dear(monkeypatch) -> list[float]:
+    """What each batch takes, seconds; the first number counts."""
+    seconds = [0.0]
+    end = Dataflow.end
+
+    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+        time_passes(seconds[0])
+        return end(flow, txid, attempt)
+
+    monkeypatch.setattr(Dataflow, "end", slowly)
+    return seconds
+
+
+def test_a43_it_says_that_it_falls_behind_and_when_that_is_over(
+    source, database, start, monkeypatch, dear
+):
+    monkeypatch.setattr(capacity, "_WINDOW_S", 1.0)
+    monkeypatch.setattr(capacity, "_LOOK_S", 0.1)
+    running = start(batch_rows_max=1)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    settle(running, source)
+    assert source.execute(NOTES).fetchall() == [(None,)]
+    source.execute("UPDATE headrace.views SET note = 'what else there is'")
+    dear[0] = 0.05
+    told = 0
+    for n, _ in enumerate(again_and_again(60)):
+        source.execute("INSERT INTO items VALUES (%s, 'n')", (n,))
+        [(note,)] = source.execute(NOTES).fetchall()
+        told += "overloaded: changes take" in (note or "")
+        if told > 3:
+            break
+    assert note.startswith("what else there is; overloaded: changes take ")
+    assert note.endswith(
+        ' s of work per second, most of it view "public"."v";'
+        " batches grow, the views fall behind, and nothing is lost"
+    )
+    dear[0] = 0.0
+    wait_until(
+        lambda: source.execute(NOTES).fetchall() == [("what else there is",)],
+        lambda: source.execute(NOTES).fetchall(),
+    )
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
+
+
+def test_a43_what_an_earlier_process_said_is_said_no_more(source, database, start, dear):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    settle(running, source)
+    running.stop()
+    source.execute(
+        "UPDATE headrace.views SET note = 'overloaded: changes take 2.0 s of work per second;"
+        " batches grow, the views fall behind, and nothing is lost'"
+    )
+    running = start()
+    wait_until(
+        lambda: source.execute(NOTES).fetchall() == [(None,)],
+        lambda: source.execute(NOTES).fetchall(),
+    )
