@@ -29,7 +29,7 @@ from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.process import bounds
 from headrace.state.contract import StateStore
-from headrace.types import Diffs, TimeEnd, arrow_schema
+from headrace.types import Diffs, TimeEnd, arrow_schema, diff_batch
 
 __all__ = ["Dataflow", "load_columns"]
 
@@ -155,6 +155,20 @@ class Dataflow:
         for node in self._sources.get(table_oid, ()):
             for batch in cut(load_batch(node, columns)):
                 self._feed(node.id, batch)
+
+    def load_feed(self, name: str, columns: list[pa.Array]) -> None:
+        """Take population rows, typed, of what stands at node ``name``.
+
+        REQUIRES: as ``load``.
+        """
+        if self._txid >= 0:
+            raise BugError("population rows after txid 0")
+        for made in self._nodes.values():
+            made.insert_only = True
+        schema = next(node.schema for node in self._plan.feeds if node.id == name)
+        ones = pa.array(np.ones(len(columns[0]), np.int64))
+        for batch in cut(diff_batch(schema, columns, ones)):
+            self._feed(name, batch)
 
     def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
         """Finish ``txid``: consolidated diffs of the view since the last end.

@@ -351,11 +351,17 @@ class ValuesSpec(PlanPart, frozen=True):
 class FeedSpec(PlanPart, frozen=True):
     """Rows of a subplan that the worker keeps elsewhere: it stands in place of its last node.
 
-    Never part of a stored plan (runtime/subplans.py).
+    Part of a stored plan only where a view is fed from a connection point.
     """
 
     id: str
     schema: Schema = ()
+    view: str = ""
+    """The view whose rows they are, qualified and quoted; "": those of a part of a view."""
+    table_oid: int = 0
+    """That view's table, whose rows are read for the first contents."""
+    pushdown: tuple[str, ...] = ()
+    """Which of them are, as of ``SourceSpec``; the others are left out by what follows."""
 
 
 class TimeTestSpec(PlanPart, frozen=True):
@@ -438,6 +444,11 @@ class PhysicalPlan(PlanPart, frozen=True):
     def sources(self) -> tuple[SourceSpec, ...]:
         """All source nodes."""
         return tuple(n for n in self.nodes if isinstance(n, SourceSpec))
+
+    @property
+    def feeds(self) -> tuple[FeedSpec, ...]:
+        """All nodes whose rows come from elsewhere."""
+        return tuple(n for n in self.nodes if isinstance(n, FeedSpec))
 
     @property
     def temporal(self) -> bool:

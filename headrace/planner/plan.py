@@ -10,13 +10,14 @@ One transaction, always rolled back: nothing is left in the user's database.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
-from msgspec.structs import replace
+from msgspec import structs
 
-from headrace.collections.plan import PhysicalPlan, SourceSpec
+from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import check, position, session
 from headrace.planner.analyse.catalog import Catalog
@@ -62,13 +63,27 @@ _MAKES_ARRAYS: Final = re.compile(r"\[\]|record|populate|array_in")
 def plan(conn: Connection, request: PlanRequest) -> Planned:
     """Plan ``request``; raises UserErrors with positions in its query text."""
     try:
-        return _plan(conn, request)
+        if request.over is None:
+            return _plan(conn, request)
+        return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
     except RecursionError as error:
         raise UnsupportedError(
             "a query nested this deeply is not supported",
             detail="Some 200 operators inside each other are, and any number side by side"
             " in AND, OR, IN, CASE or a list.",
         ) from error
+
+
+def _over(whole: Planned, upper: Planned) -> Planned:
+    """``upper``, planned over the rows of a view, with all that the whole query relies on."""
+    return replace(
+        whole,
+        logical=upper.logical,
+        optimised=upper.optimised,
+        physical=upper.physical,
+        explain=upper.explain,
+        whole=whole.physical,
+    )
 
 
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
@@ -83,7 +98,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         reads_clock = partial(functions.reads_clock, catalog)
         check.refuse_clock_literals(bound.tree, text, bound.position, reads_clock)
         conn.execute("RESET ROLE")
-        sources = Sources(conn, catalog, settings)
+        sources = Sources(conn, catalog, settings, request.over)
         sources.load(bound, request.caller)
         check.refuse_constructs(bound.tree, text, bound.position)
         trees = [bound.tree, *sources.tables.trees]
@@ -221,9 +236,10 @@ def _proven(lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan
             raise
         _prove(lowering, builder.remotes)
         nodes = (
-            replace(n, pushdown=()) if isinstance(n, SourceSpec) else n for n in physical.nodes
+            structs.replace(n, pushdown=()) if isinstance(n, SourceSpec | FeedSpec) else n
+            for n in physical.nodes
         )
-        return replace(physical, nodes=tuple(nodes))
+        return structs.replace(physical, nodes=tuple(nodes))
     return physical
 
 

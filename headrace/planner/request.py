@@ -23,6 +23,9 @@ class PlanRequest:
     stats: bool = True
     recursions: tuple[int, int] = RECURSIONS
     """Iterations after which a recursive query is an error, and rows of one iteration."""
+    over: int | None = None
+    """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
+    what is above it is merged with what is below (A-47)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +71,6 @@ class Planned:
     """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""
+    whole: PhysicalPlan | None = None
+    """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
+    on whose sources it depends as well."""

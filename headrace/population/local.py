@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
+from headrace.population.feeding import Feeding
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -22,14 +24,24 @@ from headrace.state.memory import MemoryStore
 _PART = "0"
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is loaded."""
+
+    plan: PhysicalPlan
+    sizes: Mapping[str, TableSize]
+    """Of the tables, by source."""
+    feeding: Feeding | None = None
+    """Another view that feeds it."""
+
+
 def populate(
     job: Job,
     dsn: str,
-    plan: PhysicalPlan,
+    inputs: Inputs,
     ref: SnapshotRef,
     remote: RemoteEvaluator | None,
     staging: Staging,
-    sizes: Mapping[str, TableSize],
 ) -> tuple[int, Callable[[], None]]:
     """Fill ``staging`` with the result rows at snapshot ``ref``.
 
@@ -38,13 +50,16 @@ def populate(
     Raises:
         SnapshotLost: the snapshot is gone; begin anew with another.
     """
+    plan, feeding = inputs.plan, inputs.feeding
     store = MemoryStore(undo=False)
     flow = Dataflow(plan, store, remote, ref.start_lsn, repeats=True)
     done = 0
     with reader.joined(dsn, ref) as conn, job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
         if plan.temporal:
             flow.begin(0, 0, _now(conn))
-        for source in _in_order(plan, sizes):
+        if feeding is not None:
+            done = feeding.load(flow, conn)
+        for source in _in_order(plan, inputs.sizes):
             with contextlib.closing(reader.read(conn, source)) as batches:
                 for columns in batches:
                     flow.load(source.table_oid, columns)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config import Settings
-from headrace.errors import UnsupportedError, UserError
+from headrace.errors import UserError
 from headrace.process import bounds
 
 _GROUP_MAX: Final = 63
@@ -66,6 +66,10 @@ class ViewOptions:
     history: str | None = None
     """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
 
+    point: str | None = None
+    """``from``: the connection point of a view that the query reads: the view's rows come from
+    there, the first ones and all others (A-25, A-45; population/feeding.py)."""
+
     limits: Mapping[str, int] = field(default_factory=dict)
     """What one transaction may cost the view, where it is not as the settings say."""
 
@@ -95,14 +99,7 @@ class ViewOptions:
 
         Raises:
             UserError: 22023, an option is unknown or has no fitting value.
-            UnsupportedError: ``from``: first contents come from the sources of the query.
         """
-        if "from" in given:
-            raise UnsupportedError(
-                'option "from" is not supported',
-                hint="Query the view of the connection point: what both compute alike is kept"
-                " once, and they change together.",
-            )
         for name in given:
             if name not in _TYPES:
                 raise UserError(
@@ -119,15 +116,22 @@ class ViewOptions:
         for name in bounds.NAMES:
             if (value := found.pop(name, None)) is not None:
                 limits[name] = value
-        return cls(**found, limits=limits)
+        point = found.pop("from", None)
+        if point is not None and found.get("population") == "spark":
+            raise UserError(
+                'option "population" must not be "spark" with option "from"',
+                hint="What a view sends is loaded in process.",
+            )
+        return cls(**found, limits=limits, point=point)
 
 
 _TYPES: Final[dict[str, Any]] = {
     **{
         name: kind
         for name, kind in typing.get_type_hints(ViewOptions, include_extras=True).items()
-        if name != "limits"
+        if name not in ("limits", "point")
     },
+    "from": str,
     **dict.fromkeys(bounds.NAMES, Limit | None),
 }
 _WANTED: Final = {
@@ -136,6 +140,7 @@ _WANTED: Final = {
     "commit_group": f"a text of at most {_GROUP_MAX} characters",
     "sharing": "true or false",
     "key": "a list of column names",
+    "from": "the name of a connection point",
     "history": "an interval, as text",
     "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }

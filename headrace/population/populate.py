@@ -19,13 +19,21 @@ import structlog
 from headrace import clock
 from headrace.collections.plan import SourceSpec
 from headrace.config import Settings
-from headrace.errors import HeadraceError, PrerequisiteError, SnapshotLost, TransientError
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    SnapshotLost,
+    TransientError,
+    UndefinedError,
+    UserError,
+)
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
 from headrace.population import choice, local, reader, rights, staging, tables, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
+from headrace.population.feeding import Feeding
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
 from headrace.population.options import ViewOptions
@@ -38,7 +46,7 @@ from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
-from headrace.sql import reads, results, watched
+from headrace.sql import points, reads, results, watched
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -65,8 +73,14 @@ def plan_with_facts(
     with conn.transaction(force_rollback=True):
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        bounds = options.recursions(settings)
-        planned = plan(conn, replace(request, recursions=bounds))
+        bounds, over = options.recursions(settings), _point(conn, options.point)
+        planned = plan(conn, replace(request, recursions=bounds, over=over))
+        if over is not None and over not in planned.results:
+            raise UserError(
+                f'the query does not read the view of connection point "{options.point}"',
+                hint="See headrace.connection_points().",
+                sqlstate="22023",
+            )
         if options.key is not None:
             names = [field.name for field in planned.columns]
             told = uniquekeys.given(planned.optimised, names, options.key)
@@ -77,6 +91,18 @@ def plan_with_facts(
         facts = fingerprint.take(conn, used, settings.publication_name, results.revisions)
         uses.check_rights(facts)
         return planned, facts
+
+
+def _point(conn: Connection, name: str | None) -> int | None:
+    """The table of the view that a connection point is of."""
+    if name is None:
+        return None
+    oid = points.table_of(conn, name)
+    if oid is None:
+        raise UndefinedError(
+            f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
+        )
+    return oid
 
 
 class Population:
@@ -101,6 +127,7 @@ class Population:
         self._options = options
         self._view_id = 0
         self._committed = False
+        self._feeding: Feeding | None = None
         self._idle: Connection | None = None
         self._log = _log.bind(view=name)
         self._worker = Handover(context, job, self._log)
@@ -168,15 +195,31 @@ class Population:
         self._rename()
         job.phase("snapshot")
         staged.make()
-        self.close()  # whoever waits needs no connection
         with contextlib.ExitStack() as place:
+            self._attach(place)
+            self.close()  # whoever waits needs no connection
             with context.snapshots.join(job, self._settings) as snapshot:
+                if self._feeding is not None:
+                    self._feeding.reach(snapshot)
                 loaded, taken = self._load_at(snapshot, staged, place)
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
+            if self._feeding is not None:
+                self._feeding.prove()
+                facts["feeds"] = {self._feeding.node.id: self._feeding.feeder}
             with ThreadPoolExecutor(1, "headrace-states") as behind:
                 self._publish(staged, facts, taken, behind.submit(write_states))
         return rows
+
+    def _attach(self, place: contextlib.ExitStack) -> None:
+        """Have what feeds the view kept for it, where something does."""
+        self._feeding = None
+        for node in self._planned.physical.feeds:
+            feeding = Feeding(self._context, self._job, self._worker, node)
+            with self._connect() as conn:
+                place.enter_context(feeding.attached(conn, self._view_id))
+            self._feeding = feeding
+            faults.point(faults.ATTACHED)
 
     def _load_at(
         self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
@@ -207,6 +250,8 @@ class Population:
         snapshot.check()
         faults.point(faults.POPULATION_LOADED)
         with self._connect() as conn:
+            if self._feeding is not None:
+                self._feeding.check(conn)
             tables.check_same(before, tables.shape(conn, sources))
             uses.check_kept(taken, self._facts_now(conn, taken))
         return loaded, taken
@@ -241,10 +286,16 @@ class Population:
 
     def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
         with self._connect() as conn:
-            return {source.id: tables.size(conn, source) for source in sources}
+            sizes = {source.id: tables.size(conn, source) for source in sources}
+            if self._feeding is not None:
+                sizes[self._feeding.node.id] = self._feeding.size(conn)
+            return sizes
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        return choice.choose(self._planned.physical, sizes, self._settings, self._options)
+        physical, options = self._planned.physical, self._options
+        if physical.feeds:
+            options = replace(options, population=choice.LOCAL)
+        return choice.choose(physical, sizes, self._settings, options)
 
     def _tell(self, chosen: Choice) -> None:
         """Tell the log, and whoever waits for many rows, where they are loaded and why."""
@@ -271,9 +322,8 @@ class Population:
         )
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                return local.populate(
-                    self._job, self._dsn, planned.physical, snapshot.ref, remote, staged, sizes
-                )
+                inputs = local.Inputs(planned.physical, sizes, self._feeding)
+                return local.populate(self._job, self._dsn, inputs, snapshot.ref, remote, staged)
         finally:
             remote.close()
 

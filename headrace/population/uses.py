@@ -46,6 +46,14 @@ def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
     """What ``planned`` uses, for a view of ``caller`` (None: of our own role)."""
     owner = names.role(conn, caller).oid
     used = of(planned.physical, owner, types=planned.types, functions=planned.functions)
+    if planned.whole is not None:
+        whole = of(planned.whole, owner)
+        used = replace(
+            used,
+            columns=used.columns | whole.columns,
+            types=used.types | whole.types,
+            evaluates=used.evaluates or whole.evaluates,
+        )
     return replace(
         used,
         columns=used.columns | planned.generated,

@@ -37,6 +37,7 @@ _HANG_S: Final = 60.0
 TABLES_PUBLISHED: Final = "cp01"
 SLOT_ASKED: Final = "cp02"
 SLOT_MADE: Final = "cp03"
+ATTACHED: Final = "cp02b"
 POPULATION_BEGINS: Final = "cp04"
 POPULATION_LOADED: Final = "cp05"
 POPULATION_SEALED: Final = "cp06"
@@ -65,6 +66,8 @@ CHECKPOINT_WRITTEN: Final = "cp17"
 FEEDBACK_SENT: Final = "cp18"
 BEFORE_JOIN: Final = "cp23"
 JOINED: Final = "cp23b"
+BEFORE_PART: Final = "cp24"
+PARTED: Final = "cp24b"
 
 
 @dataclass(slots=True)

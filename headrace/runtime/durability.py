@@ -61,9 +61,12 @@ class Durability:
 
     def trim(self) -> None:
         """Readers of shared subplans need less of what was sent than they did."""
+        jobs = self._book.holds.jobs()
         for shared in self._book.subplans.values():
-            readers = self._book.readers(shared)
-            shared.keep_for({reader.id: reader.durable.txid for reader in readers})
+            shared.awaited = {job: who for job, who in shared.awaited.items() if job in jobs}
+            readers = dict(shared.awaited.values())
+            readers |= {r.id: r.durable.txid for r in self._book.readers(shared)}
+            shared.keep_for(readers)
 
     # --- what may be confirmed
 

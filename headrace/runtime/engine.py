@@ -35,6 +35,7 @@ from headrace.config import Settings
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.postgres import failures
 from headrace.runtime.ahead import Ahead
+from headrace.runtime.attaching import Attaching
 from headrace.runtime.book import Book
 from headrace.runtime.capacity import Capacity
 from headrace.runtime.checkpoints import Checkpoints
@@ -106,6 +107,7 @@ class Engine:
         self._ahead: Final = Ahead(book, self._intake.record)
         self._ticker: Final = Ticker(book, self._intake.pass_time)
         self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
+        self.attaching: Final = Attaching(book, self.durability, self.sharing, drain)
         self.lifecycle: Final = Lifecycle(
             book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
         )

@@ -165,6 +165,7 @@ class Loading:
         view.start_lsn = found.lsn
         mark = StateMark(txid, found.lsn, found.txid)
         meta: positions.Meta = {}
+        self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own
         book.db.ingest(

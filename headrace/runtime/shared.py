@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +48,9 @@ class Shared(Unit):
     """What it sent, until everybody who reads it is durably beyond: each has a tail there."""
     table: SharedTable | None = None
     """Where it stands who reads it just now."""
+    awaited: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Views that are being made of what it sends, by job: id, and the txid after which they need
+    it.  As long as the job has a hold."""
 
     @property
     def shown(self) -> str:

@@ -31,12 +31,17 @@ there.
 When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.
 A view that has stopped for good reads nothing any more; filled anew, it may share again.
 
+*Connection points.*  A view that is fed from another one (option ``from``) is a reader of a
+subplan that is all of that one's plan; its own plan begins with what comes from there.  It is never
+without: what is below is nowhere in its plan.
+
 Not shared: what reads the clock, and groups that show a key in the form in which it came first.
 Views are kept out by their option ``sharing``, all of them by the setting of that name.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +52,7 @@ import structlog
 from headrace import clock
 from headrace.collections import plan, subplans
 from headrace.collections.plan import PhysicalPlan
-from headrace.errors import RESYNC, StateDamaged
+from headrace.errors import RESYNC, ContinuityLost, StateDamaged, TransientError
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime import shared as records
@@ -105,6 +110,65 @@ class Sharing:
         for feeder in feeds.values():
             if feeder not in self._book.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
+        if any(feed.id not in feeds for feed in view.plan.feeds):
+            raise StateDamaged("what it is fed from is not known", hint=RESYNC)
+        view.feed_on(feeds)
+
+    def part(self, view: View) -> Shared:
+        """The shared subplan of all that a view computes, which the view itself reads then.
+
+        Where there is none, the view's states become those of a new one.
+
+        REQUIRES: nothing is in flight, and all is durable.
+
+        Raises:
+            TransientError: the view is not where the engine is, or about to join another one.
+        """
+        top = view.plan.sink.input
+        if top in view.feeds:
+            return self._book.subplans[view.feeds[top]]
+        signature = self._signatures(view).get(top, f"output of view {view.id}")
+        known = any(s.signature == signature for s in self._book.subplans.values())
+        if known or not self._durably_together(view, view.feeds):
+            raise TransientError("the view has not caught up", sqlstate="55006")
+        number = next(
+            n
+            for n in itertools.count(view.id * _PER_VIEW_MAX)
+            if -n not in self._book.subplans and -n not in self._feeds
+        )
+        settings = dict(view.settings)
+        whole = subplans.subplan(view.plan, top)
+        made = Shared(-number, whole, settings, view.start_lsn, signature)
+        made.feed_on(view.feeds)
+        mark = view.mark
+        meta: Meta = {}
+        records.put(meta, made)
+        records.put_feeds(meta, made.id, made.feeds)
+        records.put_feeds(meta, view.id, {top: made.id})
+        positions.put_view(meta, made.id, mark)
+        faults.point(faults.BEFORE_PART)
+        self._book.db.hand_over(view.id, made.id, meta)
+        faults.point(faults.PARTED)
+        view.feed_on({top: made.id})
+        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        if made.feeds:
+            self._feeds[made.id] = dict(made.feeds)
+        self.divided(view, [made], mark)
+        self.look()
+        return made
+
+    def feed(self, view: View, feeds: Mapping[str, int], txid: int) -> None:
+        """Have a new view, whose first contents are of ``txid``, read what it was made of.
+
+        Raises:
+            ContinuityLost: that is gone, or was set back.
+        """
+        for feeder in feeds.values():
+            shared = self._book.subplans.get(feeder)
+            if shared is None or shared.durable.txid < txid:
+                raise ContinuityLost("what feeds the view was lost meanwhile", hint=RESYNC)
+        if any(node.id not in feeds for node in view.plan.feeds):
+            raise StateDamaged("what it is fed from is not known", hint=RESYNC)
         view.feed_on(feeds)
 
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
@@ -115,7 +179,7 @@ class Sharing:
         """
         db = self._book.db
         made: list[Shared] = []
-        feeds: dict[str, int] = {}
+        feeds = dict(view.feeds)
         for node in self._common(view):
             shared = Shared(
                 -(view.id * _PER_VIEW_MAX + len(made)),
@@ -143,7 +207,7 @@ class Sharing:
             self._book.subplans[shared.id] = shared
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
             view.story.add("shares", subplan=shared.id)
-        if made:
+        if view.feeds:
             self._feeds[view.id] = dict(view.feeds)
 
     def _common(self, view: View) -> list[str]:
@@ -190,6 +254,7 @@ class Sharing:
         for unit in self._units():
             signed = self._signatures(unit)
             other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
+            other |= unit.feeds  # of these it keeps no state
             found = {n: other[n] for n in _largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found

@@ -112,6 +112,8 @@ class Unit:
         if self.dataflow is None:
             if self.store is None:
                 raise BugError(f"view {self.id} has no state")
+            if any(feed.id not in self.feeds for feed in self.own.feeds):
+                raise BugError(f"view {self.id} is fed by nobody")
             if self.remote is None:
                 self.remote = RemoteEvaluator(
                     config.source,
@@ -285,6 +287,8 @@ class Manifest:
     txid: int
     """Of the hold it was made under: all batches up to it are before ``lsn``."""
     runs: list[Path]
+    feeds: dict[str, int]
+    """Nodes whose rows come from shared subplans, from a connection point: id of each."""
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -306,6 +310,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             parse_lsn(lsn) if isinstance(lsn, str) else int(lsn),
             int(data["txid"]),
             [folder / file for file in data["runs"]],
+            {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

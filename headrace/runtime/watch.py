@@ -188,8 +188,13 @@ class Watch:
         return [
             v
             for v in self._book.views.values()
-            if v.owned and any(s.table_oid in tables for s in v.plan.sources)
+            if v.owned and not tables.isdisjoint(self._tables(v))
         ]
+
+    def _tables(self, view: View) -> set[int]:
+        """The tables that a view reads, or what feeds it."""
+        units: list[Unit] = [view, *self._book.needed([view])]
+        return {source.table_oid for unit in units for source in unit.plan.sources}
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
         """``check`` with facts that show ``xids``, which have committed."""
@@ -229,7 +234,7 @@ class Watch:
         known = [
             self._facts[v.id]["publication"]
             for v in self._book.views.values()
-            if v.owned and v.plan.sources and v.id in self._facts
+            if v.owned and v.id in self._facts and self._tables(v)
         ]
         return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
 

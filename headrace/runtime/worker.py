@@ -69,13 +69,15 @@ class Worker:
                 "adopt": self._adopt,
                 "drop": self._drop,
                 "pause": self._pause,
-                "resume": self._on_view(self._engine.lifecycle.resume),
+                "resume": self._doing(_of_view(self._engine.lifecycle.resume)),
                 "suspend": self._suspend,
-                "options": self._on_view(self._engine.lifecycle.look_again),
+                "options": self._doing(_of_view(self._engine.lifecycle.look_again)),
                 "wait": self._wait,
                 "tap": self._tap,
                 "tapped": self._tapped,
                 "untap": self._untap,
+                "attach": self._doing(_attach(self._engine)),
+                "attached": self._doing(_attached(self._engine)),
                 "fail_batch": self._fail_batch,
                 "status": self._status,
                 "queues": _telling(self._engine, insight.queues),
@@ -157,10 +159,9 @@ class Worker:
         async with self._interrupting(view_id):
             await self._on_engine(lambda: self._engine.lifecycle.pause(view_id), progress=progress)
 
-    def _on_view(self, act: Callable[[int], None]) -> rpc.Handler:
-        async def handle(params: dict[str, Any], progress: Progress) -> None:
-            view_id = int(_need(params, "view_id"))
-            await self._on_engine(lambda: act(view_id), progress=progress)
+    def _doing(self, act: Callable[[dict[str, Any]], Any]) -> rpc.Handler:
+        async def handle(params: dict[str, Any], progress: Progress) -> Any:
+            return await self._on_engine(lambda: act(params), progress=progress)
 
         return handle
 
@@ -309,6 +310,24 @@ def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
         return await asyncio.to_thread(tell, engine.book)
 
     return handle
+
+
+def _of_view(act: Callable[[int], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda params: act(int(_need(params, "view_id")))
+
+
+def _attach(engine: Engine) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def attach(params: dict[str, Any]) -> dict[str, Any]:
+        view_id, reader = int(_need(params, "view_id")), int(_need(params, "reader"))
+        return {"feeder": engine.attaching.attach(view_id, reader, _job(_need(params, "job")))}
+
+    return attach
+
+
+def _attached(engine: Engine) -> Callable[[dict[str, Any]], bool]:
+    return lambda params: engine.attaching.attached(
+        int(_need(params, "feeder")), _job(_need(params, "job"))
+    )
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:

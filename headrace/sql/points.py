@@ -97,6 +97,34 @@ def read_by(conn: Connection, view_id: int) -> list[Point]:
     return [Point(*row) for row in rows]
 
 
+def view_of(conn: Connection, result_oid: int) -> int | None:
+    """The id of the view with that table."""
+    row = conn.execute(
+        "SELECT v.id FROM headrace.views v WHERE v.result_oid = %s::bigint::oid", (result_oid,)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def table_of(conn: Connection, name: str) -> int | None:
+    """The OID of the table of the view that the point called ``name`` is of."""
+    row = conn.execute(
+        "SELECT v.result_oid::bigint FROM headrace.points p JOIN headrace.views v"
+        " ON v.id = p.view_id WHERE p.name = %s",
+        (name,),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def fed(conn: Connection, name: str) -> list[str]:
+    """The views that are fed from the point called ``name``, qualified and quoted."""
+    rows = conn.execute(
+        "SELECT format('%%I.%%I', v.schema_name, v.view_name) FROM headrace.views v"
+        " WHERE v.options ->> 'from' = %s ORDER BY 1",
+        (name,),
+    )
+    return [row[0] for row in rows]
+
+
 def delete(conn: Connection, name: str) -> bool:
     """Forget a point; False: there was none."""
     return conn.execute("DELETE FROM headrace.points WHERE name = %s", (name,)).rowcount > 0

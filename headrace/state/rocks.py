@@ -22,6 +22,7 @@ from headrace.state import checkpoint, columns, packs
 from headrace.state.checkpoint import RocksCheckpoint
 from headrace.state.disk import Disk, Meta
 from headrace.state.files import write_run
+from headrace.state.homes import Homes
 from headrace.state.packs import Pack
 from headrace.state.regulator import Load, Regulator
 from headrace.state.store import RocksStore
@@ -64,6 +65,7 @@ class RocksDatabase:
         """Whether the regulator has not done all that it has decided."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
+        self._homes: Final = Homes(self.disk)
 
     # --- views
 
@@ -76,7 +78,7 @@ class RocksDatabase:
         checkpoint.finish(self.disk)
         name = f"v{view_id}"
         self._retract(name)
-        store = self._stores[name] = RocksStore(self, name, txid)
+        store = self._stores[name] = RocksStore(self, self._homes.home(name), txid)
         pack = self._packs.pop(name, None)
         if pack is not None:
             for tier, pairs in store.unpack(pack):
@@ -85,7 +87,8 @@ class RocksDatabase:
 
     def views(self) -> set[int]:
         """Ids of the views that have states here, whether or not a checkpoint counts them."""
-        found = (name.removeprefix("v") for name in self.disk.names())
+        names = self._homes.names(self.disk.names())
+        found = (name.removeprefix("v") for name in names)
         return {int(view_id) for view_id in found if view_id.lstrip("-").isdigit()}
 
     def drop_view(self, view_id: int | str) -> None:
@@ -94,7 +97,27 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         self._packs.pop(name, None)
-        self.disk.drop(name)
+        self.disk.drop(self._homes.home(name))
+        if gone := self._homes.forget(name):
+            self.disk.write([], gone, sync=False)
+            self._homes.moved(gone)
+
+    def hand_over(self, view_id: int | str, taker: int | str, meta: Meta) -> None:
+        """Make all states of a view those of ``taker``, and write ``meta``, at once and synced.
+
+        The view has none then.  Stores of both that were given out are void from now on.
+
+        REQUIRES: nothing is in flight, all is in a checkpoint, none is under way, and ``taker``
+        has no states.
+        """
+        checkpoint.finish(self.disk)
+        self.demand_rest()
+        name = f"v{view_id}"
+        self._retract(name)
+        self._packs.pop(name, None)
+        moved = self._homes.hand_over(name, f"v{taker}")
+        self.disk.write([], {**meta, **moved}, sync=True)
+        self._homes.moved(moved)
 
     def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
         """Drop the states of a view but for those to ``keep``, and write ``meta``, all at once.
@@ -121,11 +144,12 @@ class RocksDatabase:
         """
         self.drop_view(view_id)
         name = f"v{view_id}"
+        family = self._homes.home(name)
         listed = list(runs)
         for path in listed:
-            self.disk.family(name).ingest(path)
+            self.disk.family(family).ingest(path)
         if keep is not None:
-            self.disk.clear(name, keep, {})
+            self.disk.clear(family, keep, {})
         if len(listed) == 1:
             with contextlib.suppress(OSError, StateDamaged):  # the run has it all
                 self._packs[name] = Pack(packs.of_run(listed[0]))

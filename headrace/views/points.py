@@ -77,6 +77,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
     Raises:
         UndefinedError: 42704, there is none of that name.
         PrivilegeError: the caller does not own its view.
+        UserError: 2BP01, views are fed from it.
     """
     with _connection(context, job) as conn, job.translating(), conn.transaction():
         point = points.find(conn, request.name)
@@ -84,6 +85,15 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
         if point is None or view is None:
             raise _unknown(request.name)
         names.check_owner(conn, view, request.caller)
+        names.lock(conn, view)
+        if fed := points.fed(conn, request.name):
+            raise UserError(
+                f'cannot drop connection point "{request.name}" because views are fed from it',
+                detail="\n".join(f"view {one} is fed from it" for one in fed),
+                hint="Drop these first: "
+                + " ".join(f"CALL headrace.drop_view('{one}');" for one in fed),
+                sqlstate="2BP01",
+            )
         if not points.delete(conn, request.name):
             raise _unknown(request.name)
     kept = [

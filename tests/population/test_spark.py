@@ -47,7 +47,9 @@ def both(bench, case, path, partition_rows: int = 100):
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
                 plan, ref = case.plan, snapshot.ref
-                count, write = local.populate(job, bench.dsn, plan, ref, remote, staged, sizes)
+                count, write = local.populate(
+                    job, bench.dsn, local.Inputs(plan, sizes), ref, remote, staged
+                )
                 write()
                 remote.close()
             else:

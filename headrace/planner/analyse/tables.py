@@ -58,6 +58,8 @@ class Table:
     full: bool
     statistics: Statistics | None = field(default=None, compare=False)
     """None if it was never analysed."""
+    view: str = ""
+    """The view of Headrace whose table it is, if it is read as that view sends its rows."""
 
     def column(self, attnum: int) -> TableColumn:
         """The column of that number."""
@@ -129,6 +131,14 @@ def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | Non
             )
     statistics = load_statistics(conn, oid)
     return Table(oid, schema, name, columns, key, full, statistics)
+
+
+def load_result(conn: Connection, catalog: Catalog, oid: int, view: str) -> Table:
+    """The table of the view of Headrace called ``view``: its rows come from there."""
+    row = conn.execute(_CLASS, (oid,)).fetchone()
+    assert row is not None, "the table is locked by our transaction"
+    columns = load_columns(conn, catalog, oid)
+    return Table(oid, row[0], row[1], columns, (), True, load_statistics(conn, oid), view)
 
 
 _STATISTICS: Final = """

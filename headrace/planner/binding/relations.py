@@ -25,6 +25,7 @@ from headrace.planner.analyse.tables import (
     Table,
     TableColumn,
     load_columns,
+    load_result,
     load_table,
     refuse_system,
 )
@@ -82,6 +83,8 @@ class Relations:
         self._tables: dict[int, Table] = {}
         self._generated: dict[int, dict[int, Generation]] = {}
         self._refused: dict[tuple[int, int], UnsupportedError] = {}
+        self.results: dict[int, str] = {}
+        """Views of Headrace that are not put in place, by the OID of their tables."""
         self.texts: list[str] = []
         """SQL of generated columns, in which their constants are written out."""
         self.generated: set[tuple[int, int]] = set()
@@ -120,6 +123,10 @@ class Relations:
         self._sources[oid, inherits] = FromSource(oid, row[1], columns, members)
 
     def _table(self, oid: int) -> Table:
+        if oid in self.results and oid not in self._tables:
+            view = self.results[oid]
+            self._tables[oid] = load_result(self._conn, self._catalog, oid, view)
+            self._generated[oid] = {}
         if oid not in self._tables:
             self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
             self._generated[oid] = {}

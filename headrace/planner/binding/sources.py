@@ -68,8 +68,18 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
 class Sources:
     """What one query reads."""
 
-    def __init__(self, conn: Connection, catalog: Catalog, settings: dict[str, str]) -> None:
-        """``settings`` are those of the caller that influence evaluation."""
+    def __init__(
+        self,
+        conn: Connection,
+        catalog: Catalog,
+        settings: dict[str, str],
+        over: int | None = None,
+    ) -> None:
+        """``settings`` are those of the caller that influence evaluation.
+
+        ``over``: the table of a view of Headrace that is not put in place (``PlanRequest``).
+        """
+        self._over = over
         self._conn = conn
         self._catalog = catalog
         self._settings = settings
@@ -182,6 +192,11 @@ class Sources:
             self._replace(entry, self._view(oid, reader, caller))
             return
         result = self._result(oid)
+        if result is not None and oid == self._over:
+            entry.fields["inh"] = "false"  # what others let inherit from it is no part of it
+            self.tables.results[oid] = result.name
+            self.relations.add((oid, False))
+            return
         if result is not None:
             self._replace(entry, self._result_tree(oid, result))
             return

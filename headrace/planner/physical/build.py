@@ -211,10 +211,35 @@ class PhysicalBuilder:
 
     # -- sources
 
+    def _feed(self, scans: list[lg.ScanNode], fields: tuple[TableColumn, ...]) -> str:
+        """The columns ``fields`` of what a view of Headrace sends; the node's id."""
+        table = scans[0].table
+        tests = extraction.wanted(scans, self._lowering)
+        self.pushed.extend(tests)
+        places = {extraction.own(table, c.attnum): i for i, c in enumerate(table.columns)}
+        feed = p.FeedSpec(
+            self._id("feed"),
+            tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in table.columns),
+            table.view,
+            table.oid,
+            extraction.pushdown(tests, places, self._lowering),
+        )
+        node_id = self._id("map")
+        wanted = tuple(
+            ir.Column(places[extraction.own(table, f.attnum)], f.oid, f.typmod, f.collation)
+            for f in fields
+        )
+        schema = tuple(Field(f.name, f.oid, f.typmod, f.collation) for f in fields)
+        self._nodes += [feed, p.MapSpec(node_id, feed.id, wanted, schema)]
+        return node_id
+
     def _source(self, scans: list[lg.ScanNode]) -> None:
         table = scans[0].table
         needed = {f.attnum for s in scans for _, f in (*s.fields, *s.hidden)}
         fields = tuple(c for c in table.columns if c.attnum in needed)
+        if table.view:
+            self._sources[table.oid] = (self._feed(scans, fields), fields)
+            return
         node_id = self._id("source")
         columns = tuple(source_column(f) for f in fields)
         key = tuple(source_column(table.column(number)) for number in table.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from headrace.collections import plan as physical
@@ -184,6 +184,7 @@ _COST: Final = {
     "Fused": "O(changes)",
     "Union": "O(changes)",
     "Values": "once",
+    "Feed": "O(changes)",
     "Expand": "O(changes × grouping sets)",
     "Join": "O(changes × matches)",
     "Reduce": "O(changes + touched groups)",
@@ -277,7 +278,12 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
                 else "key " + ", ".join(k.name for k in node.key)
             )
             text = f"{node.schema_name}.{node.table_name} by {identity}"
-            return text + _where(node)
+            where = _where([c.name for c in node.columns], node.pushdown)
+            if node.wanted and not where:
+                where = f" where {len(node.wanted)} predicates are true"
+            return text + where
+        case physical.FeedSpec():
+            return f"of view {node.view}{_where([f.name for f in node.schema], node.pushdown)}"
         case physical.FusedSpec():
             return " + ".join(physical.kind(type(s)) for s in node.steps)
         case physical.JoinSpec():
@@ -309,16 +315,11 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             return ""
 
 
-def _where(node: physical.SourceSpec) -> str:
-    """Which rows of the table are kept, where not all are."""
-    if not node.wanted:
+def _where(names: Sequence[str], pushdown: Sequence[str]) -> str:
+    """Which rows of a table with such columns are read, where not all are."""
+    if not pushdown:
         return ""
-    if not node.pushdown:
-        return f" where {len(node.wanted)} predicates are true"
-    parts = [
-        node.columns[int(part)].name if number % 2 else part
-        for number, part in enumerate(node.pushdown)
-    ]
+    parts = [names[int(part)] if number % 2 else part for number, part in enumerate(pushdown)]
     return " where " + _OPERATOR.sub(r"\1", "".join(parts))
 
 

@@ -1,0 +1,84 @@
+"""Views that are made of what another view sends: what that is kept in, and from when on (A-25).
+
+    attach ─► the view's states become those of a shared subplan, which it reads from then on
+              what that sends is kept for the new view, as long as its job has a hold
+    adopt  ─► the new view reads there, from the txid after its first contents on
+
+* Invariant: between the two nothing that was sent is given up; who asks (``attached``) hears if it
+  was, as after a restart of the worker, and begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.errors import (
+    DefiniteFailure,
+    QueryCancelled,
+    TransientError,
+    UndefinedError,
+    UnsupportedError,
+)
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
+from headrace.runtime.sharing import Sharing
+
+
+@dataclass(slots=True)
+class Attaching:
+    """Attaching to views of one engine; every method runs on the engine's thread."""
+
+    _book: Book
+    _durability: Durability
+    _sharing: Sharing
+    _drain: Callable[[], None]
+
+    def attach(self, view_id: int, reader: int, job: str) -> int:
+        """Keep what a view sends from now on for the view ``reader``, which ``job`` makes of it.
+
+        Answers where the rows come from: the id of a shared subplan.
+
+        Raises:
+            TransientError: not yet.
+            UndefinedError: the view is gone, or was filled anew.
+            DefiniteFailure: 55000, the view does not run now.
+            UnsupportedError: it reads the clock.
+        """
+        view = self._book.views.get(view_id)
+        if view is None:
+            raise UndefinedError(f"view {view_id} is not there")
+        if view.plan.temporal:
+            raise UnsupportedError(
+                f"a view that is fed from view {view.target.shown}, which reads the clock,"
+                " is not supported",
+                hint="Create it without the option: it is planned as one query with that view.",
+            )
+        if not view.live:
+            raise DefiniteFailure(
+                f"view {view.target.shown} does not run: it is"
+                f" {'being resynced' if view.suspended else view.status}",
+                detail=view.message,
+                sqlstate="55000",
+            )
+        if job not in self._book.holds.jobs():
+            raise QueryCancelled(f'job "{job}" has ended')
+        self._settle()
+        if not view.live:
+            raise TransientError("the view has just stopped", sqlstate="55006")
+        shared = self._sharing.part(view)
+        shared.awaited[job] = (reader, shared.mark.txid)
+        self._durability.trim()
+        return shared.id
+
+    def attached(self, feeder: int, job: str) -> bool:
+        """Whether what a job needs is kept; all that is committed is durable then."""
+        shared = self._book.subplans.get(feeder)
+        if shared is None or job not in shared.awaited:
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        self._drain()
+        self._durability.finish()
