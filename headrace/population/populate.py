@@ -46,7 +46,8 @@ from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
-from headrace.sql import points, reads, results, watched
+from headrace.sql import points, reads, results, views, watched
+from headrace.sql.status import Status
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -94,15 +95,27 @@ def plan_with_facts(
 
 
 def _point(conn: Connection, name: str | None) -> int | None:
-    """The table of the view that a connection point is of."""
+    """The table of the view that a connection point is of.
+
+    Raises:
+        UndefinedError: 42704, there is no such point.
+        TransientError: 55000, the view does not run.
+    """
     if name is None:
         return None
-    oid = points.table_of(conn, name)
-    if oid is None:
+    point = points.find(conn, name)
+    view = None if point is None else views.of_id(conn, point.view_id)
+    if view is None:
         raise UndefinedError(
             f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
         )
-    return oid
+    if view.status != Status.RUNNING:
+        raise TransientError(
+            f'view {view.shown} of connection point "{name}" does not run: it is {view.status}',
+            hint="A view can be fed from one that runs.",
+            sqlstate="55000",
+        )
+    return view.result_oid
 
 
 class Population:

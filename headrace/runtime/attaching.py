@@ -23,6 +23,7 @@ from headrace.errors import (
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.sharing import Sharing
+from headrace.sql.status import Status
 
 
 @dataclass(slots=True)
@@ -54,18 +55,16 @@ class Attaching:
                 " is not supported",
                 hint="Create it without the option: it is planned as one query with that view.",
             )
-        if not view.live:
-            raise DefiniteFailure(
-                f"view {view.target.shown} does not run: it is"
-                f" {'being resynced' if view.suspended else view.status}",
-                detail=view.message,
-                sqlstate="55000",
-            )
+        if view.status == Status.PAUSED:
+            raise DefiniteFailure(f"view {view.target.shown} is paused", sqlstate="55000")
         if job not in self._book.holds.jobs():
             raise QueryCancelled(f'job "{job}" has ended')
         self._settle()
         if not view.live:
-            raise TransientError("the view has just stopped", sqlstate="55006")
+            state = "being resynced" if view.suspended else view.status
+            raise TransientError(
+                f"view {view.target.shown} does not run: it is {state}", sqlstate="55000"
+            )
         shared = self._sharing.part(view)
         shared.awaited[job] = (reader, shared.mark.txid)
         self._durability.trim()

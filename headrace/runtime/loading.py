@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,6 +60,7 @@ class Loading:
         for view_id in [i for i in book.views if i not in listed]:
             if book.views[view_id].owned or not catalog.exists(conn, view_id):
                 self._leaving.forget(view_id)
+        self._stop_fed(listed, marks)
         for view_id, view in listed.items():
             known = book.views.get(view_id)
             if known is not None:
@@ -99,6 +101,8 @@ class Loading:
         self._durability.still()
         mark = positions.views(book.db).get(view.id)
         with book.suspects.during(view.id, LOADING):
+            for fed in self._fed_before([] if mark else [view], list(book.views.values())):
+                self._leaving.fail(fed, _emptied())
             if mark is not None:
                 self._take_back(view, mark)
             elif not self._ingest(view):
@@ -119,6 +123,29 @@ class Loading:
         self._sharing.look()
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
+        """Stop the views that are fed from one that is new here; they are ``listed`` no more."""
+        views = self._book.views
+        new = [view for view in listed.values() if view.id not in marks]
+        for view in self._fed_before(new, [views.get(i, v) for i, v in listed.items()]):
+            views[view.id] = view
+            self._leaving.fail(view, _emptied())
+            del listed[view.id]
+
+    def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
+        """Views that run, and are fed from one that was filled anew: from what it was before.
+
+        Who has filled that anew may have found its table spoilt.
+        """
+        tables = {view.target.oid for view in new}
+        return [
+            view
+            for view in among
+            if view.owned
+            and view not in new
+            and not tables.isdisjoint(feed.table_oid for feed in view.plan.feeds)
+        ]
 
     def _own(self, view: View, *, new: bool) -> None:
         """Become the owner of one view."""
@@ -264,6 +291,10 @@ class Loading:
             known = self._book.unit(view_id)
             if known is None and not catalog.exists(conn, view_id):
                 self._leaving.drop_state(view_id)
+
+
+def _emptied() -> ContinuityLost:
+    return ContinuityLost("the view that it is fed from was filled anew", hint=RESYNC)
 
 
 def _revive(view: View) -> None:

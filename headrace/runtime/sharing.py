@@ -110,9 +110,8 @@ class Sharing:
         for feeder in feeds.values():
             if feeder not in self._book.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
-        if any(feed.id not in feeds for feed in view.plan.feeds):
-            raise StateDamaged("what it is fed from is not known", hint=RESYNC)
         view.feed_on(feeds)
+        _check_fed(view)
 
     def part(self, view: View) -> Shared:
         """The shared subplan of all that a view computes, which the view itself reads then.
@@ -167,9 +166,8 @@ class Sharing:
             shared = self._book.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
                 raise ContinuityLost("what feeds the view was lost meanwhile", hint=RESYNC)
-        if any(node.id not in feeds for node in view.plan.feeds):
-            raise StateDamaged("what it is fed from is not known", hint=RESYNC)
         view.feed_on(feeds)
+        _check_fed(view)
 
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
         """Make shared subplans of what a new view has in common with others.
@@ -386,6 +384,12 @@ class Sharing:
             known = (unit.plan, subplans.signatures(unit.plan, unit.settings))
             self._signed[unit.id] = known
         return known[1]
+
+
+def _check_fed(unit: Unit) -> None:
+    """Raise StateDamaged unless all rows that come to a unit from elsewhere do."""
+    if any(feed.id not in unit.feeds for feed in unit.own.feeds):
+        raise StateDamaged("what it is fed from is not known", hint=RESYNC)
 
 
 def _largest(whole: PhysicalPlan, wanted: Container[str]) -> list[str]:

@@ -105,16 +105,6 @@ def view_of(conn: Connection, result_oid: int) -> int | None:
     return None if row is None else int(row[0])
 
 
-def table_of(conn: Connection, name: str) -> int | None:
-    """The OID of the table of the view that the point called ``name`` is of."""
-    row = conn.execute(
-        "SELECT v.result_oid::bigint FROM headrace.points p JOIN headrace.views v"
-        " ON v.id = p.view_id WHERE p.name = %s",
-        (name,),
-    ).fetchone()
-    return None if row is None else row[0]
-
-
 def fed(conn: Connection, name: str) -> list[str]:
     """The views that are fed from the point called ``name``, qualified and quoted."""
     rows = conn.execute(

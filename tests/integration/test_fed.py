@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from tests.compared import differs
 from tests.integration.test_resync import wait
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -23,14 +27,21 @@ VIEWS = {"v": SUMS}
 OVER = "SELECT n, max(total) AS most FROM v GROUP BY n"
 
 
-def inlined(query: str, view: str = "v", of: str = SUMS) -> str:
-    return query.replace(f"FROM {view}", f"FROM ({of}) {view}")
+def inlined(query: str) -> str:
+    """``query`` with the query of ``v`` in its place."""
+    return f"WITH v AS ({SUMS}) {query}"
+
+
+def refused(conn, call: str) -> psycopg.errors.Diagnostic:
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute(call)
+    return caught.value.diag
 
 
 def feed(conn, name: str, query: str, **options: object) -> None:
     conn.execute(
         "CALL headrace.create_view(%s, %s, options => %s)",
-        (name, query, json.dumps({"from": "p", **options})),
+        (name, query, json.dumps({"from": "p"} | options)),
     )
 
 
@@ -45,6 +56,25 @@ def change(conn, rng: random.Random) -> None:
         conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(1, 1100),))
 
 
+def plan_of(conn, name: str) -> str:
+    rows = conn.execute("SELECT * FROM headrace.explain_view(%s, 'physical')", (name,)).fetchall()
+    return "\n".join(str(row[0]) for row in rows)
+
+
+def scans(source, *tables: str) -> int:
+    """How often tables were read, by sequence or index."""
+    source.execute("SELECT pg_stat_force_next_flush()")
+    return source.execute(
+        "SELECT sum(seq_scan + coalesce(idx_scan, 0)) FROM pg_stat_user_tables"
+        " WHERE relname = ANY (%s)",
+        (list(tables),),
+    ).fetchone()[0]
+
+
+def exists(conn, name: str) -> bool:
+    return conn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()[0]
+
+
 def check(conn, queries: dict[str, str]) -> None:
     for name, query in queries.items():
         wait(conn, name)
@@ -53,10 +83,193 @@ def check(conn, queries: dict[str, str]) -> None:
 
 def test_a45_first_contents_come_from_the_point(commander, source):
     commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    wait(commander, "v")
+    read = scans(source, "items")
     feed(commander, "w", OVER)
+    assert scans(source, "items") == read
     check(commander, {"v": SUMS, "w": inlined(OVER)})
+    told = plan_of(commander, "w")
+    assert 'Feed of view "public"."v"' in told
+    assert "public.items" not in told
     rng = random.Random(1)
     for _ in range(10):
         change(source, rng)
     check(commander, {"v": SUMS, "w": inlined(OVER)})
     assert commander.execute("SELECT * FROM headrace.verify_view('w')").fetchall() == []
+    [row] = source.execute("SELECT attached FROM headrace.connection_points()").fetchall()
+    assert row == (["public.w"],)
+    why = refused(commander, "CALL headrace.drop_connection_point('p')")
+    assert (why.sqlstate, "public.w" in why.message_detail) == ("2BP01", True)
+    commander.execute("CALL headrace.drop_view('w')")
+    commander.execute("CALL headrace.drop_connection_point('p')")
+    change(source, rng)
+    check(commander, {"v": SUMS})
+
+
+def test_a45_a_filter_on_the_storage_key_is_an_index_lookup(commander, source):
+    source.execute("INSERT INTO items SELECT i, i, i FROM generate_series(2000, 30000) i")
+    wait(commander, "v")
+    commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'n')")
+    commander.execute("CALL headrace.create_connection_point('q', 'v', storage_key => 'total')")
+    source.execute("ANALYZE v")
+
+    def used(table: str) -> dict[str, int]:
+        source.execute("SELECT pg_stat_force_next_flush()")
+        return dict(
+            source.execute(
+                "SELECT 'seq', seq_scan FROM pg_stat_user_tables WHERE relname = %(t)s"
+                " UNION ALL SELECT 'read', idx_tup_fetch FROM pg_stat_user_tables"
+                " WHERE relname = %(t)s",
+                {"t": table},
+            ).fetchall()
+        )
+
+    query = "SELECT g, total FROM v WHERE n > 15"
+    before = used("v")
+    feed(commander, "w", query)
+    after = used("v")
+    assert after["seq"] == before["seq"]
+    assert 40 < after["read"] - before["read"] < 200
+    rng = random.Random(2)
+    for _ in range(5):
+        change(source, rng)
+    source.execute(
+        "INSERT INTO items SELECT i, i % 7 + 5000, i FROM generate_series(40000, 40200) i"
+    )
+    check(commander, {"v": SUMS, "w": inlined(query)})
+
+
+def test_a45_while_writers_go_on_and_with_other_tables(engine, commander, source):
+    """From the moment the call has returned it changes in one transaction with the view."""
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    queries = {
+        "w1": "SELECT m.name, v.total, v.n FROM v JOIN names m ON m.g = v.g",
+        "w2": "SELECT a.g, a.total - b.total AS d FROM v a JOIN v b ON b.g = a.g + 1",
+        "w3": OVER,
+    }
+    stop = threading.Event()
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        with psycopg.connect(engine.source, autocommit=True) as conn:
+            while not stop.is_set():
+                change(conn, rng)
+                with conn.transaction():
+                    conn.execute("UPDATE names SET name = name || 'x' WHERE g = %s", (seed * 2,))
+                    conn.execute("UPDATE items SET x = x + 1 WHERE g = %s", (seed * 2,))
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, seed) for seed in (1, 2)]
+        try:
+            for name, query in queries.items():
+                feed(commander, name, query)
+                for made in [n for n in ("w2", "w3") if exists(source, n)] * 5:
+                    assert differs(source, made, queries[made]) == []
+        finally:
+            stop.set()
+        for writer in writers:
+            writer.result()
+    for _ in range(2):
+        check(commander, {"v": SUMS} | {n: inlined(q) for n, q in queries.items()})
+        change(source, random.Random(9))
+
+
+def test_a25_what_cannot_be_fed_is_refused(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+
+    def why(query: str, **options: object) -> tuple[str, str]:
+        with pytest.raises(psycopg.Error) as caught:
+            feed(commander, "w", query, **options)
+        return caught.value.sqlstate, caught.value.diag.message_primary
+
+    assert why(OVER, **{"from": "q"})[0] == "42704"
+    assert why(OVER, **{"from": 1})[0] == "22023"
+    assert why("SELECT g FROM items")[0] == "22023"
+    assert why(OVER, population="spark")[0] == "22023"
+    commander.execute("CALL headrace.pause_view('v')")
+    code, message = why(OVER)
+    assert (code, '"v"' in message) == ("55000", True)
+    commander.execute("CALL headrace.resume_view('v')")
+    commander.execute(
+        "CALL headrace.create_view('c', $$SELECT id FROM items WHERE now() > '2020-01-01'$$)"
+    )
+    commander.execute("CALL headrace.create_connection_point('c', 'c')")
+    assert why("SELECT id FROM c", **{"from": "c"})[0] == "0A000"
+    assert commander.execute("SELECT count(*) FROM headrace.list_views()").fetchone() == (2,)
+    change(source, random.Random(1))
+    check(commander, {"v": SUMS})
+
+
+def test_a25_chains_and_two_on_one_point(engine, commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    some = "SELECT g FROM v WHERE n > 15"
+    feed(commander, "w", OVER)
+    feed(commander, "u", some)
+    commander.execute("CALL headrace.create_connection_point('q', 'w')")
+    top = "SELECT count(*) AS c, sum(most) AS s FROM w"
+    feed(commander, "top", top, **{"from": "q"})
+    queries = {
+        "v": SUMS,
+        "w": inlined(OVER),
+        "u": inlined(some),
+        "top": f"WITH v AS ({SUMS}), w AS ({OVER}) {top}",
+    }
+    rng = random.Random(3)
+    change(source, rng)
+    check(commander, queries)
+    # A view that is not fed reads it as one query, and shares what they have in common.
+    commander.execute("CALL headrace.create_view('plain', %s)", (OVER,))
+    queries["plain"] = inlined(OVER)
+    change(source, rng)
+    check(commander, queries)
+    engine.kill9()
+    change(source, rng)
+    engine.restart()
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
+        change(source, rng)
+        check(conn, queries)
+        for standing in ("v", "w", "u", "top"):
+            conn.execute(f"CALL headrace.pause_view('{standing}')")
+            change(source, rng)
+            check(conn, {n: q for n, q in queries.items() if n != standing})
+            conn.execute(f"CALL headrace.resume_view('{standing}')")
+            check(conn, queries)
+        for name in ("top", "plain", "w", "u"):
+            conn.execute(f"CALL headrace.drop_view('{name}')")
+            del queries[name]
+            change(source, rng)
+            check(conn, queries)
+
+
+def test_a25_who_is_fed_is_filled_anew_after_the_view(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    feed(commander, "w", OVER)
+    rng = random.Random(4)
+
+    def filled(name: str) -> int | None:
+        row = source.execute(
+            "SELECT id FROM headrace.views WHERE view_name = %s AND status = 'running'", (name,)
+        ).fetchone()
+        return row and row[0]
+
+    def again(act: str) -> None:
+        before = filled("w")
+        commander.execute(act)
+        change(source, rng)
+        wait_until(lambda: filled("w") not in (None, before), "it is filled anew", 60)
+        change(source, rng)
+
+    commander.execute("CALL headrace.resync_view('w')")
+    change(source, rng)
+    check(commander, {"v": SUMS, "w": inlined(OVER)})
+    again("CALL headrace.resync_view('v')")
+    check(commander, {"v": SUMS, "w": inlined(OVER)})
+    # What a hand has changed shows in what is made of it, until the view is filled anew.
+    source.execute("UPDATE v SET total = 1e9 WHERE g = 7")
+    commander.execute("CALL headrace.drop_view('w')")
+    feed(commander, "w", OVER)
+    again("CALL headrace.resync_view('v')")
+    check(commander, {"v": SUMS, "w": inlined(OVER)})
+    other = SUMS.replace("sum(x)", "sum(x) + 1")
+    again(f"CALL headrace.alter_view('v', '{other}')")
+    check(commander, {"v": other, "w": f"WITH v AS ({other}) {OVER}"})
