@@ -1,0 +1,128 @@
+"""A view is fed from a connection point while builder or worker are killed (A-25, A-45)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+
+import psycopg
+import pytest
+
+from headrace.process import faults
+from tests.compared import differs, status_of
+from tests.faults.helpers import signal_worker
+from tests.faults.test_points import Writers
+from tests.waiting import wait_until
+
+ROWS = 2_000
+POINT = "SELECT i.id, i.g, i.x FROM items i JOIN groups g ON i.g = g.g WHERE g.open"
+SUMS = "SELECT s.g, n.open, s.n, s.s FROM (SELECT g, count(*) AS n, sum(x) AS s FROM v GROUP BY g) s JOIN groups n USING (g)"
+CREATE = "CALL headrace.create_view('w', %s, options => '{\"from\": \"p\"}')"
+
+BUILDER = (
+    faults.ATTACHED, faults.POPULATION_BEGINS, faults.POPULATION_SEALED, faults.BEFORE_PUBLISH,
+    faults.PUBLISHED, faults.ADOPTED,
+)  # fmt: skip
+WORKER = (faults.BEFORE_PART, faults.PARTED, faults.STATES_TAKEN)
+QUICK = (faults.ATTACHED, faults.PARTED, faults.PUBLISHED, faults.STATES_TAKEN)
+
+
+@pytest.fixture
+def traps(tmp_path):
+    folder = tmp_path / "traps"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def engine(database, start_engine, traps):
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE groups (g int PRIMARY KEY, open bool)")
+        conn.execute("INSERT INTO groups SELECT i, i % 3 > 0 FROM generate_series(0, 9) i")
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
+        conn.execute(
+            f"INSERT INTO items SELECT i, i % 10, i * 1.50 FROM generate_series(1, {ROWS}) i"
+        )
+    return start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as conn:
+        yield conn
+
+
+def call(engine, statement: str, *values: object) -> psycopg.Error | None:
+    """What a call has failed with."""
+    try:
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            conn.execute(statement, values)
+    except psycopg.Error as error:
+        return error
+    return None
+
+
+def check(engine, source) -> None:
+    """Both are there, run, and show their queries."""
+    for name in ("v", "w"):
+        wait_until(lambda n=name: status_of(source, n)[0] == "running", f"{name} runs", 60)
+        wait = f"CALL headrace.wait_for('{name}')"
+        wait_until(lambda w=wait: call(engine, w) is None, f"{name} is there", 60)
+    assert differs(source, "v", POINT) == []
+    assert differs(source, "w", f"WITH v AS ({POINT}) {SUMS}") == []
+
+
+def rarely(point: str):
+    return pytest.param(point, marks=[pytest.mark.slow] * (point not in QUICK))
+
+
+@pytest.mark.parametrize("point", [rarely(point) for point in BUILDER + WORKER])
+def test_a45_killed_at_a_point(engine, source, traps, point):
+    """It is there or it is not; and nothing is left that a second call stumbles over."""
+    assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
+    assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
+    with Writers(engine.source):
+        (traps / point).write_text("kill:1")
+        call(engine, CREATE, SUMS)
+        assert (traps / f"{point}.sprung").exists()
+        if source.execute("SELECT to_regclass('w') IS NULL").fetchone()[0]:
+            wait_until(lambda: call(engine, CREATE, SUMS) is None, "it is created", 60)
+    check(engine, source)
+    source.execute("UPDATE items SET x = x + 1 WHERE id % 3 = 0")
+    source.execute("UPDATE groups SET open = NOT open WHERE g < 4")
+    check(engine, source)
+    assert call(engine, "CALL headrace.drop_view('w')") is None
+    assert call(engine, "CALL headrace.drop_view('v')") is None
+
+
+@pytest.mark.slow
+def test_a45_the_worker_is_killed_at_any_moment(engine, source):
+    assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
+    assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
+    rng = random.Random(1)
+    for _ in range(6):
+        with Writers(engine.source):
+            thread = threading.Thread(target=call, args=(engine, CREATE, SUMS))
+            thread.start()
+            thread.join(rng.uniform(0.05, 1.5))
+            signal_worker(engine, signal.SIGKILL)
+            thread.join()
+            if source.execute("SELECT to_regclass('w') IS NULL").fetchone()[0]:
+                wait_until(lambda: call(engine, CREATE, SUMS) is None, "it is created", 60)
+        check(engine, source)
+        assert call(engine, "CALL headrace.drop_view('w')") is None
+
+
+def test_a25_lost_states_come_back(engine, source):
+    """The view first, then who is fed from it."""
+    assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
+    assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
+    assert call(engine, CREATE, SUMS) is None
+    engine.stop()
+    for path in (engine.data_dir / "state").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    source.execute("UPDATE items SET x = x + 1")
+    engine.start()
+    check(engine, source)
