@@ -13,8 +13,8 @@ of them in any two right answers:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from psycopg import sql
@@ -95,18 +95,19 @@ class Open:
         ).format(names=names, calls=sql.SQL(", ").join(calls))
 
 
-def trace(physical: plan.PhysicalPlan) -> Open:
-    """What the view of a plan leaves open."""
-    tracer = _Tracer()
+def trace(physical: plan.PhysicalPlan, fed: Mapping[str, Open] | None = None) -> Open:
+    """What the view of a plan leaves open; ``fed``: what those do that feed it, by node."""
+    tracer = _Tracer(fed or {})
     for node in physical.nodes:
         tracer.visit(node)
     return Open(tracer.marks[physical.sink.id], tracer.decides)
 
 
 class _Tracer:
-    def __init__(self) -> None:
+    def __init__(self, fed: Mapping[str, Open]) -> None:
         self.marks: dict[str, Marks] = {}
         self.decides = False
+        self._fed = fed
         self._schemas: dict[str, Schema] = {}
 
     def visit(self, node: plan.Node) -> None:
@@ -158,6 +159,11 @@ class _Tracer:
                 return below[0] + (None,) * len(node.tests)
             case plan.SinkSpec():
                 return below[0]
+            case plan.FeedSpec() if node.id in self._fed:
+                found = self._fed[node.id]
+                self.decides = self.decides or found.decides
+                # Nodes of another plan may be called alike.
+                return tuple(m and replace(m, source=(node.id, m.source)) for m in found.marks)
             case plan.RecursiveSpec() if any(map(_shows_order, node.step)):
                 self.decides = True
         # Whatever else reads such a column tells rows apart by it.

@@ -48,12 +48,13 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
-from headrace.sql import progress, states, views, watched
+from headrace.sql import points, progress, states, views, watched
 from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
 from headrace.sql.views import ViewRow
 from headrace.types import FLOAT4, FLOAT8, NUMERIC
 from headrace.views import clocks, open_order
+from headrace.views.open_order import Open
 from headrace.views.pause import check_not_live
 
 _log = structlog.get_logger(__name__)
@@ -87,6 +88,9 @@ class _Subject:
     caller: str | None
     owns: bool
     """Whether the caller may see what the query is."""
+    open: Open
+    grouped: bool
+    """Whether not every digit is determined by the query."""
 
 
 def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str, Any]:
@@ -161,7 +165,21 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     # What it reads of ours is a moment behind: its query is asked instead.
     query = inlined(conn, stored.canonical, stored.named)
     name = sql.Identifier(schema, table)
-    return _Subject(view, query, stored.settings, rebuilt, name, request.caller, owns)
+    leaves = _left_open(conn, rebuilt)
+    return _Subject(view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves)
+
+
+def _left_open(conn: Connection, physical: plan.PhysicalPlan) -> tuple[Open, bool]:
+    """What the query of a plan leaves open: of the order of rows, and of digits."""
+    grouped = any(isinstance(node, _LOOSE) for node in physical.nodes)
+    fed: dict[str, Open] = {}
+    for feed in physical.feeds:
+        view_id = points.view_of(conn, feed.table_oid)
+        stored = None if view_id is None else views.stored(conn, view_id)
+        if stored is not None:
+            fed[feed.id], below = _left_open(conn, plan.from_json(stored.plan))
+            grouped = grouped or below
+    return open_order.trace(physical, fed), grouped
 
 
 def _gone(view: ViewRow) -> UndefinedError:
@@ -232,7 +250,7 @@ class _Proof:
         """What the view took for now() at the boundary."""
         # Not the names of the view: any two of them may be the same.
         self._columns = [f"a{n}" for n in range(len(schema))]
-        self._open = open_order.trace(subject.physical)
+        self._open = subject.open
 
     def run(self) -> dict[str, Any]:
         job, settings = self._job, self._context.settings
@@ -418,8 +436,7 @@ class _Proof:
         Without grouping every digit is determined, and nothing is done.  Answers which columns
         were not compared wholly, if some were not.
         """
-        nodes = self._subject.physical.nodes
-        grouped = any(isinstance(n, _LOOSE) for n in nodes)
+        grouped = self._subject.grouped
         loose = [c for c, o in self._typed if o == NUMERIC]
         unsure = [c for c, m in zip(self._columns, self._open.marks, strict=True) if m]
         floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.compared import differs
+from tests.compared import differs, status_of
 from tests.integration.test_resync import wait
 from tests.waiting import wait_until
 
@@ -273,3 +273,115 @@ def test_a25_who_is_fed_is_filled_anew_after_the_view(commander, source):
     other = SUMS.replace("sum(x)", "sum(x) + 1")
     again(f"CALL headrace.alter_view('v', '{other}')")
     check(commander, {"v": other, "w": f"WITH v AS ({other}) {OVER}"})
+
+
+def test_a47_nothing_above_is_merged_with_what_is_below(engine, commander, source):
+    """A filter stays above, though the query below could take it; and the caller sees no source."""
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        role = conn.execute(
+            "SELECT 'fed_' || oid FROM pg_database WHERE datname = current_database()"
+        )
+        name = role.fetchone()[0]
+        conn.execute(f"CREATE ROLE {name} LOGIN")
+        conn.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
+    try:
+        dsn = psycopg.conninfo.make_conninfo(engine.dsn, user=name)
+        some = "SELECT g, total, n FROM v WHERE g = 7"
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                feed(conn, "w", some)
+            source.execute(f"GRANT SELECT ON v TO {name}")
+            feed(conn, "w", some)
+            told = plan_of(conn, "w")
+        assert 'Feed of view "public"."v" where' in told, told
+        assert "public.items" not in told
+        change(source, random.Random(5))
+        source.execute("UPDATE items SET x = x + 1 WHERE g = 7")
+        check(commander, {"w": inlined(some)})
+        # What its owner may not read any more stops it.
+        source.execute(f"REVOKE SELECT ON v FROM {name}")
+        wait_until(lambda: status_of(source, "w")[:2] == ("error", "42501"), "it stops")
+        check(commander, {"v": SUMS})
+        source.execute(f"GRANT SELECT ON v TO {name}")
+        wait_until(lambda: status_of(source, "w")[0] == "running", "it is back", 60)
+        change(source, random.Random(6))
+        check(commander, {"w": inlined(some)})
+        commander.execute("CALL headrace.drop_view('w')")
+    finally:
+        source.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a45_verify_knows_what_the_view_below_leaves_open(commander, source):
+    lists = "SELECT g, array_agg(id) AS ids, sum(x) AS s FROM items GROUP BY g"
+    commander.execute("CALL headrace.create_view('l', %s)", (lists,))
+    commander.execute("CALL headrace.create_connection_point('l', 'l')")
+    feed(commander, "w", "SELECT ids, s, g FROM l", **{"from": "l"})
+    change(source, random.Random(7))
+    source.execute("UPDATE items SET x = x + 1 WHERE id % 3 = 0")
+    wait(commander, "w")
+    assert commander.execute("SELECT * FROM headrace.verify_view('w')").fetchall() == []
+    source.execute("UPDATE w SET ids = ids[2:] WHERE g = 3")
+    assert len(commander.execute("SELECT * FROM headrace.verify_view('w')").fetchall()) == 2
+
+
+def test_a25_tables_below_change_their_shape(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    feed(commander, "w", OVER)
+    rng = random.Random(8)
+    queries = {"v": SUMS, "w": inlined(OVER)}
+    source.execute("ALTER TABLE items RENAME g TO h")
+    source.execute("UPDATE items SET h = h + 1 WHERE id < 9")
+    source.execute("ALTER TABLE items RENAME h TO g")
+    source.execute("ALTER TABLE items ADD COLUMN more text DEFAULT 'x'")
+    change(source, rng)
+    check(commander, queries)
+    # Also while the view itself stands still.
+    commander.execute("CALL headrace.pause_view('v')")
+    source.execute("ALTER TABLE items RENAME x TO y")
+    source.execute("UPDATE items SET y = y + 1 WHERE id < 99")
+    source.execute("ALTER TABLE items RENAME y TO x")
+    change(source, rng)
+    check(commander, {"w": queries["w"]})
+    commander.execute("CALL headrace.resume_view('v')")
+    check(commander, queries)
+    source.execute("ALTER TABLE items ALTER x TYPE numeric(12, 4)")
+    change(source, rng)
+
+    for name in queries:
+        wait_until(lambda n=name: status_of(source, n)[0] == "error", f"{name} has stopped")
+    why = refused(commander, "CALL headrace.resync_view('w')")
+    assert (why.sqlstate, '"v"' in why.message_primary) == ("55000", True)
+    for name in queries:
+        commander.execute(f"CALL headrace.resync_view('{name}')")
+    change(source, rng)
+    check(commander, queries)
+
+
+def test_a25_beside_what_is_shared_already(commander, source):
+    """The view has handed a part of its plan over before; one that is fed reads the clock."""
+    joined = "FROM items i JOIN names m ON m.g = i.g"
+    queries = {
+        "a": f"SELECT m.name, sum(i.x) AS s {joined} GROUP BY m.name",
+        "b": f"SELECT m.name, i.x {joined}",
+    }
+    for name, query in queries.items():
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+    wait_until(lambda: "kept once" in plan_of(commander, "a"), "they share")
+    rng = random.Random(9)
+    for point in queries:
+        commander.execute(f"CALL headrace.create_connection_point('{point}', '{point}')")
+        over = f"SELECT name, count(*) AS c FROM {point} WHERE now() > '2020-01-01' GROUP BY name"
+        feed(commander, f"of_{point}", over, **{"from": point})
+        change(source, rng)
+    for point, query in list(queries.items()):
+        queries[f"of_{point}"] = (
+            f"WITH {point} AS ({query}) SELECT name, count(*) AS c FROM {point} GROUP BY name"
+        )
+    check(commander, queries)
+    for gone in ("b", "a"):
+        commander.execute(f"CALL headrace.drop_view('of_{gone}')")
+        commander.execute(f"CALL headrace.drop_view('{gone}')")
+        del queries[f"of_{gone}"], queries[gone]
+        change(source, rng)
+        check(commander, queries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import UnsupportedError, UserError
+from headrace.errors import UserError
 from headrace.population.options import ViewOptions
 
 MODES = "Values are: auto, local, spark."
@@ -15,7 +15,7 @@ WRITE = 'Write for example {"key": ["country"]}.'
 LATE = 'option "latency_ms" must be a number of milliseconds up to 3600000'
 LIMIT = "must be a number from 1 to 2147483647"
 KNOWN = (
-    "Options are: block, commit_group, history, key, latency_ms, max_recursion_iterations,"
+    "Options are: block, commit_group, from, history, key, latency_ms, max_recursion_iterations,"
     " max_recursion_rows, on_change, on_damage, population, sharing, threshold_rows,"
     " view_memory_bytes_max, view_rows_max, view_time_ms_max."
 )
@@ -86,8 +86,8 @@ def test_what_fits(given, made):
     assert ViewOptions.of(given) == made
 
 
-def test_first_contents_come_from_no_connection_point():
-    with pytest.raises(UnsupportedError, match='option "from" is not supported') as caught:
-        ViewOptions.of({"from": "p"})
-    assert caught.value.code == "0A000"
-    assert "kept once" in (caught.value.hint or "")
+def test_a_view_that_is_fed_is_loaded_in_process():
+    assert ViewOptions.of({"from": "p", "population": "local"}).point == "p"
+    with pytest.raises(UserError, match='"spark" with option "from"') as caught:
+        ViewOptions.of({"from": "p", "population": "spark"})
+    assert caught.value.code == "22023"

@@ -344,3 +344,40 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
             assert len(index.scan_many([b"k"])[0]) == stored + 1
         del store, index
         database.close()
+
+
+def test_states_are_handed_over_with_what_is_written(tmp_path: Path) -> None:
+    database = RocksDatabase(tmp_path / "db")
+    one, other = database.view(1), database.view(2)
+    fill_next(one, 0, 10)
+    fill_next(other, 0, 3)
+    checkpoint(database, [one, other], {})
+    had = one.dump()
+    database.hand_over(1, -64, {b"m": b"1"})
+    assert database.view(-64, 1).dump() == had
+    assert database.view(1, 1).dump() == {}
+    database.close()
+
+    database = RocksDatabase(tmp_path / "db")
+    assert database.get_meta(b"m") == b"1"
+    assert database.views() == {-64, 2}
+    taker, giver = database.view(-64, 1), database.view(1, 1)
+    assert (taker.dump(), giver.dump()) == (had, {})
+    # Each goes on by itself.
+    fill_next(taker, 10, 12)
+    fill_next(giver, 20, 21)
+    checkpoint(database, [taker, giver], {})
+    assert (len(taker.dump()["s"]), len(giver.dump()["s"])) == (12, 1)
+    # Who has handed over is gone, however often that is said; the taker has all.
+    for _ in range(2):
+        database.drop_view(1)
+        assert database.views() == {-64, 2}
+    assert len(database.view(-64, 2).dump()["s"]) == 12
+    database.drop_view(-64)
+    assert database.views() == {2}
+    database.close()
+
+    database = RocksDatabase(tmp_path / "db")
+    assert database.views() == {2}
+    assert database.view(-64).dump() == {}
+    database.close()
