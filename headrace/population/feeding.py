@@ -109,7 +109,8 @@ class Feeding:
             SnapshotLost: it did not stop there; begin anew.
             DefiniteFailure: it has stopped.
         """
-        about = {"job": self._job.name, "lsn": int(snapshot.ref.start_lsn)}
+        lsn = int(snapshot.ref.start_lsn)
+        about = {"job": self._job.name, "lsn": lsn, "cutting": True}
         while True:
             self._job.check()
             try:

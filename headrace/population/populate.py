@@ -24,7 +24,6 @@ from headrace.errors import (
     PrerequisiteError,
     SnapshotLost,
     TransientError,
-    UndefinedError,
     UserError,
 )
 from headrace.expressions.remote import RemoteEvaluator
@@ -106,9 +105,7 @@ def _point(conn: Connection, name: str | None) -> int | None:
     point = points.find(conn, name)
     view = None if point is None else views.of_id(conn, point.view_id)
     if view is None:
-        raise UndefinedError(
-            f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
-        )
+        raise points.unknown(name)
     if view.status != Status.RUNNING:
         raise TransientError(
             f'view {view.shown} of connection point "{name}" does not run: it is {view.status}',

@@ -25,7 +25,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import StateMark
-from headrace.runtime.sharing import Sharing
+from headrace.runtime.sharing import FeedLost, Sharing
 from headrace.runtime.suspects import LOADING
 from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
@@ -103,10 +103,16 @@ class Loading:
         with book.suspects.during(view.id, LOADING):
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
                 self._leaving.fail(fed, _emptied())
-            if mark is not None:
-                self._take_back(view, mark)
-            elif not self._ingest(view):
-                raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+            try:
+                if mark is not None:
+                    self._take_back(view, mark)
+                elif not self._ingest(view):
+                    raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+            except FeedLost as error:
+                # It is there, and is filled anew by itself.
+                book.views[view.id] = view
+                self._leaving.fail(view, error)
+                return
         for other in list(book.views.values()):
             # A resync has put this one in its place: two may never write one table.
             if other.id != view.id and other.target.oid == view.target.oid:

@@ -69,6 +69,10 @@ _PER_VIEW_MAX: Final = 64
 _RETRY_S: Final = 1.0
 
 
+class FeedLost(ContinuityLost):
+    """What a view is fed from is not there any more."""
+
+
 class Sharing:
     """The shared subplans of one engine; every method runs on the engine's thread."""
 
@@ -160,12 +164,12 @@ class Sharing:
         """Have a new view, whose first contents are of ``txid``, read what it was made of.
 
         Raises:
-            ContinuityLost: that is gone, or was set back.
+            FeedLost: that is gone, or was set back.
         """
         for feeder in feeds.values():
             shared = self._book.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
-                raise ContinuityLost("what feeds the view was lost meanwhile", hint=RESYNC)
+                raise FeedLost("what feeds the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
 

@@ -98,6 +98,14 @@ class Taps:
                     # It is somebody else's proof that fails, not the view.
                     tap.error = TransientError(f"the tap cannot be written: {error}")
 
+    def view_of(self, job: str) -> int:
+        """The id of the view of a job's tap.
+
+        Raises:
+            TransientError: there is no such tap (any more).
+        """
+        return self._tap(job).view_id
+
     def stop_cutting(self, job: str) -> int:
         """Batches may have any size again; returns the view's id.
 

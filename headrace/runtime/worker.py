@@ -190,10 +190,14 @@ class Worker:
         return {"path": str(path)}
 
     async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
-        """The last txid before ``lsn``; None: the view is not there yet, ask again."""
+        """The last txid before ``lsn``; None: the view is not there yet, ask again.
+
+        ``cutting``: until then every transaction is a batch, so that one ends there.
+        """
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.waits, self._engine.taps
-        view_id = await self._on_engine(lambda: taps.stop_cutting(job))
+        first = taps.view_of if params.get("cutting") else taps.stop_cutting
+        view_id = await self._on_engine(lambda: first(job))
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -201,6 +205,7 @@ class Worker:
         except TimeoutError:
             return None
         txid = await self._on_engine(lambda: taps.position(job, lsn))
+        await self._on_engine(lambda: taps.stop_cutting(job))
         instant = await self._on_engine(lambda: taps.instant(job, txid))
         return {"txid": txid, "instant": instant}
 

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import psycopg
 
+from headrace.errors import UndefinedError
+
 Connection = psycopg.Connection[Any]
 
 # Valid for every query: whole, ordered, and known to the planner.
@@ -78,6 +80,13 @@ def find(conn: Connection, name: str) -> Point | None:
     """The point called ``name``."""
     row = conn.execute(f"{_POINTS} WHERE p.name = %s", (name,)).fetchone()
     return None if row is None else Point(*row)
+
+
+def unknown(name: str) -> UndefinedError:
+    """That there is no point called ``name``."""
+    return UndefinedError(
+        f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
+    )
 
 
 def of_view(conn: Connection, view_id: int) -> list[Point]:

@@ -23,7 +23,7 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
-from headrace.sql import history, views
+from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
 from headrace.views import quotas
 
@@ -100,6 +100,10 @@ class _Creation(Population):
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)
+        point = self._options.point
+        if point is not None and points.find(conn, point) is None:
+            # From now on it is not dropped before the view is.
+            raise points.unknown(point)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""

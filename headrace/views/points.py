@@ -83,7 +83,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
         point = points.find(conn, request.name)
         view = None if point is None else views.of_id(conn, point.view_id)
         if point is None or view is None:
-            raise _unknown(request.name)
+            raise points.unknown(request.name)
         names.check_owner(conn, view, request.caller)
         names.lock(conn, view)
         if fed := points.fed(conn, request.name):
@@ -95,7 +95,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
                 sqlstate="2BP01",
             )
         if not points.delete(conn, request.name):
-            raise _unknown(request.name)
+            raise points.unknown(request.name)
     kept = [
         *(["its history (set_history)"] if point.keep is not None else []),
         *(["its index (drop_index)"] if point.storage_key is not None else []),
@@ -146,12 +146,6 @@ def _enter(conn: Connection, view: ViewRow, point: Point) -> None:
         )
     if point.keep is not None:
         history.ask(conn, view.id, points.enough(conn, view.id, point.keep))
-
-
-def _unknown(name: str) -> UndefinedError:
-    return UndefinedError(
-        f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
-    )
 
 
 def _connection(context: JobContext, job: Job) -> Any:

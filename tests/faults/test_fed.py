@@ -25,7 +25,7 @@ BUILDER = (
     faults.PUBLISHED, faults.ADOPTED,
 )  # fmt: skip
 WORKER = (faults.BEFORE_PART, faults.PARTED, faults.STATES_TAKEN)
-QUICK = (faults.ATTACHED, faults.PARTED, faults.PUBLISHED, faults.STATES_TAKEN)
+QUICK = (faults.PARTED, faults.PUBLISHED)
 
 
 @pytest.fixture
@@ -114,6 +114,7 @@ def test_a45_the_worker_is_killed_at_any_moment(engine, source):
         assert call(engine, "CALL headrace.drop_view('w')") is None
 
 
+@pytest.mark.slow
 def test_a25_lost_states_come_back(engine, source):
     """The view first, then who is fed from it."""
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None

@@ -200,6 +200,7 @@ def test_a25_what_cannot_be_fed_is_refused(commander, source):
     check(commander, {"v": SUMS})
 
 
+@pytest.mark.slow
 def test_a25_chains_and_two_on_one_point(engine, commander, source):
     commander.execute("CALL headrace.create_connection_point('p', 'v')")
     some = "SELECT g FROM v WHERE n > 15"
@@ -270,9 +271,23 @@ def test_a25_who_is_fed_is_filled_anew_after_the_view(commander, source):
     feed(commander, "w", OVER)
     again("CALL headrace.resync_view('v')")
     check(commander, {"v": SUMS, "w": inlined(OVER)})
+
+
+@pytest.mark.slow
+def test_a25_the_view_below_gets_another_query(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    feed(commander, "w", OVER)
     other = SUMS.replace("sum(x)", "sum(x) + 1")
-    again(f"CALL headrace.alter_view('v', '{other}')")
-    check(commander, {"v": other, "w": f"WITH v AS ({other}) {OVER}"})
+    commander.execute(f"CALL headrace.alter_view('v', '{other}')")
+    change(source, random.Random(4))
+    queries = {"v": other, "w": f"WITH v AS ({other}) {OVER}"}
+    wait_until(
+        lambda: status_of(source, "w")[0] == "running" and not differs(source, "w", queries["w"]),
+        "it is filled anew",
+        60,
+    )
+    change(source, random.Random(5))
+    check(commander, queries)
 
 
 def test_a47_nothing_above_is_merged_with_what_is_below(engine, commander, source):
