@@ -362,6 +362,8 @@ class FeedSpec(PlanPart, frozen=True):
     """That view's table, whose rows are read for the first contents."""
     pushdown: tuple[str, ...] = ()
     """Which of them are, as of ``SourceSpec``; the others are left out by what follows."""
+    wanted: tuple[Expr, ...] = ()
+    """The same as expressions."""
 
 
 class TimeTestSpec(PlanPart, frozen=True):

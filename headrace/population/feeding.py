@@ -25,6 +25,7 @@ import pyarrow as pa
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import FeedSpec, SourceColumn, SourceSpec
+from headrace.collections.source import only_wanted
 from headrace.errors import (
     HeadraceError,
     SnapshotLost,
@@ -42,7 +43,7 @@ from headrace.population.tables import TableSize
 from headrace.postgres.connect import Connection
 from headrace.process import bounds
 from headrace.sql import points, progress, views
-from headrace.types import Field
+from headrace.types import Schema
 
 
 class Feeding:
@@ -140,7 +141,7 @@ class Feeding:
                 flow.load_feed(self.node.id, _without(removed, columns, self.node.schema))
                 bounds.progress()
                 self._job.rows(read)
-        if removed.total() and not self._source.pushdown:
+        if removed.total():
             raise StateDamaged(
                 f"the table of view {self.node.view} lacks rows that the view has written",
                 hint=f"CALL headrace.resync_view('{self.node.view}').",
@@ -169,14 +170,18 @@ class Feeding:
             txid, weight, row = line.split(b"\t", 2)
             if first < int(txid) <= self._last:
                 net[row] += int(weight)
-        added = b"".join((row + b"\n") * count for row, count in net.items() if count > 0)
-        removed = Counter({row: -count for row, count in net.items() if count < 0})
-        if not added:
-            return [], removed
-        schema = self.node.schema
-        values = copytext.split(added, len(schema))
-        typed = [text.parse(v, f.oid) for v, f in zip(values, schema, strict=True)]
-        return [typed], removed
+        schema, pushed = self.node.schema, self._source.pushdown
+        added = [
+            _typed(
+                b"".join((row + b"\n") * count for row, count in net.items() if count > 0), schema
+            )
+        ]
+        gone = _typed(
+            b"".join((row + b"\n") * -count for row, count in net.items() if count < 0), schema
+        )
+        # Of what is not read, nothing is to be left out.
+        removed = _lines(only_wanted(self._source, gone) if pushed else gone, schema)
+        return added, Counter(removed)
 
 
 def _lost(error: HeadraceError) -> SnapshotLost:
@@ -203,22 +208,30 @@ def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:
         full_identity=True,
         pushdown=node.pushdown,
         schema=node.schema,
+        wanted=node.wanted,
     )
     return source, row[2]
 
 
-def _without(
-    removed: Counter[bytes], columns: list[pa.Array], schema: tuple[Field, ...]
-) -> list[pa.Array]:
+def _typed(lines: bytes, schema: Schema) -> list[pa.Array]:
+    """Columns of COPY text."""
+    values = copytext.split(lines, len(schema))
+    return [text.parse(v, f.oid) for v, f in zip(values, schema, strict=True)]
+
+
+def _lines(columns: list[pa.Array], schema: Schema) -> list[bytes]:
+    """COPY text of each row."""
+    values = [text.render(v, f.oid) for v, f in zip(columns, schema, strict=True)]
+    return bytes(copytext.join(values)).splitlines()
+
+
+def _without(removed: Counter[bytes], columns: list[pa.Array], schema: Schema) -> list[pa.Array]:
     """Rows but for as many of each as are ``removed``, which are counted off there."""
     if not removed.total():
         return columns
-    lines = bytes(
-        copytext.join([text.render(v, f.oid) for v, f in zip(columns, schema, strict=True)])
-    ).splitlines()
     keep = []
-    for line in lines:
-        gone = removed[line] > 0 if line in removed else False
+    for line in _lines(columns, schema):
+        gone = line in removed and removed[line] > 0
         if gone:
             removed[line] -= 1
         keep.append(not gone)

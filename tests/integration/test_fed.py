@@ -373,6 +373,32 @@ def test_a25_tables_below_change_their_shape(commander, source):
     check(commander, queries)
 
 
+def test_a25_the_view_below_has_stopped(commander, source):
+    """Who is fed goes on, also where the tables below change their shape; nobody is fed anew."""
+    commander.execute("CALL headrace.create_view('d', %s, '{\"on_damage\": \"stop\"}')", (SUMS,))
+    commander.execute("CALL headrace.create_connection_point('d', 'd')")
+    commander.execute("CALL headrace.drop_view('v')")
+    over = OVER.replace("FROM v", "FROM d")
+    feed(commander, "w", over, **{"from": "d"})
+    source.execute("DROP TABLE d")
+    change(source, random.Random(1))
+    wait_until(lambda: status_of(source, "d")[0] == "error", "it has stopped")
+    source.execute("ALTER TABLE items RENAME x TO y")
+    source.execute("UPDATE items SET y = y + 1 WHERE id < 99")
+    source.execute("ALTER TABLE items RENAME y TO x")
+    source.execute("ALTER TABLE items ADD COLUMN more text DEFAULT 'x'")
+    change(source, random.Random(2))
+    check(commander, {"w": f"WITH d AS ({SUMS}) {over}"})
+    with pytest.raises(psycopg.Error) as caught:
+        feed(commander, "u", over, **{"from": "d"})
+    assert caught.value.sqlstate == "55000"
+    commander.execute("CALL headrace.resync_view('d')")
+    change(source, random.Random(3))
+    queries = {"d": SUMS, "w": f"WITH d AS ({SUMS}) {over}"}
+    wait_until(lambda: status_of(source, "w")[0] == "running", "it is filled anew", 60)
+    check(commander, queries)
+
+
 def test_a25_beside_what_is_shared_already(commander, source):
     """The view has handed a part of its plan over before; one that is fed reads the clock."""
     joined = "FROM items i JOIN names m ON m.g = i.g"
@@ -400,3 +426,87 @@ def test_a25_beside_what_is_shared_already(commander, source):
         del queries[f"of_{gone}"], queries[gone]
         change(source, rng)
         check(commander, queries)
+
+
+KINDS = """
+CREATE TYPE mood AS ENUM ('sad', 'ok');
+CREATE TYPE pair AS (a int, b text);
+CREATE TABLE kinds (id int PRIMARY KEY, g int, n numeric, n2 numeric(10,2), f float8, r float4,
+    s text, v varchar(9), c char(6), d date, ts timestamp, tz timestamptz, i interval, m mood,
+    j json, jb jsonb, tags text[], b bytea, u uuid, net inet, p money, ok bool, bits bit(3),
+    tm time, pt point, o pair);
+CREATE FUNCTION kinds(k int) RETURNS kinds LANGUAGE sql AS $$
+    SELECT k, k % 5, k / 10.00, (k / 3.0)::numeric(10,2), CASE k % 4 WHEN 0 THEN '-0' WHEN 1 THEN 'NaN' WHEN 2 THEN
+    '1e-7' ELSE k / 7.0 END::float8, (k / 3.0)::float4, E'a\\t\\n\\r\\\\N "' || k, left('é' || k, 9)::varchar(9),
+    ('c' || k % 3)::char(6), date '2024-01-01' + k, timestamp '2024-01-01' + k * interval '1 ms',
+    timestamptz '2024-06-01 00:00+02' + k * interval '7 hours', k * interval '1 day 25:00:01.5',
+    (ARRAY['sad', 'ok'])[1 + k % 2]::mood, '{"b":  1, "a": [ ]}'::json,
+    '{"b":  1.50, "a": [ ]}'::jsonb,
+    ARRAY['x,' || k, NULL, '"{'], decode(lpad(to_hex(k), 6, '0'), 'hex'),
+    md5(k::text)::uuid, '10.0.0.0/8'::inet, (k * 1.25)::text::money, nullif(k % 3, 2) = 1,
+    (k % 8)::bit(3), time '01:02:03.5' + k * interval '1 min', NULL::point, ROW(k, 'a b')::pair $$;
+INSERT INTO kinds SELECT (kinds(k)).* FROM generate_series(1, 60) k;
+"""
+ALL = (
+    "SELECT id, g, n, n2, f, r, s, v, c, d, ts, tz, i, m, j, jb, tags, b, u, net, p, ok, bits, tm,"
+    " o, n * 1.10 AS n11, round(n, 1) AS n1, c || '|' AS cc, i * 2 AS i2, d + 1 AS d1, f * 2 AS f2,"
+    " s::char(3) AS s3, n::numeric(8, 3) AS n3, tz - interval '1 month' AS tzm, upper(v) AS uv,"
+    " ts::date AS tsd, n2::text AS n2t, -f AS nf, age(ts) > i AS older FROM kinds"
+)
+
+
+@pytest.mark.slow
+def test_values_of_all_types_are_the_same_in_the_table_and_in_what_comes(engine, commander, source):
+    """What is taken back is told in the same words as it was read."""
+    source.execute(KINDS)
+    views = {
+        "k": ALL.replace(", age(ts) > i AS older", ""),
+        "kg": "SELECT g, sum(n) AS n, avg(n2) AS a, max(i) AS i, min(tz) AS t, sum(i) AS si,"
+        " string_agg(v, ',' ORDER BY id) AS vs, max(s) AS s, sum(p) AS p, min(c) AS c,"
+        " max(f) AS xf, max(u::text) AS u FROM kinds GROUP BY g",
+    }
+    over = {
+        "k": ("SELECT * FROM k", "SELECT DISTINCT c, n2, i, ok, m, tm, s3, b FROM k WHERE g < 3"),
+        "kg": (
+            "SELECT * FROM kg WHERE g > 0",
+            "SELECT count(*) AS c, n, a, si FROM kg GROUP BY 2, 3, 4",
+        ),
+    }
+    queries: dict[str, str] = {}
+    rng = random.Random(11)
+
+    def write() -> None:
+        k = rng.randint(1, 80)
+        source.execute("DELETE FROM kinds WHERE id = %s", (k,))
+        source.execute("INSERT INTO kinds SELECT (kinds(%s)).*", (k,))
+        source.execute(
+            "UPDATE kinds SET n = n + 1.5, n2 = -n2, c = 'q', i = -i, ok = NOT ok,"
+            " tags = ARRAY[s, NULL], g = (g + 1) %% 5 WHERE id %% 9 = %s",
+            (k % 9,),
+        )
+
+    for name, query in views.items():
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+        commander.execute(f"CALL headrace.create_connection_point('{name}', '{name}')")
+        queries[name] = query
+    stop = threading.Event()
+
+    def writing() -> None:
+        while not stop.is_set():
+            write()
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(writing)
+        try:
+            for name, several in over.items():
+                for number, query in enumerate(several):
+                    feed(commander, f"{name}{number}", query, **{"from": name})
+                    queries[f"{name}{number}"] = f"WITH {name} AS ({views[name]}) {query}"
+        finally:
+            stop.set()
+        writer.result()
+    check(commander, queries)
+    source.execute("DELETE FROM kinds WHERE id % 3 > 0")
+    check(commander, queries)
+    source.execute("DELETE FROM kinds")
+    check(commander, queries)

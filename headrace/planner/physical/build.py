@@ -223,6 +223,7 @@ class PhysicalBuilder:
             table.view,
             table.oid,
             extraction.pushdown(tests, places, self._lowering),
+            tuple(self._expressions.native(e, places) for e in tests),
         )
         node_id = self._id("map")
         wanted = tuple(
