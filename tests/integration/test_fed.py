@@ -510,3 +510,35 @@ def test_values_of_all_types_are_the_same_in_the_table_and_in_what_comes(engine,
     check(commander, queries)
     source.execute("DELETE FROM kinds")
     check(commander, queries)
+
+
+@pytest.mark.slow
+def test_a25_several_at_once_altered_and_renamed(engine, commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    queries = {
+        f"w{n}": f"SELECT g % {n} AS r, sum(total) AS s FROM v GROUP BY 1" for n in (2, 3, 4)
+    }
+
+    def make(name: str) -> None:
+        with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
+            feed(conn, name, queries[name])
+
+    rng = random.Random(12)
+    with ThreadPoolExecutor(len(queries)) as pool:
+        made = [pool.submit(make, name) for name in queries]
+        while not all(one.done() for one in made):
+            change(source, rng)
+        for one in made:
+            one.result()
+    check(commander, {"v": SUMS} | {n: inlined(q) for n, q in queries.items()})
+    queries["w2"] = "SELECT g % 2 AS r, max(total) AS s FROM v GROUP BY 1"
+    commander.execute("CALL headrace.alter_view('w2', %s)", (queries["w2"],))
+    why = refused(commander, "CALL headrace.alter_view('w3', 'SELECT g AS r, x AS s FROM items')")
+    assert why.sqlstate == "22023"
+    change(source, rng)
+    check(commander, {"v": SUMS} | {n: inlined(q) for n, q in queries.items()})
+    commander.execute("CALL headrace.rename_view('v', 'u')")
+    change(source, rng)
+    commander.execute("CALL headrace.resync_view('w3')")
+    assert '"public"."u"' in plan_of(commander, "w3")
+    check(commander, {"u": SUMS} | {n: inlined(q) for n, q in queries.items()})
