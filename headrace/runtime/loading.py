@@ -102,7 +102,7 @@ class Loading:
         mark = positions.views(book.db).get(view.id)
         with book.suspects.during(view.id, LOADING):
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
-                self._leaving.fail(fed, _emptied())
+                self._leaving.fail(fed, _refilled())
             try:
                 if mark is not None:
                     self._take_back(view, mark)
@@ -136,7 +136,7 @@ class Loading:
         new = [view for view in listed.values() if view.id not in marks]
         for view in self._fed_before(new, [views.get(i, v) for i, v in listed.items()]):
             views[view.id] = view
-            self._leaving.fail(view, _emptied())
+            self._leaving.fail(view, _refilled())
             del listed[view.id]
 
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
@@ -299,8 +299,9 @@ class Loading:
                 self._leaving.drop_state(view_id)
 
 
-def _emptied() -> ContinuityLost:
-    return ContinuityLost("the view that it is fed from was filled anew", hint=RESYNC)
+def _refilled() -> StructureChanged:
+    # Not damage: that may happen any number of times.
+    return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
 
 
 def _revive(view: View) -> None:
