@@ -60,7 +60,7 @@ class Feeding:
         self._path: Path
         self._last = 0
         """The last txid before the snapshot; 0: none since the tap began."""
-        self.feeder = 0
+        self._feeder = 0
         """The shared subplan that the rows come from, after the first contents."""
 
     @contextlib.contextmanager
@@ -76,7 +76,7 @@ class Feeding:
         try:
             about = {"view_id": self._view_id, "job": job.name}
             attached = self._worker.call("attach", {**about, "reader": reader_id})
-            self.feeder = int(attached["feeder"])
+            self._feeder = int(attached["feeder"])
             self._path = Path(self._worker.call("tap", about)["path"])
         except UndefinedError as error:
             raise _lost(error) from error
@@ -155,11 +155,16 @@ class Feeding:
         if _table_of(conn, self.node)[1] != self._storage:
             raise tables.changed(self._source)
 
-    def prove(self) -> None:
-        """Raise SnapshotLost unless the worker has kept all that was sent, for the new view."""
-        known = self._worker.call("attached", {"feeder": self.feeder, "job": self._job.name})
+    def prove(self) -> dict[str, Any]:
+        """What the worker has to know: where the rows come from, and whose the first ones are.
+
+        Raises:
+            SnapshotLost: the worker has not kept all that was sent.
+        """
+        known = self._worker.call("attached", {"feeder": self._feeder, "job": self._job.name})
         if not known:
             raise SnapshotLost(f"what view {self.node.view} sent meanwhile was not kept")
+        return {"feeds": {self.node.id: self._feeder}, "fed_by": self._view_id}
 
     def _pending(self, first: int) -> tuple[list[list[pa.Array]], Counter[bytes]]:
         """What was written into the table after txid ``first``: rows to add, and to leave out."""

@@ -215,8 +215,7 @@ class Population:
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             if self._feeding is not None:
-                self._feeding.prove()
-                facts["feeds"] = {self._feeding.node.id: self._feeding.feeder}
+                facts |= self._feeding.prove()
             with ThreadPoolExecutor(1, "headrace-states") as behind:
                 self._publish(staged, facts, taken, behind.submit(write_states))
         return rows

@@ -144,12 +144,12 @@ class Loading:
 
         Who has filled that anew may have found its table spoilt.
         """
-        tables = {view.target.oid for view in new}
+        ids, tables = {view.id for view in new}, {view.target.oid for view in new}
         return [
             view
             for view in among
             if view.owned
-            and view not in new
+            and view.id not in ids
             and not tables.isdisjoint(feed.table_oid for feed in view.plan.feeds)
         ]
 
@@ -198,6 +198,8 @@ class Loading:
         view.start_lsn = found.lsn
         mark = StateMark(txid, found.lsn, found.txid)
         meta: positions.Meta = {}
+        if found.fed_by and not catalog.exists(book.owner.conn, found.fed_by):
+            raise FeedLost("the view that it is fed from was filled anew", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own

@@ -289,6 +289,8 @@ class Manifest:
     runs: list[Path]
     feeds: dict[str, int]
     """Nodes whose rows come from shared subplans, from a connection point: id of each."""
+    fed_by: int
+    """The view whose table the first rows are from; 0: it is not fed."""
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -311,6 +313,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             int(data["txid"]),
             [folder / file for file in data["runs"]],
             {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
+            int(data.get("fed_by", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

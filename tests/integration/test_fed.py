@@ -75,6 +75,13 @@ def exists(conn, name: str) -> bool:
     return conn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()[0]
 
 
+def ids(source) -> set[int]:
+    """Of the views that run: one that is filled anew gets another."""
+    return {
+        row[0] for row in source.execute("SELECT id FROM headrace.views WHERE status = 'running'")
+    }
+
+
 def check(conn, queries: dict[str, str]) -> None:
     for name, query in queries.items():
         wait(conn, name)
@@ -145,7 +152,6 @@ def test_a45_while_writers_go_on_and_with_other_tables(engine, commander, source
     queries = {
         "w1": "SELECT m.name, v.total, v.n FROM v JOIN names m ON m.g = v.g",
         "w2": "SELECT a.g, a.total - b.total AS d FROM v a JOIN v b ON b.g = a.g + 1",
-        "w3": OVER,
     }
     stop = threading.Event()
 
@@ -163,7 +169,7 @@ def test_a45_while_writers_go_on_and_with_other_tables(engine, commander, source
         try:
             for name, query in queries.items():
                 feed(commander, name, query)
-                for made in [n for n in ("w2", "w3") if exists(source, n)] * 5:
+                for made in [n for n in ("w2",) if exists(source, n)] * 10:
                     assert differs(source, made, queries[made]) == []
         finally:
             stop.set()
@@ -263,8 +269,7 @@ def test_a25_who_is_fed_is_filled_anew_after_the_view(commander, source):
     commander.execute("CALL headrace.resync_view('w')")
     change(source, rng)
     check(commander, {"v": SUMS, "w": inlined(OVER)})
-    for _ in range(4):  # more often than damage is mended
-        again("CALL headrace.resync_view('v')")
+    again("CALL headrace.resync_view('v')")
     check(commander, {"v": SUMS, "w": inlined(OVER)})
     # What a hand has changed shows in what is made of it, until the view is filled anew.
     source.execute("UPDATE v SET total = 1e9 WHERE g = 7")
@@ -381,8 +386,8 @@ def test_a25_the_view_below_has_stopped(commander, source):
     commander.execute("CALL headrace.drop_view('v')")
     over = OVER.replace("FROM v", "FROM d")
     feed(commander, "w", over, **{"from": "d"})
-    source.execute("DROP TABLE d")
-    change(source, random.Random(1))
+    source.execute("DELETE FROM d")
+    source.execute("UPDATE items SET x = x + 1")
     wait_until(lambda: status_of(source, "d")[0] == "error", "it has stopped")
     source.execute("ALTER TABLE items RENAME x TO y")
     source.execute("UPDATE items SET y = y + 1 WHERE id < 99")
@@ -458,4 +463,12 @@ def test_a25_several_at_once_altered_and_renamed(engine, commander, source):
     change(source, rng)
     commander.execute("CALL headrace.resync_view('w3')")
     assert '"public"."u"' in plan_of(commander, "w3")
+    check(commander, {"u": SUMS} | {n: inlined(q) for n, q in queries.items()})
+    for _ in range(4):  # more often than damage is mended
+        before = ids(source)
+        commander.execute("CALL headrace.resync_view('u')")
+        wait_until(
+            lambda b=before: ids(source).isdisjoint(b) and len(ids(source)) == len(b), "all", 60
+        )
+    change(source, rng)
     check(commander, {"u": SUMS} | {n: inlined(q) for n, q in queries.items()})

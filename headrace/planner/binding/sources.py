@@ -329,10 +329,12 @@ class Sources:
 
 def describe(sources: Sources) -> str:
     """One line for each relation that the query reads."""
-    lines = [f"{ref.schema}.{ref.name} by {ref.identity}" for ref in sources.tables.refs()]
+    fed = sources.tables.results
+    refs = [ref for ref in sources.tables.refs() if ref.oid not in fed]
+    lines = [f"{ref.schema}.{ref.name} by {ref.identity}" for ref in refs]
     lines = [f"Table {line}" for line in lines]
     lines += [f"View {name}" for name in sorted(sources.views.values())]
-    lines += [f"View of Headrace {name}" for name in sorted(sources.results.values())]
+    lines += [f"View of Headrace {name}" for name in sorted({**sources.results, **fed}.values())]
     return "\n".join(lines)
 
 
