@@ -154,6 +154,8 @@ class Batcher:
         self._error: HeadraceError | None = None
         self._poked = False
         self._idle_lsn = 0
+        self.accepted = 0
+        """Where the last transaction that was received has ended; to read, for any thread."""
         self._kept_alive = 0
         self._urgent = 0
         self._single = False
@@ -377,6 +379,7 @@ class Batcher:
         batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1
         batch.end_lsn, batch.commit_time_us = end_lsn, time_us
+        self.accepted = end_lsn
         batch.size += self._tx_bytes
         batch.messages += self._tx_messages + len(self._tx)
         self._buffered += self._tx_bytes

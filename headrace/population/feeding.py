@@ -111,7 +111,7 @@ class Feeding:
             DefiniteFailure: it has stopped.
         """
         lsn = int(snapshot.ref.start_lsn)
-        about = {"job": self._job.name, "lsn": lsn, "cutting": True}
+        about = {"job": self._job.name, "lsn": lsn}
         while True:
             self._job.check()
             try:

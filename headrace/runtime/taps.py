@@ -46,6 +46,9 @@ class _Tap:
     path: Path
     file: IO[bytes]
     cutting_until: float
+    """When it ends at the latest, on the monotonic clock."""
+    cutting_lsn: int | None = None
+    """Where it ends; None: that is not known yet."""
     batches: list[_Batch] = field(default_factory=list)
     passed: set[int] = field(default_factory=set)
     error: HeadraceError | None = None
@@ -98,22 +101,16 @@ class Taps:
                     # It is somebody else's proof that fails, not the view.
                     tap.error = TransientError(f"the tap cannot be written: {error}")
 
-    def view_of(self, job: str) -> int:
-        """The id of the view of a job's tap.
+    def cut_until(self, job: str, lsn: int) -> int:
+        """Once the stream has come beyond ``lsn``, batches may have any size again.
 
-        Raises:
-            TransientError: there is no such tap (any more).
-        """
-        return self._tap(job).view_id
-
-    def stop_cutting(self, job: str) -> int:
-        """Batches may have any size again; returns the view's id.
+        Returns the view's id.
 
         Raises:
             TransientError: there is no such tap (any more).
         """
         tap = self._tap(job)
-        tap.cutting_until = 0.0
+        tap.cutting_lsn = lsn
         self.check()
         return tap.view_id
 
@@ -161,8 +158,15 @@ class Taps:
     def check(self) -> None:
         """Have the stream cut as the taps want it; each cycle of the engine comes by here."""
         now = clock.monotonic() if self._taps else 0.0
-        cutting = any(tap.cutting_until > now for tap in self._taps.values())
         stream = self._book.stream
+        # What is looked for may be on its way, or in a backlog: until it is cut, go on.
+        received = 0
+        if self._taps and stream is not None:
+            received = max(stream.batcher.accepted, stream.batcher.idle_lsn)
+        cutting = any(
+            tap.cutting_until > now and (tap.cutting_lsn is None or received < tap.cutting_lsn)
+            for tap in self._taps.values()
+        )
         if stream is not None and self._told != (stream, cutting):
             if cutting or self._told == (stream, True):
                 stream.batcher.single(on=cutting)

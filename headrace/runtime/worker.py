@@ -190,14 +190,10 @@ class Worker:
         return {"path": str(path)}
 
     async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
-        """The last txid before ``lsn``; None: the view is not there yet, ask again.
-
-        ``cutting``: until then every transaction is a batch, so that one ends there.
-        """
+        """The last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.waits, self._engine.taps
-        first = taps.view_of if params.get("cutting") else taps.stop_cutting
-        view_id = await self._on_engine(lambda: first(job))
+        view_id = await self._on_engine(lambda: taps.cut_until(job, lsn))
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -205,7 +201,6 @@ class Worker:
         except TimeoutError:
             return None
         txid = await self._on_engine(lambda: taps.position(job, lsn))
-        await self._on_engine(lambda: taps.stop_cutting(job))
         instant = await self._on_engine(lambda: taps.instant(job, txid))
         return {"txid": txid, "instant": instant}
 
