@@ -173,7 +173,8 @@ class SideLane:
         for shared in needed:
             at = shared.processed if shared.processed >= first else shared.output.last_txid
             others = {view.id for view in book.views_of(shared)} - mine
-            if shared.processed < first and others:
+            # Who is being made of what it sends reads it, too, from some txid on.
+            if shared.processed < first and (others or shared.awaited):
                 return first
             if at >= first:
                 last = min(last, at)
