@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Final, Self
 
 import pyarrow as pa
 
 from headrace import clock
-from headrace.errors import HeadraceError
+from headrace.errors import BugError, HeadraceError
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
@@ -98,27 +101,101 @@ class Closed(Exception):
     """There will be no job any more."""
 
 
-class Jobs(Protocol):
-    """Where a sink thread has its jobs from, and says what has become of them."""
+class Jobs(ABC):
+    """Jobs on their way from the engine's thread to a sink thread; safe between the two.
+
+    * Invariant: after a failure no job comes out until somebody rewinds.
+    """
+
+    def __init__(self) -> None:
+        """There is none."""
+        self._changed: Final = threading.Condition()
+        # Guarded by the condition's lock.
+        self._jobs: deque[CommitJob] = deque()
+        self._failure: Exception | None = None
+        self._writing = False
+        self._closed = False
+
+    # --- the engine's side
+
+    def close(self) -> None:
+        """Let the sink thread end.  REQUIRES: ``abort`` was called, or nothing is in flight."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def abort(self, interrupt: Callable[[], None]) -> None:
+        """Give up what is in flight; returns when the sink thread does nothing any more.
+
+        ``interrupt`` makes it fail where it waits.  Whether its last commit was made is found
+        out by taking the views over.  A rewind must follow.
+        """
+        with self._changed:
+            self._forget()
+            self._failure = BugError("a job after it was given up")
+            writing = self._writing
+        if writing:
+            interrupt()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
+            self._forget()
+
+    # --- the sink thread's side
 
     @property
+    @abstractmethod
     def busy_s(self) -> float:
-        """For how long the oldest txid that is not committed has been under way."""
+        """For how long the oldest txid in flight has been under way."""
 
     def next_job(self, timeout_s: float) -> CommitJob | None:
-        """The next one; None: nothing for ``timeout_s``, a moment for upkeep.
+        """The next job to commit; None: nothing for ``timeout_s``, a moment for upkeep.
 
         ``committed``, ``failed`` or ``rested`` must follow.
 
         Raises:
             Closed: there will be none any more.
         """
+        with self._changed:
+            until = clock.monotonic() + timeout_s
+            while not self._closed:
+                if self._failure is None and self._jobs:
+                    self._writing = True
+                    return self._jobs.popleft()
+                left = until - clock.monotonic()
+                if left <= 0 and self._failure is None:
+                    self._writing = True
+                    return None
+                self._changed.wait(left if left > 0 else None)
+            raise Closed
 
     def committed(self, answer: Answer) -> None:
         """The job is in the tables."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+            if self._failure is None:  # else the next owner finds it in the progress rows
+                self._answered(answer)
 
     def failed(self, error: Exception) -> None:
         """The job, or the upkeep, failed; nothing comes out any more until somebody rewinds."""
+        with self._changed:
+            self._writing = False
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def rested(self) -> None:
         """The upkeep is done."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+
+    # --- inside, under the lock
+
+    @abstractmethod
+    def _answered(self, answer: Answer) -> None:
+        """Take note of a job that is committed, and was not given up for another reason."""
+
+    def _forget(self) -> None:
+        """Nothing is in flight any more."""
+        self._jobs.clear()
+        self._failure = None

@@ -15,37 +15,31 @@ wait until the engine has time.  No connection and no dataflow here: jobs in, an
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from headrace import clock
 from headrace.errors import BugError, PrerequisiteError, TransientError
 from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, Flight, FlightState
-from headrace.runtime.jobs import Answer, Closed, CommitJob
+from headrace.runtime.jobs import Answer, CommitJob, Jobs
 
 
-class Pipeline:
+class Pipeline(Jobs):
     """Up to ``inflight_max`` txids of one source in flight; safe between the two threads."""
 
     def __init__(self, inflight_max: int, bytes_max: int = sys.maxsize) -> None:
         """``bytes_max``: no further batch is taken while more than that waits to be written."""
+        super().__init__()
         self.inflight_max: Final = max(inflight_max, 1)
         self._bytes_max: Final = bytes_max
-        self._changed = threading.Condition()
-        # Guarded by the condition's lock.
         self._coordinator: Coordinator | None = None
         self._emitted: deque[EmitBatch] = deque()
         self._processed: dict[int, CommitJob] = {}
-        self._jobs: deque[CommitJob] = deque()
         self._begun: dict[int, float] = {}
         """When the txids in flight were taken, on the monotonic clock."""
         self._answers: deque[Answer] = deque()
-        self._failure: Exception | None = None
-        self._writing = False
         self._woken = False
-        self._closed = False
 
     # --- the engine's side
 
@@ -175,28 +169,6 @@ class Pipeline:
             self._take_in(made.failed(txid, attempt))
             return True
 
-    def abort(self, interrupt: Callable[[], None]) -> None:
-        """Give up what is in flight; returns when the sink thread does nothing any more.
-
-        ``interrupt`` makes it fail where it waits.  Whether its last commit was made is found
-        out by taking the views over.  ``rewind`` must follow.
-        """
-        with self._changed:
-            self._forget()
-            self._failure = BugError("a job after the pipeline was given up")
-            writing = self._writing
-        if writing:
-            interrupt()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing)
-            self._forget()
-
-    def close(self) -> None:
-        """Let the sink thread end.  REQUIRES: ``abort`` was called, or nothing is in flight."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
     def flights(self) -> list[Flight]:
         """Txids in flight, with state and attempt; from any thread."""
         with self._changed:
@@ -208,56 +180,16 @@ class Pipeline:
         with self._changed:
             return self._waiting()
 
-    # --- the sink thread's side
-
-    def next_job(self, timeout_s: float) -> CommitJob | None:
-        """The next job to commit; None: nothing for ``timeout_s``, a moment for upkeep.
-
-        ``committed``, ``failed`` or ``rested`` must follow.
-
-        Raises:
-            Closed: there will be none any more.
-        """
-        with self._changed:
-            until = clock.monotonic() + timeout_s
-            while not self._closed:
-                if self._failure is None and self._jobs:
-                    self._writing = True
-                    return self._jobs.popleft()
-                left = until - clock.monotonic()
-                if left <= 0 and self._failure is None:
-                    self._writing = True
-                    return None
-                self._changed.wait(left if left > 0 else None)
-            raise Closed
-
-    def committed(self, answer: Answer) -> None:
-        """The job is in the tables."""
-        with self._changed:
-            self._writing = False
-            self._changed.notify_all()
-            made, job = self._made(), answer.job
-            if made.attempt(job.txid) != job.attempt or self._failure is not None:
-                return  # given up meanwhile: the next owner finds it in the progress rows
-            self._answers.append(answer)
-            del self._processed[job.txid]
-            self._begun.pop(job.txid, None)
-            self._take_in(made.committed(job.txid, job.attempt))
-
-    def failed(self, error: Exception) -> None:
-        """The job, or the upkeep, failed; nothing comes out any more until ``rewind``."""
-        with self._changed:
-            self._writing = False
-            self._failure = self._failure or error
-            self._changed.notify_all()
-
-    def rested(self) -> None:
-        """The upkeep is done."""
-        with self._changed:
-            self._writing = False
-            self._changed.notify_all()
-
     # --- inside, under the lock
+
+    def _answered(self, answer: Answer) -> None:
+        made, job = self._made(), answer.job
+        if made.attempt(job.txid) != job.attempt:
+            return  # given up meanwhile
+        self._answers.append(answer)
+        del self._processed[job.txid]
+        self._begun.pop(job.txid, None)
+        self._take_in(made.committed(job.txid, job.attempt))
 
     def _made(self) -> Coordinator:
         assert self._coordinator is not None, "after a rewind"
@@ -280,9 +212,8 @@ class Pipeline:
         return [f for f in (made.flights() if made else []) if f.txid not in waiting]
 
     def _forget(self) -> None:
+        super()._forget()
         self._emitted.clear()
         self._begun.clear()
         self._processed.clear()
-        self._jobs.clear()
         self._answers.clear()
-        self._failure = None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import BugError, TransientError
 from headrace.runtime.coordinator import FlightState
-from headrace.runtime.jobs import Answer, CommitJob
-from headrace.runtime.pipeline import Closed, Pipeline
+from headrace.runtime.jobs import Answer, Closed, CommitJob
+from headrace.runtime.pipeline import Pipeline
 
 WAIT_S = 90.0
 
