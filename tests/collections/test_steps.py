@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from headrace.collections import plan
+from headrace import clock
+from headrace.collections import plan, steps
 from headrace.collections.dataflow import Dataflow
-from headrace.collections.steps import MapStep, may_raise
+from headrace.collections.steps import MapStep, may_raise, rank
 from headrace.errors import RowError
 from headrace.expressions.ir import Remote
 from headrace.state.memory import MemoryStore
@@ -62,3 +65,44 @@ def test_an_error_names_its_row() -> None:
         made.run(diffs(schema, "+ 1 2", "+ 7 0", "+ . 0"))
     assert caught.value.code == "22012"
     assert caught.value.detail == "The row is (id, k) = (7, 0)."
+
+
+def test_a48_tests_that_commute_come_by_what_they_let_pass_and_cost() -> None:
+    few, many = rank(0.1, 1), rank(0.9, 1)
+    assert few > many
+    # What a row costs: the first test, and the second one for what passes the first.
+    assert pytest.approx(1.1) == 1 + 0.1 * 1
+    assert pytest.approx(1.9) == 1 + 0.9 * 1
+    assert rank(0.5, 1) > rank(0.5, 100)
+    assert rank(0.5, 0) > few
+
+
+def test_a48_a_filter_finds_the_order_and_shows_nobody_more_rows(monkeypatch) -> None:
+    """Only tests beside each other that cannot fail change places."""
+    monkeypatch.setattr(steps, "_ORDER_ROWS", 100)
+    # All have the same cost here: what they let pass decides.
+    now = itertools.count()
+    monkeypatch.setattr(clock, "monotonic", lambda: next(now))
+    schema = (Field("x", INT4), Field("y", INT4))
+    most = native("<", col(0), number(90))
+    least = native("=", col(1), number(0))
+    barrier = native(">", native("/", number(6), col(0), oid=INT4), number(-1))
+    half = native("<", col(0), number(50))
+    step = steps.FilterStep((most, least, barrier, half), None)
+    seen: list[tuple[int, int]] = []
+    run_program = steps.run_program
+
+    def spied(program, batch):
+        seen.append((order.index(program), batch.num_rows))
+        return run_program(program, batch)
+
+    monkeypatch.setattr(steps, "run_program", spied)
+    order = [test.program for run in step._runs for test in run]
+    rows = diffs(schema, *(f"+ {x} {x % 10}" for x in range(1, 101)))
+    expected = ["+ 10 0", "+ 20 0", "+ 30 0", "+ 40 0"]
+    for _ in range(4):
+        assert sorted(lines(step.run(rows))) == expected
+    # The first batch came in the order of the query; from the second on the one that lets little
+    # pass is first.  What may fail has seen the same rows each time, and what comes after it, too.
+    assert seen[:4] == [(0, 100), (1, 89), (2, 8), (3, 8)]
+    assert seen[-4:] == [(1, 100), (0, 10), (2, 8), (3, 8)]
