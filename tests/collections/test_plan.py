@@ -44,7 +44,7 @@ PLANS = {
         )
     ),
 }
-DIGEST = "79a1fb349630968a"
+DIGEST = "8636cc55038dc8b3"
 
 
 def parts(data: object) -> list[dict]:
