@@ -128,7 +128,7 @@ def _check_pins(plan: p.PhysicalPlan, pins: Pins) -> None:
             )
     for node in plan.nodes:
         if isinstance(node, p.SourceSpec | p.FeedSpec | p.SinkSpec) and node.id not in pins:
-            raise UserError(f'operator "{node.id}" must be pinned, a source or sink has its node')
+            raise UserError(f'operator "{node.id}" must be pinned: a source or sink has its place')
 
 
 def _constants_apart(plan: p.PhysicalPlan, pins: Pins) -> tuple[p.PhysicalPlan, dict[str, str]]:

@@ -48,7 +48,7 @@ def compare_strategies(
             lines.append(f"{strategy}: {error.message}")
             continue
         if isinstance(found, PlacementFailed):
-            where = f'operator "{found.operator}", node "{found.node}"'
+            where = f'operator "{found.operator}", worker "{found.node}"'
             lines.append(f"{strategy}: no placement: {where}: {found.reason}")
         else:
             lines.append(f"{strategy}: {_cost(found)}")

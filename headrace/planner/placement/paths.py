@@ -59,7 +59,7 @@ def select_paths(operators: Operators, topology: Topology) -> SelectedPaths | Pl
     sink = operators.pinned[operators.sink.name]
     for name, node in operators.pinned.items():
         if node not in topology.parents:
-            return PlacementFailed(name, node, f'node "{node}" is in maintenance')
+            return PlacementFailed(name, node, f'worker "{node}" is in maintenance')
     pruned: list[Edges] = []
     starts: list[_Start] = []
     chosen: dict[str, ParentChoice] = {}
@@ -99,7 +99,7 @@ def _start(
             }
     within = set(_upward(edges, node))
     if sink not in within:
-        reason = f'no path leads from node "{node}" up to node "{sink}"'
+        reason = f'no path leads from worker "{node}" up to worker "{sink}"'
         return PlacementFailed(source, node, reason)
     return _Start(source, node, _leading(edges, within, sink))
 

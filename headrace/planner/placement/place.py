@@ -86,7 +86,7 @@ def place(
     raise UserError(
         f'operator "{found.operator}" cannot be placed',
         detail=f"Strategy {strategy}: {found.reason}.{other}",
-        hint="Add capacity, or a node, or choose another strategy.",
+        hint="Add capacity, or a worker, or choose another strategy.",
         sqlstate="55000",
     )
 

@@ -29,7 +29,7 @@ class Rooms:
             for below in sorted(self._operators.upstream[name] & self._operators.pinned.keys()):
                 low = self._operators.pinned[below]
                 if low not in self._ways.nodes or not self._ways.reaches(low, node):
-                    reason = f'node "{node}" is not on the way from node "{low}" to the sink'
+                    reason = f'worker "{node}" is not on the way from worker "{low}" to the sink'
                     return PlacementFailed(name, node, reason)
         return None
 
@@ -91,7 +91,9 @@ class Slots:
         node = operator.pin
         assert node is not None, "it is pinned"
         if self.free[node] < operator.slots:
-            reason = f'it is pinned, and node "{node}" has no room for it (slots: {operator.slots})'
+            reason = (
+                f'it is pinned, and worker "{node}" has no room for it (slots: {operator.slots})'
+            )
             return PlacementFailed(operator.name, node, reason)
         self.free[node] -= operator.slots
         return None

@@ -82,7 +82,7 @@ class Topology:
             raise DuplicateError("two nodes of a topology have one name")
         for node in self.nodes:
             if node.capacity < 0 or node.taken < 0:
-                raise UserError(f'node "{node.name}" cannot have less than no slots')
+                raise UserError(f'worker "{node.name}" cannot have less than no slots')
         ends = {(link.child, link.parent) for link in self.links}
         if len(ends) < len(self.links):
             raise DuplicateError("two links of a topology join the same nodes")
@@ -123,7 +123,7 @@ class Topology:
             UndefinedError: there is none of that name.
         """
         if name not in self._places:
-            raise UndefinedError(f'node "{name}" does not exist')
+            raise UndefinedError(f'worker "{name}" does not exist')
         return self._places[name]
 
     @cached_property
@@ -199,7 +199,7 @@ class Topology:
         """
         if self.node(name).taken:
             raise UserError(
-                f'node "{name}" is in use', sqlstate="55006", hint="Set it in maintenance first."
+                f'worker "{name}" is in use', sqlstate="55006", hint="Set it in maintenance first."
             )
         nodes = tuple(n for n in self.nodes if n.name != name)
         links = tuple(link for link in self.links if name not in (link.child, link.parent))

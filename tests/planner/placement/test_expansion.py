@@ -117,7 +117,7 @@ def test_pins_that_cannot_be_are_refused(pins) -> None:
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_a_node_that_is_not_there_is_refused(strategy) -> None:
-    with pytest.raises(UndefinedError, match='node "n9" does not exist'):
+    with pytest.raises(UndefinedError, match='worker "n9" does not exist'):
         placed(strategy, QUERY, star(), PINS | {"Sink": "n9"})
 
 

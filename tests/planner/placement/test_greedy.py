@@ -55,7 +55,7 @@ def test_a_failure_says_which_operator_and_why() -> None:
     """N-13, N-16, N-20."""
     climbed = assigned(UP, CHAIN, chain(1, 0, 1), CHAIN_PINS, reserve=False)
     assert climbed == PlacementFailed(
-        "Sink", "sink", 'it is pinned, and node "sink" has no room for it (slots: 1)'
+        "Sink", "sink", 'it is pinned, and worker "sink" has no room for it (slots: 1)'
     )
     reserved = assigned(UP, CHAIN, chain(1, 0, 1), CHAIN_PINS, reserve=True)
     assert reserved == PlacementFailed(
@@ -201,4 +201,4 @@ def test_a_pin_beside_the_way_is_a_failure(strategy) -> None:
     found = try_to_place(CHAIN, where, strategy, Costs(), pins)
     assert isinstance(found, PlacementFailed)
     assert found.operator == "Source"
-    assert found.reason == 'no path leads from node "src" up to node "sink"'
+    assert found.reason == 'no path leads from worker "src" up to worker "sink"'

@@ -175,8 +175,8 @@ def test_strategies_stand_beside_each_other() -> None:
     ]
     none = compare_strategies(query, where.resized("sink", 0), costs, pins, 1).splitlines()
     assert none[0] == (
-        'bottom_up: no placement: operator "Sink", node "sink":'
-        ' it is pinned, and node "sink" has no room for it (slots: 1)'
+        'bottom_up: no placement: operator "Sink", worker "sink":'
+        ' it is pinned, and worker "sink" has no room for it (slots: 1)'
     )
     assert len(none) == 4
 

@@ -85,11 +85,11 @@ def test_nodes_in_maintenance_are_not_seen() -> None:
     found = done(selected(topology("0123456789", TWO_WAYS, maintenance="4"), sources, "0"))
     assert found.ways.up("8") == ("8", "7", "5", "2", "0")
     failed = selected(topology("0123456789", TWO_WAYS, maintenance="45"), sources, "0")
-    assert failed == PlacementFailed("L_8", "8", 'no path leads from node "8" up to node "0"')
+    assert failed == PlacementFailed("L_8", "8", 'no path leads from worker "8" up to worker "0"')
     for pinned in "80":
         failed = selected(topology("0123456789", TWO_WAYS, maintenance=pinned), sources, "0")
         assert isinstance(failed, PlacementFailed)
-        assert failed.reason == f'node "{pinned}" is in maintenance'
+        assert failed.reason == f'worker "{pinned}" is in maintenance'
 
 
 def test_logical_sources_are_pruned_again_together() -> None:
