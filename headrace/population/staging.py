@@ -17,6 +17,7 @@ that is repeated replaces its file by an equal one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -57,7 +58,13 @@ class Staging:
         gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             self.path.rename(gone)
-            shutil.rmtree(gone)
+        # A task that was about to rename a file when the name went does it in there.
+        while gone.exists():
+            try:
+                shutil.rmtree(gone)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise
 
     # --- what tasks write
 
