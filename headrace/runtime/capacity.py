@@ -63,7 +63,8 @@ class Workload:
     def overloaded(self) -> bool:
         """Whether it falls behind, though it has no rest."""
         busy = self.worked_s >= HEADROOM * self.passed_s
-        return busy and self.covered_s < _BEHIND * self.passed_s
+        # In the midst of one batch nothing can be said.
+        return busy and 0 < self.covered_s < _BEHIND * self.passed_s
 
 
 @dataclass(slots=True)
@@ -103,8 +104,9 @@ class Capacity:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
     def rewind(self) -> None:
-        """Batches come again: the source's time begins elsewhere."""
+        """Batches come again: the source's time begins elsewhere, and what was done says nothing."""
         self._last_us = 0
+        self._slices = deque([_Slice(clock.monotonic())])
 
     def load(self) -> Workload:
         """What was done in the last seconds."""
@@ -152,7 +154,9 @@ class Capacity:
         self._said = True
 
     def _costliest(self) -> str:
-        """The view that takes most, where processing takes most of all."""
+        """The view that takes most, where it is processing that takes so long."""
+        if sum(s.written_s for s in self._slices) > sum(s.processed_s for s in self._slices):
+            return ""
         units: Counter[int] = Counter()
         for each in self._slices:
             units.update(each.units)

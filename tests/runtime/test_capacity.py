@@ -31,7 +31,7 @@ def test_a43_a_unit_bears_so_many_rows_a_second():
         (Workload(10.0, 600.0, 9.9), False, 0.0165),  # it catches up
         (Workload(10.0, 0.0, 0.0), False, 0.0),  # nothing happens
         (Workload(10.0, 2.0, 1.0), False, 0.5),  # hardly anything does
-        (Workload(10.0, 0.0, 10.0), True, 0.0),  # in the midst of one batch
+        (Workload(10.0, 0.0, 10.0), False, 0.0),  # in the midst of one batch
     ],
 )
 def test_a43_who_has_no_rest_and_falls_behind_is_overloaded(load, overloaded, needed):
