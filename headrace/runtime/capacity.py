@@ -104,7 +104,7 @@ class Capacity:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
     def rewind(self) -> None:
-        """Batches come again: the source's time begins elsewhere, and what was done says nothing."""
+        """Batches come again: the source's time begins elsewhere; what was done says nothing."""
         self._last_us = 0
         self._slices = deque([_Slice(clock.monotonic())])
 
