@@ -124,7 +124,9 @@ class BlockFile:
             NoRoom: there are not so many, or the disk is full; none is taken.
         """
         chosen = self._choose(count)
-        new = [b for run in chosen for b in range(run.start, sum(run)) if b not in self._backed]
+        taken = [b for run in chosen for b in range(run.start, sum(run))]
+        new = [b for b in taken if b not in self._backed]
+        old = [b for b in taken if b in self._backed]
         try:
             self._reach(max(sum(run) for run in chosen))
             for run in runs(new):
@@ -141,10 +143,12 @@ class BlockFile:
                 hint="Make room: it is tried again, and nothing is lost meanwhile.",
             ) from error
         self._backed.update(new)
+        # What stands there is read where a page of it is written in part: better all at once.
+        for run in runs(old):
+            self._ask(run)
         for run in chosen:
             self._remove(run)
             self.rows["queue"][run.start : sum(run)] = queue
-            self._ask(run)  # or each page would be had by itself when it is written
         return chosen
 
     def give(self, blocks: Iterable[int]) -> None:
@@ -257,9 +261,15 @@ class BlockFile:
         self._whole(at, [head])
 
     def _whole(self, at: int, parts: list[bytes | memoryview]) -> None:
-        wanted = sum(map(len, parts))
-        if os.pwritev(self._file, parts, at) != wanted:
-            raise OSError(errno.EIO, "a frame was written in part only")
+        left = [memoryview(part) for part in parts if part]
+        while left:
+            # Of more than 2 GB Linux writes a part.
+            done = os.pwritev(self._file, left, at)
+            at += done
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if left:
+                left[0] = left[0][done:]
 
     def buffer(self, at: int, size: int, pin: object) -> pa.Buffer:
         """Bytes of the file from ``at``, not copied; ``pin`` lives as long as somebody has them."""

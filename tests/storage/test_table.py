@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -386,3 +387,25 @@ def test_a22_what_is_larger_than_what_is_read_ahead_is_counted(opened: Opened) -
         del frame
         assert storage.pool.used_bytes <= 8 * BLOCK
         assert not len(queue.residence.missing(begin, -(-end // BLOCK) - begin // BLOCK))
+
+
+def test_a_block_that_is_new_takes_no_memory_before_it_is_written(opened: Opened) -> None:
+    storage = opened(0)
+    taken = storage.file.take(8, 1)
+    assert storage.file.resident(taken) == 0
+
+
+def test_a_frame_that_is_written_in_pieces_is_whole(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may write less than it is given: of a value of gigabytes it does."""
+    storage = opened(0)
+    write = os.pwritev
+
+    def little(file: int, parts: list[memoryview], at: int) -> int:
+        return write(file, [memoryview(parts[0])[:100]], at)
+
+    monkeypatch.setattr(os, "pwritev", little)
+    queue = filled(storage, "q", 4, 1)
+    for block in range(4):
+        read(queue, block)
