@@ -186,6 +186,14 @@ class Book:
         """Whether some view's rows change as time passes."""
         return any(v.temporal for v in self.views.values() if v.owned)
 
+    @property
+    def aside(self) -> list[View]:
+        """The live views that are processed beside the others."""
+        groups = self.side.groups
+        if not groups:
+            return []
+        return [v for v in list(self.views.values()) if v.live and v.commit_group in groups]
+
     def unit(self, unit_id: int) -> Unit | None:
         """The view or shared subplan of that id."""
         return self.subplans.get(unit_id) or self.views.get(unit_id)

@@ -104,6 +104,8 @@ class Durability:
         What reads a subplan is never durable further than that is.
         """
         book = self._book
+        if not book.side.working:
+            return set()
         out = set(book.side.working)
         for shared in [s for s in book.subplans.values() if s.id in out]:
             out |= book.all_readers(shared)

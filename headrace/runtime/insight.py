@@ -137,8 +137,7 @@ def _of_stream(book: Book, queue: Queue, storage: Storage, table: Table) -> Queu
 def _of_lane(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
     tail, behind = held.behind.get(side.NAME, (None, None))
-    groups = book.side.groups
-    views = [v for v in list(book.views.values()) if v.live and v.commit_group in groups]
+    views = book.aside
     processed = min((view.processed for view in views), default=held.last_txid)
     return QueueRow(
         *(0, "lane", 0, (), tuple(view.id for view in views), *_about(held, storage)),

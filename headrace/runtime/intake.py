@@ -88,7 +88,7 @@ class Intake:
         instant = record.commit_time_us
         needed = book.needed(behind)
         side = book.side
-        aside = self._aside() if side.groups else []
+        aside = book.aside
         plans = [unit.own for unit in (*needed, *behind, *book.needed(aside), *aside)]
         if plans != self._plans:  # the same ones, as a rule
             self._plans, self._types = plans, types_of(plans)
@@ -166,11 +166,6 @@ class Intake:
             if view.processed != txid - 1:
                 raise BugError(f"view {view.id} is at txid {view.processed} when {txid} comes")
         return out
-
-    def _aside(self) -> list[View]:
-        """The views that take part later, beside the others."""
-        groups = self._book.side.groups
-        return [v for v in self._book.views.values() if v.live and v.commit_group in groups]
 
     def _stop_failed(self, outcome: Outcome) -> None:
         """Views that cannot process the batch stop at the one before."""

@@ -50,6 +50,7 @@ from headrace.runtime.side import TrainFrames
 from headrace.runtime.taps import Taps
 from headrace.runtime.views import View
 from headrace.runtime.writing import SinkThread
+from headrace.storage.blocks import NoRoom
 
 _log = structlog.get_logger(__name__)
 
@@ -137,7 +138,7 @@ class SideLane:
         book, side = self._book, self._book.side
         if self.busy or not side.kept or side.queue is None:
             return
-        views = self._views(side.groups)
+        views = book.aside
         side.passed(min((view.processed for view in views), default=side.kept[-1].txid))
         if not side.kept or side.kept[0].txid > self._commits.passed:
             return
@@ -224,8 +225,7 @@ class SideLane:
         """What comes after ``txid`` comes again.  REQUIRES: not ``busy``, all is reset."""
         book = self._book
         self._jobs.rewind()
-        if book.side.groups:
-            book.side.begin(book.queues, txid)
+        if book.side.groups and self._begin(txid):
             self._sink.start(book.owner.beside())
         else:
             book.side.end(book.queues)
@@ -281,11 +281,8 @@ class SideLane:
         side, taken = self._book.side, self._book.taken.txid
         if not side.groups or side.kept or self.busy:
             return []
-        return [
-            group
-            for group in sorted(side.groups)
-            if all(view.processed == taken for view in self._views([group]))
-        ]
+        late = {view.commit_group for view in self._book.aside if view.processed != taken}
+        return [group for group in sorted(side.groups) if group not in late]
 
     def _may(self, group: str) -> bool:
         """Whether it makes sense to put a group aside, and can be done."""
@@ -304,13 +301,15 @@ class SideLane:
         book, side = self._book, self._book.side
         if side.queue is None:
             self._sink.start(book.owner.beside())
-            side.begin(book.queues, book.taken.txid)
+            if not self._begin(book.taken.txid):
+                return
         side.groups.add(group)
         self._scores.pop(group, None)
         stay_s = min(2 * self._stays.get(group, (_STAY_S / 2, 0.0))[0], _STAY_S_MAX)
         self._stays[group] = stay_s, clock.monotonic() + stay_s
-        for view in self._views([group]):
-            view.story.add("processed beside others")
+        for view in book.aside:
+            if view.commit_group == group:
+                view.story.add("processed beside others")
         _log.info("commit group is slow", group=group, stays_s=stay_s)
 
     def dissolve(self) -> bool:
@@ -319,15 +318,31 @@ class SideLane:
         Because there is no room for what waits, or a view has come that reads the clock.
         """
         side = self._book.side
+        if not side.groups:
+            return False
         if side.overflowed:
-            _log.warning("no room for what waits for slow commit groups")
-            self._refused_until = clock.monotonic() + _STAY_S_MAX
-            side.overflowed = False
-            side.groups.clear()
+            self._refuse()
             return True
-        timed = {view.commit_group for view in self._views(side.groups) if view.temporal}
+        timed = {view.commit_group for view in self._book.aside if view.temporal}
         side.groups -= timed
         return bool(timed)
+
+    def _begin(self, txid: int) -> bool:
+        """Keep what comes after ``txid``; False: there is no room for that, now and for a while."""
+        try:
+            self._book.side.begin(self._book.queues, txid)
+        except (NoRoom, OSError) as error:
+            self._refuse(str(error))
+            return False
+        return True
+
+    def _refuse(self, reason: str = "") -> None:
+        """Nobody is put aside for a while."""
+        side = self._book.side
+        _log.warning("no room for what waits for slow commit groups", reason=reason)
+        self._refused_until = clock.monotonic() + _STAY_S_MAX
+        side.overflowed = False
+        side.groups.clear()
 
     def _took(self, train: _Train, outcome: Outcome) -> None:
         """Whoever still takes long stays."""
@@ -337,9 +352,6 @@ class SideLane:
         for group in {view.commit_group for view in train.views if view.id in outcome.touched}:
             stay_s, _ = self._stays.get(group, (_STAY_S, 0.0))
             self._stays[group] = stay_s, now + stay_s
-
-    def _views(self, groups: Iterable[str]) -> list[View]:
-        return [v for v in self._book.views.values() if v.live and v.commit_group in groups]
 
 
 def _nothing() -> None:
