@@ -25,9 +25,9 @@ class Commits:
     passed: int = field(default=0, init=False)
     """The last txid whose answer was taken in since the stream began, or that it began after."""
     written_s: float = field(default=0.0, init=False)
-    """Seconds that writing has taken, ever."""
+    """Seconds that writing has taken, ever, but for what was written beside."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
-    """Seconds that writing took, by commit group, since somebody looked."""
+    """Seconds that it took, by commit group, since somebody looked."""
 
     def take(self, wait_s: float = 0.0) -> None:
         """Take in what has been committed; waits for the first so long."""
@@ -41,6 +41,9 @@ class Commits:
     def _answer(self, answer: Answer) -> None:
         """Move the marks of the views that have the txid; stop those that could not take it."""
         book, job = self._book, answer.job
+        self.written_s += sum(answer.seconds.values())
+        for group, seconds in answer.seconds.items():
+            self.writes[group] = self.writes.get(group, 0.0) + seconds
         self._move(answer)
         if job.txid > book.position.txid:
             book.position = Position(job.txid, max(job.lsn, book.position.lsn))
@@ -62,9 +65,6 @@ class Commits:
     def _move(self, answer: Answer) -> None:
         """Move the marks of those that have the txid."""
         book, job = self._book, answer.job
-        self.written_s += sum(answer.seconds.values())
-        for group, seconds in answer.seconds.items():
-            self.writes[group] = self.writes.get(group, 0.0) + seconds
         for part in job.parts:
             view = book.views.get(part.view_id)
             if view is None:
