@@ -6,6 +6,9 @@ costs of its own, which large ones make small.  So it is not added up from rates
 was done: in a second, the engine works on the commits of s seconds.  Where it had no rest meanwhile
 and s is less than one, it falls behind, though batches have grown as far as they do.
 
+And where nothing can be taken until what there is in memory is on disk, it is the disk that bears
+no more.
+
 What is shed is freshness, never rows (A-44): this says so, in ``list_views()`` and the log.
 """
 
@@ -31,16 +34,8 @@ HEADROOM: Final = 0.9
 """The part of the time that may be worked: what is beyond leaves nothing for a burst."""
 _BEHIND: Final = 0.95
 """Source seconds per second: who comes no further than that falls behind."""
-
-
-def keeps_up(cost_s: float, rate: float) -> bool:
-    """Whether what takes ``cost_s`` for a row bears ``rate`` rows a second."""
-    return cost_s * rate <= 1.0
-
-
-def output_rate(cost_s: float, rate: float, selectivity: float) -> float:
-    """Rows a second that come out, of ``rate`` that come in: ``selectivity`` of each."""
-    return min(1 / cost_s, rate) * selectivity if cost_s else rate * selectivity
+_HELD: Final = 0.5
+"""The part of the time in which nothing can be taken: what is beyond is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +48,8 @@ class Workload:
     """How much of the source's time the commits cover that were worked on."""
     worked_s: float
     """For how long the busiest thread worked on them."""
+    held_s: float = 0.0
+    """For how long nothing could be taken, before a checkpoint was written."""
 
     @property
     def needed(self) -> float:
@@ -66,6 +63,11 @@ class Workload:
         # In the midst of one batch nothing can be said.
         return busy and 0 < self.covered_s < _BEHIND * self.passed_s
 
+    @property
+    def held(self) -> bool:
+        """Whether it falls behind because the disk does."""
+        return self.held_s >= _HELD * self.passed_s
+
 
 @dataclass(slots=True)
 class _Slice:
@@ -75,6 +77,7 @@ class _Slice:
     covered_s: float = 0.0
     processed_s: float = 0.0
     written_s: float = 0.0
+    held_s: float = 0.0
     units: Counter[int] = field(default_factory=Counter)
     """Microseconds, by unit."""
 
@@ -103,6 +106,10 @@ class Capacity:
             if unit is not None and unit.bound is not None:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
+    def held(self, seconds: float) -> None:
+        """For so long nothing could be taken, before a checkpoint was written."""
+        self._slices[-1].held_s += seconds
+
     def rewind(self) -> None:
         """Batches come again: the source's time begins elsewhere; what was done says nothing."""
         self._last_us = 0
@@ -115,6 +122,7 @@ class Capacity:
             clock.monotonic() - first.began,
             sum(s.covered_s for s in self._slices),
             max(sum(s.processed_s for s in self._slices), sum(s.written_s for s in self._slices)),
+            sum(s.held_s for s in self._slices),
         )
 
     def look(self, written_s: float) -> None:
@@ -135,7 +143,7 @@ class Capacity:
             self._slices.popleft()
 
     def _say(self, load: Workload) -> None:
-        over = load.overloaded and load.passed_s >= _WINDOW_S
+        over = (load.overloaded or load.held) and load.passed_s >= _WINDOW_S
         if over == self._said:
             return
         conn = self._book.owner.conn
@@ -145,12 +153,20 @@ class Capacity:
                 _log.info("overload has ended")
             self._said = False
             return
-        view = self._costliest()
-        text = f"changes take {load.needed:.1f} s of work per second" + (
-            f", most of it view {view}" if view else ""
-        )
-        states.tell_overload(conn, text)
-        _log.warning("overloaded", needed=round(load.needed, 2), costliest=view)
+        if load.held:
+            checkpoints = self._book.checkpoints
+            why = checkpoints.error.message if checkpoints.error else "there is more than it bears"
+            states.tell_overload(
+                conn, f"nothing is taken before what is in memory is on disk: {why}"
+            )
+            _log.warning("overloaded: the disk", reason=why)
+        else:
+            view = self._costliest()
+            text = f"changes take {load.needed:.1f} s of work per second" + (
+                f", most of it view {view}" if view else ""
+            )
+            states.tell_overload(conn, text)
+            _log.warning("overloaded", needed=round(load.needed, 2), costliest=view)
         self._said = True
 
     def _costliest(self) -> str:

@@ -221,8 +221,12 @@ class Engine:
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
         full = not book.pipeline.room or not book.side.roomy
-        if full or book.checkpoints.lagging or book.db.crowded:
+        held = book.checkpoints.lagging or book.db.crowded
+        if full or held:
+            began = clock.monotonic()
             self._commits.take(wait)
+            if held:
+                self._capacity.held(clock.monotonic() - began)
             return
         if not stream.replaying:
             self._ticker.tick()
