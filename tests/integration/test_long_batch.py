@@ -6,6 +6,7 @@ View ``slow`` asks the server for a function that waits for a lock, which the te
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from tests.compared import differs
 from tests.faults.helpers import WORKER
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, time_passes, wait_until
 
 pytestmark = [pytest.mark.shared_engine, pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0")]
 
@@ -224,3 +225,28 @@ def test_what_the_worker_tells_of_itself_is_told_meanwhile(engine, source):
         assert commander.execute("SELECT * FROM headrace.queues()").fetchall() == []
         assert waiting(source)
         holder.close()
+
+
+@pytest.mark.slow
+def test_a43_a_function_that_takes_too_long_for_what_comes_is_told(engine, commander, source):
+    """20 ms a row bear 50 rows a second; some hundred come, for as long as it is not said."""
+    source.execute(
+        "CREATE FUNCTION dear(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_sleep(0.02); RETURN x + 1; END'"
+    )
+    query = "SELECT id, dear(id) AS s FROM items"
+    commander.execute("CALL headrace.create_view('v', %s)", (query,))
+    told = "SELECT message FROM headrace.list_views() WHERE name = 'public.v'"
+    for number in itertools.count(1000):
+        source.execute("INSERT INTO items VALUES (%s, 1)", (number,))
+        time_passes(0.006)  # or it would be at it for long afterwards
+        [(message,)] = source.execute(told).fetchall()
+        if message is not None:
+            break
+        assert number < 50_000
+    assert message.startswith("overloaded: changes take ")
+    assert 'most of it view "public"."v"; batches grow' in message
+    wait_until(lambda: source.execute(told).fetchall() == [(None,)], "it is over", 180)
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", "SELECT id, id + 1 AS s FROM items") == []
+    wait_until(lambda: "overload has ended" in engine.log, "the log says so")

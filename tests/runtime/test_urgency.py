@@ -12,6 +12,7 @@ from headrace.storage.table import Standing
 from tests.runtime import test_sharing
 from tests.runtime.harness import settle
 from tests.runtime.test_sharing import (
+    MOST,
     ROWS,
     SUMS,
     change,
@@ -105,6 +106,35 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
     assert not any(row.running for row in table.rows().values())
     arrived = running.on(lambda: standing(running, shared))
     assert [arrived[reader].priority for reader in (one, two)] == [0, 0]
+
+
+def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, start, monkeypatch):
+    """Of two that lack the same; each takes it in the order of commits."""
+    running = start(queue_block_bytes=BLOCK, queue_memory_bytes=8 * BLOCK)
+    one = create(running, database, "one", ROWS)
+    two = create(running, database, "two", SUMS)
+    create(running, database, "three", MOST)
+    [shared] = joined(running)
+    for view in (one, two):
+        running.on(lambda v=view: running.engine.lifecycle.pause(v))
+    late(running, source, shared, 10)
+    seen = []
+
+    def look(txid: int) -> None:
+        rows = standing(running, shared)
+        seen.append((txid, rows[one].priority, rows[two].priority))
+
+    def resume() -> None:
+        running.book.views[one].latency_ms, running.book.views[two].latency_ms = 50, 1000
+        for view in (one, two):
+            running.engine.lifecycle.resume(view)
+
+    spied(monkeypatch, look)
+    running.on(resume)
+    check(running, source, one=ROWS, two=SUMS, three=MOST)
+    assert len(seen) > 10
+    assert [txid for txid, *_ in seen] == sorted(txid for txid, *_ in seen)
+    assert seen[0][1] > seen[0][2] > 100
 
 
 def test_a24_memory_holds_while_nothing_is_committed(source, database, start):

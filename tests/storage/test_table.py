@@ -213,6 +213,20 @@ def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> No
     assert left == [0, 1, 4, 7, 3, 6, 2, 5]
 
 
+def test_a16_who_leaves_is_told_by_priority_and_not_by_use(opened: Opened) -> None:
+    """What was read a moment ago for one who has time leaves before what an urgent one has."""
+    storage = opened(2)
+    third = filled(storage, "third", 1, 5)
+    out(storage, third)
+    filled(storage, "urgent", 1, 9)
+    patient = filled(storage, "patient", 1, 1)
+    for _ in range(3):
+        read(patient, 0)
+    assert percent(storage) == {"third": 0, "urgent": 100, "patient": 100}
+    read(third, 0)
+    assert percent(storage) == {"third": 100, "urgent": 100, "patient": 0}
+
+
 def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
     """Likewise, when the priorities of A and B are exchanged meanwhile."""
     storage = opened(3)
