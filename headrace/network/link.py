@@ -1,0 +1,236 @@
+"""A coordinator's link to a worker: what is sent arrives in order, or the link is dead.
+
+A link is one exchange of Arrow Flight over a Unix socket.  Once it has failed, or the worker has
+not given a sign of life for a while, it is dead for good: nobody waits for it any more, and
+whoever wants to go on makes a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import structlog
+from pyarrow import flight
+
+from headrace import clock, errors
+from headrace.errors import HeadraceError, OutOfReach
+from headrace.network.messages import (
+    BatchDone,
+    Bye,
+    FromWorker,
+    Greeted,
+    Greeting,
+    Reply,
+    ToWorker,
+    UnitDiffs,
+    from_worker,
+    packed,
+)
+
+_log = structlog.get_logger(__name__)
+
+SILENCE_S: Final = 15.0
+"""Without a sign of life from a worker: then it is lost."""
+ALIVE_S: Final = 1.0
+"""Between two signs of life."""
+_JOIN_S: Final = 10.0
+_SLICE_S: Final = 0.5
+_INTERRUPT_S: Final = 2.0
+INTERRUPT: Final = "interrupt"
+"""An action: its body is a JSON array of units."""
+
+Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
+"""What a batch came to, and the diffs by unit."""
+
+
+class FlightLink:
+    """To one worker; ``send`` and what waits are for one thread, ``call`` for any."""
+
+    def __init__(self, name: str, path: Path, wake: Callable[[], None]) -> None:
+        """Connect; ``wake`` is called, on another thread, when the link dies.
+
+        Raises:
+            OutOfReach: nobody is there.
+        """
+        self.name: Final = name
+        self._wake = wake
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        # Guarded by the condition's lock.
+        self._heard = clock.monotonic()
+        self._reason: str | None = None
+        self._joined: Greeted | None = None
+        self._done: deque[Results] = deque()
+        self._answers: dict[int, Reply] = {}
+        try:
+            self._client = flight.connect(f"grpc+unix://{path}")
+            descriptor = flight.FlightDescriptor.for_command(b"units")
+            self._writer, self._reader = self._client.do_exchange(descriptor)
+        except (pa.ArrowException, OSError) as error:
+            raise self._lost(str(error)) from error
+        for run in (self._read, self._watch):
+            threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
+
+    # --- for the engine's thread
+
+    @property
+    def up(self) -> bool:
+        """Whether it is not dead."""
+        return self._reason is None
+
+    def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
+        """Send; from any thread.
+
+        Raises:
+            OutOfReach: the link is dead.
+        """
+        message = packed(word, batch)
+        with self._sending:
+            if self._reason is not None:
+                raise self._lost(self._reason)
+            try:
+                self._writer.write_metadata(message)
+            except (pa.ArrowException, OSError) as error:
+                self._die(str(error))
+                raise self._lost(str(error)) from error
+
+    def join(self, word: Greeting) -> Greeted:
+        """Begin; returns what the worker has.
+
+        Raises:
+            OutOfReach: the worker does not answer.
+        """
+        self.send(word)
+        with self._changed:
+            self._changed.wait_for(lambda: self._joined or self._reason, _JOIN_S)
+            if self._joined is None:
+                raise self._lost(self._reason or "it does not answer")
+            return self._joined
+
+    def results(self, txid: int, attempt: int) -> Results:
+        """What a batch came to, once that is known.
+
+        Raises:
+            OutOfReach: the link is dead.
+        """
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._done or self._reason)
+                while self._done:
+                    done, diffs = self._done.popleft()
+                    if (done.txid, done.attempt) == (txid, attempt):
+                        return done, diffs
+                if self._reason is not None:
+                    raise self._lost(self._reason)
+
+    # --- for any thread
+
+    def number(self) -> int:
+        """One for a call."""
+        return next(self._numbers)
+
+    def answer(self, call: int) -> int:
+        """What a call came to that was sent.
+
+        Raises:
+            HeadraceError: what the worker answered.
+            OutOfReach: the link is dead.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: call in self._answers or self._reason)
+            found = self._answers.pop(call, None)
+            if found is None:
+                raise self._lost(self._reason or "")
+        if found.error is not None:
+            raise errors.from_wire(found.error)
+        return found.value
+
+    def interrupt(self, units: Sequence[int] = ()) -> None:
+        """Have units (all, where none is said) give up what they are at, as soon as may be.
+
+        It does not wait for what is being sent, nor for an answer.
+        """
+        threading.Thread(target=self._interrupt, args=(list(units),), daemon=True).start()
+
+    def _interrupt(self, units: list[int]) -> None:
+        options = flight.FlightCallOptions(timeout=_INTERRUPT_S)
+        with contextlib.suppress(pa.ArrowException, OSError):
+            action = flight.Action(INTERRUPT, msgspec.json.encode(units))
+            list(self._client.do_action(action, options))
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Let go; whoever waits hears it."""
+        self._die(reason)
+
+    # --- inside
+
+    def _read(self) -> None:
+        diffs: dict[int, pa.RecordBatch] = {}
+        try:
+            while True:
+                word, batch = from_worker(self._reader.read_chunk().app_metadata)
+                if isinstance(word, UnitDiffs):
+                    assert batch is not None, "they are behind it"
+                    diffs[word.unit] = batch
+                    continue
+                if isinstance(word, Bye):
+                    self._die("it has ended the session")
+                    break
+                self._hear(word, diffs)
+                if isinstance(word, BatchDone):
+                    diffs = {}
+        except StopIteration:
+            self._die("it has ended")
+        except (pa.ArrowException, OSError, HeadraceError) as error:
+            self._die(str(error))
+        with self._sending, contextlib.suppress(pa.ArrowException, OSError):
+            self._writer.close()
+
+    def _hear(self, word: FromWorker, diffs: dict[int, pa.RecordBatch]) -> None:
+        with self._changed:
+            self._heard = clock.monotonic()
+            match word:
+                case Greeted():
+                    self._joined = word
+                case BatchDone():
+                    self._done.append((word, diffs))
+                case Reply():
+                    self._answers[word.call] = word
+                case _:
+                    return
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Give up a worker that gives no sign of life: it is stopped, or cut off."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
+                if self._reason is not None:
+                    return
+                silent_s = clock.monotonic() - self._heard
+            if silent_s > SILENCE_S:
+                self._die(f"it has given no sign of life for {silent_s:.0f} s")
+                return
+
+    def _die(self, reason: str) -> None:
+        with self._changed:
+            if self._reason is not None:
+                return
+            self._reason = reason.splitlines()[0] if reason else "it is gone"
+            self._changed.notify_all()
+        _log.warning("link lost", worker=self.name, reason=self._reason)
+        # What waits inside of it, to send or to read, comes out.
+        self._reader.cancel()
+        self._wake()
+
+    def _lost(self, reason: str) -> OutOfReach:
+        return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")
