@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+GRANT_BYTES_MIN: Final = 4 << 20
+"""A grant of less is not worth the calls that its rows take."""
 _LOOK_S: Final = 0.05
 """How often who waits asks whether he may go on waiting."""
 

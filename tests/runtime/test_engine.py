@@ -20,8 +20,8 @@ from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, Sink
 from headrace.expressions import ir
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults, rpc
+from headrace.process.grants import GRANT_BYTES_MIN
 from headrace.runtime import ownership, positions
-from headrace.runtime.book import GRANT_BYTES_MIN
 from headrace.state import columns, packs
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
