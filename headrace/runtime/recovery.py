@@ -6,9 +6,7 @@ anew.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -24,6 +22,7 @@ from headrace.runtime.ownership import Owner
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Sharing
 from headrace.sql import watched
+from headrace.state import files
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
 
@@ -51,7 +50,7 @@ class Recovery:
             book.damage = StateDamaged(
                 "the view's state was damaged", detail=error.detail, hint=RESYNC
             )
-            aside = _set_aside(book.settings.state_dir)
+            aside = files.set_aside(book.settings.state_dir)
             _log.error("state damaged", reason=str(error), set_aside=str(aside))
             self._read_state()
 
@@ -157,18 +156,3 @@ class Recovery:
         positions.put_position(meta, book.position)
         positions.put_confirmed(meta, book.confirmed)
         book.db.put_meta(meta, sync=True)
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a damaged state database: nothing of it may be used, all of it may be looked at.
-
-    The last two are kept: who mends by itself may not fill the disk with them.
-    """
-    name = f"{path.name}.damaged-"
-    ends = [found.name.removeprefix(name) for found in path.parent.glob(f"{name}*")]
-    numbers = sorted(int(end) for end in ends if end.isdecimal())
-    for number in numbers[:-1]:
-        shutil.rmtree(path.with_name(f"{name}{number}"), ignore_errors=True)
-    aside = path.with_name(f"{name}{max(numbers, default=0) + 1}")
-    path.rename(aside)
-    return aside

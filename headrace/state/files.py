@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -135,3 +136,18 @@ def write_run(path: Path, states: Mapping[str, Pieces], pack: PackWriter | None 
     if writer is not None:
         writer.finish()
     return count
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged state database: nothing of it may be used, all of it may be looked at.
+
+    The last two are kept: who mends by itself may not fill the disk with them.
+    """
+    name = f"{path.name}.damaged-"
+    ends = [found.name.removeprefix(name) for found in path.parent.glob(f"{name}*")]
+    numbers = sorted(int(end) for end in ends if end.isdecimal())
+    for number in numbers[:-1]:
+        shutil.rmtree(path.with_name(f"{name}{number}"), ignore_errors=True)
+    aside = path.with_name(f"{name}{max(numbers, default=0) + 1}")
+    path.rename(aside)
+    return aside

@@ -36,6 +36,8 @@ _CACHE_SHARE: Final = 0.25
 _MAPS_SHARE: Final = 0.625
 """The rest is for a checkpoint at work and for gaps in the maps' memory."""
 _PENDING_SHARE: Final = 0.1
+_SYNCED: Final = b"synced"
+"""An entry that says nothing."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 
 
@@ -249,6 +251,10 @@ class RocksDatabase:
     def put_meta(self, meta: Meta, *, sync: bool) -> None:
         """See ``VersionedDatabase``."""
         self.disk.write([], meta, sync=sync)
+
+    def sync(self) -> None:
+        """All metadata that was written is durable afterwards; from any thread."""
+        self.disk.write([], {_SYNCED: b""}, sync=True)
 
     def get_meta(self, key: bytes) -> bytes | None:
         """One entry of the metadata."""
