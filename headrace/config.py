@@ -38,6 +38,7 @@ _VALUES: Final = {
     "log_level": ("debug", "info", "warning", "error"),
     "wal_retention": ("source", "local"),
 }
+_WORKERS: Final = "workers"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
@@ -221,6 +222,9 @@ class Settings:
     population_lock_wait_ms: int = 60_000
     """Milliseconds a population waits for transactions that block its snapshot."""
 
+    worker: str = ""
+    """Which worker this is; empty: the one that reads and writes.  The server sets it."""
+
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -298,6 +302,24 @@ class Settings:
     def builder_socket(self) -> Path:
         """Control socket of the builder."""
         return self.run_dir / "builder.sock"
+
+    @property
+    def workers_dir(self) -> Path:
+        """A directory for each other worker."""
+        return self.data_dir / _WORKERS
+
+    def of_worker(self, name: str) -> Self:
+        """Those of another worker: a directory of its own, and the staged states of all."""
+        return self.replace(
+            worker=name,
+            data_dir=self.workers_dir / name,
+            staging_dir_override=str(self.staging_dir),
+        )
+
+    def flight_socket(self, worker: str) -> Path:
+        """Where another worker listens for the one that writes."""
+        whole = self.data_dir.parent.parent if self.worker else self.data_dir
+        return whole / "run" / f"{worker}.flight"
 
     @property
     def staging_dir(self) -> Path:

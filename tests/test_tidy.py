@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
         *("sink", "sql", "state"),
     },
     "runtime": {
-        *("collections", "expressions", "forwarder", "kernels", "postgres"),
+        *("collections", "expressions", "forwarder", "kernels", "network", "postgres"),
         *("process", "sink", "sql", "state", "storage"),
     },
     "planner": {"collections", "expressions", "postgres", "sql"},
@@ -48,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "collections": {"expressions", "kernels", "process", "state"},
     "expressions": {"kernels", "postgres", "process"},
     "storage": {"process"},
+    "network": set(),
     "state": {"kernels", "process"},
     "sql": {"postgres"},
     "kernels": set(),
@@ -74,11 +75,13 @@ PLANNER: dict[str, set[str]] = {
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
     ".worker": {".book", ".engine", ".insight"},
+    ".host": {".hosting"},
+    ".hosting": {"records", "threads"},
     ".insight": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
-        *(".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".recovery", ".sharing"),
-        *(".taps", ".ticker", ".waits", ".watch", "records", "threads"),
+        *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".recovery"),
+        *(".returning", ".sharing", ".taps", ".ticker", ".waits", ".watch", "records", "threads"),
     },
     ".recovery": {
         *(".book", ".durability", ".leaving", ".loading", ".replay", ".sharing"),
@@ -89,14 +92,16 @@ RUNTIME: dict[str, set[str]] = {
     ".lane": {".book", ".commits", ".intake", ".taps", "records", "threads"},
     ".attaching": {".book", ".durability", ".sharing"},
     ".ahead": {".book", "records"},
-    ".intake": {".book", ".commits", ".leaving", ".watch", "records", "threads"},
+    ".returning": {".book", ".leaving", ".loading", "records"},
+    ".intake": {".book", ".commits", ".hosts", ".leaving", ".watch", "records", "threads"},
     ".commits": {".book", ".leaving", ".taps", ".waits", "records"},
     ".healing": {".book", ".leaving", ".result_tables", "records"},
     ".loading": {
-        *(".book", ".durability", ".leaving", ".result_tables", ".sharing"),
+        *(".book", ".durability", ".hosts", ".leaving", ".result_tables", ".sharing"),
         *(".watch", "records"),
     },
-    ".leaving": {".book", ".durability", ".sharing", ".waits", ".watch", "records"},
+    ".leaving": {".book", ".durability", ".hosts", ".sharing", ".waits", ".watch", "records"},
+    ".hosts": {".book", "records", "threads"},
     ".sharing": {".book", ".durability", ".watch", "records"},
     ".watch": {".book", "records"},
     ".result_tables": {".book", "records"},
@@ -114,8 +119,8 @@ THREADS = {
     *("batches", "checkpoints", "link", "ownership", "pipeline", "quick", "lane_jobs", "writing"),
 }
 RECORDS = {
-    *("columns", "coordinator", "culprit", "edges", "holds", "incoming", "jobs", "positions"),
-    *("packing", "retained", "shared", "side", "story", "suspects", "views"),
+    *("away", "columns", "coordinator", "culprit", "edges", "holds", "incoming", "jobs"),
+    *("positions", "packing", "retained", "shared", "side", "story", "suspects", "views"),
 }
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer

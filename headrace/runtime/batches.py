@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import structlog
@@ -78,6 +78,17 @@ class Outcome:
     """Shared subplans that cannot tell what they sent; those who ask fail."""
 
 
+class Elsewhere(Protocol):
+    """What other workers do of a batch (``hosts.Crew``)."""
+
+    @property
+    def views(self) -> Sequence[View]:
+        """Those that are placed there."""
+
+    def collect(self, outcome: Outcome) -> None:
+        """Add what has come out; raises TransientError as ``Processor.run`` does."""
+
+
 class Processor:
     """Runs dataflows on a pool of threads whose number does not depend on the views."""
 
@@ -116,7 +127,13 @@ class Processor:
         """End the threads of the pool."""
         self.pool.shutdown()
 
-    def run(self, views: Sequence[View], frames: Frames, needed: Sequence[Shared] = ()) -> Outcome:
+    def run(
+        self,
+        views: Sequence[Unit],
+        frames: Frames,
+        needed: Sequence[Shared] = (),
+        elsewhere: Elsewhere | None = None,
+    ) -> Outcome:
         """Process one batch for ``views``, each of which has processed all before it.
 
         What goes wrong in one view (``Interrupted``, a bug, no memory) is that view's.
@@ -124,6 +141,8 @@ class Processor:
         ``needed`` are the shared subplans that they read, each after those that it reads itself;
         one that has processed the batch already gives what it sent then.  A view or subplan that
         fails for good is in ``failed``; its state must go back.
+
+        ``elsewhere``: what is processed by others meanwhile, which comes out too.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -152,6 +171,9 @@ class Processor:
                     pinned.enter_context(shared.read_by(readers))
                     _recall(shared, outcome)
             self._end(views, outcome)
+        if elsewhere is not None:
+            elsewhere.collect(outcome)
+            units += elsewhere.views
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:
@@ -221,8 +243,7 @@ class Processor:
             else:
                 outcome.diffs[unit.id] = diffs
             # Before the sink's commit: what cannot be stored must not appear either.
-            assert unit.store is not None, "it has a dataflow"
-            unit.store.prepare()
+            unit.here.prepare()
 
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
         self._each(ending, end, outcome)

@@ -27,8 +27,9 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.stream import Identity, Stream
-from headrace.process.grants import Grants
+from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
+from headrace.runtime.away import Outpost
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
@@ -43,9 +44,6 @@ from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
 
-GRANT_BYTES_MIN: Final = 4 << 20
-"""A grant of less is not worth the calls that its rows take."""
-
 
 class Book:
     """What one engine knows; see the module text."""
@@ -56,6 +54,8 @@ class Book:
         self.views: Final[dict[int, View]] = {}
         self.subplans: Final[dict[int, Shared]] = {}
         """Subplans that views share, by id."""
+        self.hosts: Final[dict[str, Outpost]] = {}
+        """Other workers, by name, once a view was placed there."""
         self.holds: Final = Holds()
         self.records = positions.Records()
         """How batches were cut."""

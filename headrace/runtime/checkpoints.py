@@ -22,12 +22,14 @@ import structlog
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import HeadraceError, TransientError
+from headrace.errors import HeadraceError, OutOfReach, TransientError
+from headrace.network.messages import Mark, TakeSnapshot, WriteSnapshot
 from headrace.process import faults
 from headrace.runtime import positions
+from headrace.runtime.away import AwayStore
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.views import Unit
-from headrace.state.rocks import RocksDatabase
+from headrace.state.rocks import RocksDatabase, RocksStore
 from headrace.storage.manager import Storage
 
 _log = structlog.get_logger(__name__)
@@ -58,6 +60,9 @@ class Durable(Promise):
 @dataclass(slots=True)
 class _Underway:
     checkpoint: Any
+    away: list[tuple[AwayStore, int]]
+    """Snapshots on other workers: one of its stores, and the number."""
+    sync: Callable[[], None]
     queues: Storage
     holds: Durable
     txids: int
@@ -136,25 +141,29 @@ class Checkpoints:
         promise: Promise,
         meta: positions.Meta,
     ) -> None:
-        """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way.
+        """Begin a checkpoint of ``units`` at their marks, unless a worker is found to be gone.
 
-        ``meta`` is written with it.
+        ``meta`` is written with it.  REQUIRES: none is under way.
         """
         assert self._underway is None, "one at a time"
         positions.put_position(meta, promise.position)
         positions.put_confirmed(meta, promise.confirmed)
+        written = [u for u in units if u.store is not None and u.mark != u.durable]
+        try:
+            away = _snapshots(written)
+        except OutOfReach:
+            return  # the next one leaves them out
         stores = []
         marks = {}
-        for unit in units:
-            if unit.store is None or unit.mark == unit.durable:
-                continue
+        for unit in written:
             marks[unit.id] = unit.mark
             positions.put_view(meta, unit.id, unit.mark)
             unit.note(meta)
-            stores.append((unit.store, unit.mark.txid))
+            if isinstance(unit.store, RocksStore):
+                stores.append((unit.store, unit.mark.txid))
         checkpoint = db.begin_checkpoint(stores, meta)
         holds = Durable(promise.position, promise.confirmed, marks)
-        self._underway = _Underway(checkpoint, queues, holds, self.pending)
+        self._underway = _Underway(checkpoint, away, db.sync, queues, holds, self.pending)
         self._last = clock.monotonic()
         self.pending = 0
         self._ended.clear()
@@ -216,9 +225,40 @@ class Checkpoints:
                 # First what it relies on: queues hold what units at their marks have sent.
                 work.queues.sync()
                 faults.point(faults.QUEUES_SYNCED)
+                _write_away(work)
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error
             work.done = True
             self._ended.set()
             self._wake()
+
+
+def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
+    """Have other workers take snapshots of their units.
+
+    Raises:
+        OutOfReach: one is gone.
+    """
+    by_worker: dict[str, tuple[AwayStore, dict[int, Mark]]] = {}
+    for unit in units:
+        if isinstance(unit.store, AwayStore):
+            _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
+            marks[unit.id] = (unit.mark.txid, unit.mark.lsn, unit.mark.sink_txid)
+    made: list[tuple[AwayStore, int]] = []
+    for store, marks in by_worker.values():
+        number = store.link.number()
+        store.link.send(TakeSnapshot(number, marks, store.host.told()))
+        made.append((store, number))
+    return made
+
+
+def _write_away(work: _Underway) -> None:
+    """Have other workers write theirs; what they rely on, the records, is durable before."""
+    if not work.away:
+        return
+    work.sync()
+    for store, number in work.away:
+        store.link.send(WriteSnapshot(number))
+    for store, number in work.away:
+        store.link.answer(number)

@@ -99,23 +99,25 @@ class Durability:
         return min(lsns)
 
     def _left_out(self) -> set[int]:
-        """Units that a checkpoint would leave out now: they are worked on, or read one that is.
+        """Units that a checkpoint would leave out now.
 
-        What reads a subplan is never durable further than that is.
+        They are worked on, or read one that is, for what reads a subplan is never durable further
+        than that is; or they are on a worker that is gone.
         """
         book = self._book
-        if not book.side.working:
+        if not (book.side.working or book.hosts):
             return set()
         out = set(book.side.working)
         for shared in [s for s in book.subplans.values() if s.id in out]:
             out |= book.all_readers(shared)
-        return out
+        return out | {view.id for view in book.views.values() if not view.reachable}
 
     # --- checkpoints
 
     def _due(self, *, ahead: bool) -> float:
         book = self._book
-        large = book.db.checkpoint_due
+        hosts = list(book.hosts.values())
+        large = book.db.checkpoint_due or any(host.large for host in hosts)
         crowded = self.urgency.crowded
         owed = book.side.left_out and not book.side.working
         return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
@@ -127,7 +129,9 @@ class Durability:
         owned = [view for view in book.views.values() if view.owned]
         left_out = self._left_out()
         units = [u for u in (*owned, *book.subplans.values()) if u.id not in left_out]
-        book.side.left_out = bool(left_out)
+        book.side.left_out = bool(book.side.working)
+        for host in book.hosts.values():
+            host.large = False
         meta: positions.Meta = {}
         promise = self._promise()
         book.retained.note(meta)  # it has all that is promised, and is synced before
@@ -139,6 +143,8 @@ class Durability:
             unit = book.unit(unit_id)
             if unit is not None:
                 unit.checkpointed(mark)
+        for host in book.hosts.values():
+            host.crowded = False
         self.trim()
         self.urgency.tend()
         book.durable = what.position

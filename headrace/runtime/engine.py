@@ -42,12 +42,14 @@ from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
 from headrace.runtime.durability import Durability
 from headrace.runtime.healing import Healing
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.intake import Intake
 from headrace.runtime.lane import SideLane
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
 from headrace.runtime.recovery import Recovery
+from headrace.runtime.returning import Returning
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.taps import Taps
 from headrace.runtime.ticker import Ticker
@@ -91,13 +93,18 @@ class Engine:
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
         self.sharing: Final = Sharing(book, self.durability, self.watch, drain)
+        self.hosts: Final = Hosts(book, self._poke)
         self.leaving: Final = Leaving(
-            book, self.durability, self.watch, self.sharing, self.waits, drain
+            *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
+            drain,
         )
-        loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving)
+        loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving, self.hosts)
         self._healing: Final = Healing(book, self.leaving, rewind_soon)
         self._commits: Final = Commits(book, self.leaving, self.waits, self.taps)
-        self._intake: Final = Intake(book, self.watch, self.leaving, self._commits, drain)
+        self._intake: Final = Intake(
+            book, self.watch, self.leaving, self._commits, self.hosts, drain
+        )
+        self._returning: Final = Returning(book, loading, self.leaving, rewind_soon)
         self._lane: Final = SideLane(
             *(book, self._intake, self._commits, self.taps),
             self._intake.beside(self._altered),
@@ -150,6 +157,8 @@ class Engine:
     def interrupt(self, view_id: int) -> None:
         """Have a view that is at work give up, for somebody waits to stop it; any thread."""
         view = self.book.views.get(view_id)
+        if view is not None:
+            self.hosts.interrupt(view)
         bound = view.bound if view is not None else None
         if bound is not None and bound.inside:
             bound.cancel(Interrupted("the view was interrupted by a command", sqlstate="57014"))
@@ -204,6 +213,7 @@ class Engine:
             self.watch.poll(self.leaving.fail)
             self._healing.enforce_budget()
             self._healing.heal()
+            self._returning.look()
             self.sharing.settle()
         if self._lane.dissolve():
             self.rewind_soon()
@@ -214,14 +224,15 @@ class Engine:
         self._lane.step()
         due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
         if not self._lane.working:
-            due = min(due, self._healing.heal_at(), self.watch.due)
+            due = min(due, self._healing.heal_at(), self._returning.due, self.watch.due)
             worked_s, self._worked_s = self._worked_s, 0.0
             if book.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
         full = not book.pipeline.room or not book.side.roomy
-        held = book.checkpoints.lagging or book.db.crowded
+        crowded = book.db.crowded or any(host.crowded for host in book.hosts.values())
+        held = book.checkpoints.lagging or crowded
         if full or held:
             began = clock.monotonic()
             self._commits.take(wait)
@@ -378,6 +389,7 @@ class Engine:
         self._sink.close()
         self._lane.close()
         book.checkpoints.close()
+        self.hosts.close()
         self._intake.close()
         book.evaluators.close()
         book.views.clear()

@@ -69,7 +69,7 @@ class Healing:
         self._tables.poll()
         now = clock.monotonic()
         for view in list(book.views.values()):
-            if view.status != Status.SINK_ERROR or view.suspended or now < view.retry_at:
+            if not _stands(view) or now < view.retry_at:
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
             if not self._free(view):
@@ -82,11 +82,7 @@ class Healing:
 
     def heal_at(self) -> float:
         """When to come by again (``heal``), on the monotonic clock."""
-        due = [
-            v.retry_at
-            for v in self._book.views.values()
-            if v.status == Status.SINK_ERROR and not v.suspended
-        ]
+        due = [v.retry_at for v in self._book.views.values() if _stands(v)]
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:
@@ -97,3 +93,8 @@ class Healing:
         if wrong is not None:
             self._leaving.fail(view, wrong)
         return wrong is None
+
+
+def _stands(view: View) -> bool:
+    """Whether a view waits for its table; for its worker, somebody else does (``returning.py``)."""
+    return view.status == Status.SINK_ERROR and not view.suspended and view.reachable

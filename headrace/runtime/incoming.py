@@ -75,8 +75,8 @@ class StreamFrames(Frames):
         """
         super().__init__(txid, txid, attempt, instant, batch.oldest_us)
         self._types = types
-        self.pass_on: Callable[[list[TableDiffs]], None] | None = None
-        """Is given each chunk once."""
+        self.pass_on: list[Callable[[list[TableDiffs] | None], None]] = []
+        """Who is given each chunk once, and None at the end."""
         self._describer = describer
         self._xids: dict[int, int] = {}
         """Transactions by the LSN that their rows have."""
@@ -107,11 +107,15 @@ class StreamFrames(Frames):
             ]
             if not self._batch.spooled:
                 kept.append(chunk)
-            if self.pass_on is not None:
-                self.pass_on(chunk)
+            self._pass(chunk)
             yield chunk
+        self._pass(None)
         if not self._batch.spooled:
             self._kept = kept
+
+    def _pass(self, chunk: list[TableDiffs] | None) -> None:
+        for put in self.pass_on:
+            put(chunk)
 
     def _numbered(self, changes: Changes) -> pa.RecordBatch:
         read = None if self._types is None else self._types.get(changes.relation.oid, {})

@@ -18,6 +18,7 @@ from headrace.runtime import side
 from headrace.runtime.book import Book
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
+from headrace.state.rocks import RocksStore
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Contents, Queue
 from headrace.storage.table import Standing
@@ -181,9 +182,12 @@ def _states(book: Book) -> list[MemoryRow]:
     out = [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
     for unit in book.units:
         store = unit.store
-        if store is not None:
+        if isinstance(store, RocksStore):
             part = "shared states" if isinstance(unit, Shared) else "states"
             out.append(MemoryRow(part, store.memory_bytes, views=_views(book, unit)))
+    for host in list(book.hosts.values()):
+        views = tuple(sorted(host.units))
+        out.append(MemoryRow(f'states on worker "{host.name}"', host.memory_bytes, views=views))
     return out
 
 

@@ -19,6 +19,7 @@ from headrace.runtime.batches import Altered, Outcome, Processor
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
@@ -39,12 +40,14 @@ class Intake:
         watch: Watch,
         leaving: Leaving,
         commits: Commits,
+        hosts: Hosts,
         drain: Callable[[], None],
     ) -> None:
         self._book = book
         self._watch = watch
         self._leaving = leaving
         self._commits = commits
+        self._hosts = hosts
         self._drain = drain
         self._decoder = Decoder()
         self._plans: list[PhysicalPlan] = []
@@ -85,6 +88,8 @@ class Intake:
         book.retained.put(record, batch)
         faults.point(faults.BATCH_KEPT)
         behind = self._behind(txid)
+        here = [view for view in behind if not view.placed]
+        away = [view for view in behind if view.placed]
         instant = record.commit_time_us
         needed = book.needed(behind)
         side = book.side
@@ -96,8 +101,8 @@ class Intake:
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
         )
         if side.groups:
-            frames.pass_on = partial(side.put, txid, attempt, batch.oldest_us)
-        outcome = self._processor.run(behind, frames, needed)
+            frames.pass_on.append(partial(side.put, txid, attempt, batch.oldest_us))
+        outcome = self._run(here, away, frames, needed)
         if side.groups:
             side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
@@ -107,6 +112,19 @@ class Intake:
         if careful:
             self._drain()
         return outcome
+
+    def _run(
+        self, here: list[View], away: list[View], frames: StreamFrames, needed: list[Shared]
+    ) -> Outcome:
+        if not away:
+            return self._processor.run(here, frames, needed)
+        crew = self._hosts.begin(away, frames)
+        frames.pass_on.append(crew.put)
+        try:
+            return self._processor.run(here, frames, needed, crew)
+        except BaseException:
+            crew.abort()
+            raise
 
     def finished(
         self,
@@ -160,7 +178,11 @@ class Intake:
         out = [
             view
             for view in self._book.views.values()
-            if view.live and view.processed < txid and view.commit_group not in aside
+            # Who has no states now will lack it.
+            if view.live
+            and view.processed < txid
+            and view.store is not None
+            and view.commit_group not in aside
         ]
         for view in out:
             if view.processed != txid - 1:
@@ -201,4 +223,6 @@ class Intake:
             if known is not error and not isinstance(known, RightEnded | OwnerGone):
                 unit.back(frames.txid)
                 return known
+        if isinstance(unit, View) and unit.placed:
+            return error  # who has its states has looked for the row
         return self._processor.blame(unit, error, frames)

@@ -23,7 +23,7 @@ counts positions knows that.  Only what works on states must not do so at the sa
 * Invariant 4: what a shared subplan sends at a txid is what follows from that one, unless all who
   read it take the same train.
 
-Groups with views that read the clock stay in the main lane.
+Groups with views that read the clock, or are placed on another worker, stay in the main lane.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class SideLane:
         live = [view for view in book.views.values() if view.live]
         others = {view.commit_group for view in live} - side.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(view.temporal for view in mine)
+        return bool(others) and not any(view.temporal or view.placed for view in mine)
 
     def _put_aside(self, group: str) -> None:
         """From the next batch on.  REQUIRES: its views have processed all that was taken."""
@@ -323,7 +323,7 @@ class SideLane:
         if side.overflowed:
             self._refuse()
             return True
-        timed = {view.commit_group for view in self._book.aside if view.temporal}
+        timed = {v.commit_group for v in self._book.aside if v.temporal or v.placed}
         side.groups -= timed
         return bool(timed)
 

@@ -12,6 +12,7 @@ from headrace import clock, errors
 from headrace.runtime import positions, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
@@ -38,6 +39,7 @@ class Leaving:
     _watch: Watch
     _sharing: Sharing
     _waits: PositionWaits
+    _hosts: Hosts
     _drain: Callable[[], None]
 
     def leave(self, view: View) -> None:
@@ -67,6 +69,7 @@ class Leaving:
         positions.put_view(meta, view_id, None)
         self._book.db.put_meta(meta, sync=False)
         self._book.db.drop_view(view_id)
+        self._hosts.drop(view_id)
         self._sharing.left(view_id)
 
     def judge(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:

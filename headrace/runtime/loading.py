@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    OutOfReach,
     StateDamaged,
     StructureChanged,
 )
@@ -23,6 +24,7 @@ from headrace.process import faults
 from headrace.runtime import positions, result_tables, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import StateMark
 from headrace.runtime.sharing import FeedLost, Sharing
@@ -49,6 +51,7 @@ class Loading:
     _watch: Watch
     _sharing: Sharing
     _leaving: Leaving
+    _hosts: Hosts
 
     def load(self) -> None:
         """Own every view that should run: those known already, and those in the catalog."""
@@ -71,9 +74,9 @@ class Loading:
                     self._leaving.fail(view, book.suspects.error())
                     continue
                 with book.suspects.during(view_id, LOADING):
-                    self._restore(view, marks.get(view_id))
+                    self._restore(view, marks.get(view_id), listed.values())
         self._collect_garbage(conn, marks)
-        owned = [v for v in book.views.values() if v.owned and v.store is not None]
+        owned = [v for v in book.views.values() if v.owned and v.reachable]
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
         for view in owned:
@@ -104,19 +107,25 @@ class Loading:
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
                 self._leaving.fail(fed, _refilled())
             try:
-                if mark is not None:
+                if view.placed:
+                    mark = self._hosts.mark(view)
+                elif mark is not None:
                     self._take_back(view, mark)
-                elif not self._ingest(view):
+                if mark is None and not self._ingest(view):
                     raise DefiniteFailure("the view has no staged state", hint=RESYNC)
             except FeedLost as error:
                 # It is there, and is filled anew by itself.
                 book.views[view.id] = view
                 self._leaving.fail(view, error)
                 return
-        for other in list(book.views.values()):
-            # A resync has put this one in its place: two may never write one table.
-            if other.id != view.id and other.target.oid == view.target.oid:
-                self._leaving.forget(other.id)
+            except OutOfReach as error:
+                # It is there, and its states are staged until its worker is (``again``).
+                self._replace(view)
+                self._stand(view, mark)
+                book.views[view.id] = view
+                self._leaving.fail(view, error)
+                return
+        self._replace(view)
         known = book.views.get(view.id)
         book.views[view.id] = view
         try:
@@ -129,6 +138,13 @@ class Loading:
         self._sharing.look()
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def _replace(self, view: View) -> None:
+        """Forget who has written a view's table: two may never do so."""
+        for other in list(self._book.views.values()):
+            # A resync has put this one in its place.
+            if other.id != view.id and other.target.oid == view.target.oid:
+                self._leaving.forget(other.id)
 
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
         """Stop the views that are fed from one that is new here; they are ``listed`` no more."""
@@ -163,8 +179,47 @@ class Loading:
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
         self._verify(view)
 
-    def _restore(self, view: View, mark: StateMark | None) -> None:
+    def again(self, view: View) -> None:
+        """A view whose worker is there again goes on, unless something stands against it.
+
+        Raises:
+            OutOfReach: it is not.
+        """
+        with self._book.suspects.during(view.id, LOADING):
+            self._attempt(view, None)
+        if view.reachable and view.owned:
+            self._own(view, new=False)
+
+    def _restore(self, view: View, mark: StateMark | None, listed: Iterable[View]) -> None:
+        """Give a view its states; see ``_attempt``."""
         try:
+            self._attempt(view, mark, listed)
+        except OutOfReach as error:
+            self._stand(view, mark)
+            self._leaving.fail(view, error)
+
+    def _stand(self, view: View, mark: StateMark | None) -> None:
+        """Know of a view, which is out of reach, how far its states are at least."""
+        if mark is None:
+            found = views.manifest(self._book.settings, view.id)
+            mark = StateMark(found.txid, found.lsn, found.txid) if found is not None else None
+        if mark is not None:
+            view.restore(None, mark)
+
+    def _attempt(self, view: View, mark: StateMark | None, listed: Iterable[View] = ()) -> None:
+        """Give a view its states, or stop it.
+
+        ``mark``: how far they are, as far as this worker knows; ``listed``: other views.
+
+        Raises:
+            OutOfReach: they are on a worker that cannot be asked now.
+        """
+        try:
+            if view.placed:
+                mark = self._hosts.mark(view, listed)
+                if mark is not None:
+                    _revive(view)
+                    return
             if mark is not None:
                 self._take_back(view, mark)
                 return
@@ -203,6 +258,13 @@ class Loading:
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own
+        if view.placed:
+            self._hosts.deploy(view, found.runs, mark)
+            positions.put_view(meta, view.id, mark)
+            book.db.put_meta(meta, sync=False)  # how far it is at least, which its worker knows
+            _revive(view)
+            view.story.add("deployed", worker=view.placed, txid=txid, lsn=found.lsn)
+            return True
         book.db.ingest(
             view.id, found.runs, (lambda state: subplans.keeps(own, state)) if made else None
         )

@@ -52,7 +52,13 @@ import structlog
 from headrace import clock
 from headrace.collections import plan, subplans
 from headrace.collections.plan import PhysicalPlan
-from headrace.errors import RESYNC, ContinuityLost, StateDamaged, TransientError
+from headrace.errors import (
+    RESYNC,
+    ContinuityLost,
+    StateDamaged,
+    TransientError,
+    UnsupportedError,
+)
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime import shared as records
@@ -127,6 +133,11 @@ class Sharing:
         Raises:
             TransientError: the view is not where the engine is, or about to join another one.
         """
+        if view.placed:
+            raise UnsupportedError(
+                f"a view that is on another worker feeds nobody: {view.target.shown}",
+                hint='Read it without option "from".',
+            )
         top = view.plan.sink.input
         if top in view.feeds:
             return self._book.subplans[view.feeds[top]]

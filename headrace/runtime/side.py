@@ -127,9 +127,9 @@ class Side:
         self.overflowed = False
         storage.drop(NAME)
 
-    def put(self, txid: int, attempt: int, oldest_us: int, chunk: list[TableDiffs]) -> None:
-        """Keep rows of ``txid``, if there is room."""
-        for frame in chunk:
+    def put(self, txid: int, attempt: int, oldest_us: int, chunk: list[TableDiffs] | None) -> None:
+        """Keep rows of ``txid``, if there is room; None: these were all."""
+        for frame in chunk or ():
             batch = frame.diffs.batch
             rows = batch.num_rows
             self._put(Header(Kind.DIFFS, txid, attempt, rows, oldest_us, frame.table_oid), batch)

@@ -21,7 +21,8 @@ import structlog
 
 from headrace import clock
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import DefiniteFailure
+from headrace.errors import DefiniteFailure, OutOfReach
+from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
 from headrace.runtime.views import View
 
@@ -63,17 +64,17 @@ class Ticker:
         row = self._book.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
-        if self._sum(now, Dataflow.near) > _ROWS_MAX:
+        if self._sum(now, _near) > _ROWS_MAX:
             # One step, then the engine looks at its other work, then at once the next step.
             self._pass_time(self._step(now))
             self._next = 0.0
-        elif self._forced or self._sum(now, Dataflow.crossing):
+        elif self._forced or self._sum(now, _crossing):
             self._forced = False
             self._pass_time(now)
 
     def catch_up(self, instant: int) -> None:
         """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
-        while self._sum(instant, Dataflow.near) > _ROWS_MAX and not self._book.stopping:
+        while self._sum(instant, _near) > _ROWS_MAX and not self._book.stopping:
             step = self._step(instant)
             if step >= instant:
                 return
@@ -81,11 +82,11 @@ class Ticker:
 
     def _step(self, instant: int) -> int:
         """An instant up to which few rows change, but some do."""
-        known = [now for view in self._views() if (now := self._flow(view).now)]
+        known = [now for view in self._views() if (now := self._now(view))]
         low, high = min(known, default=instant), instant
         while high - low > 1:
             middle = (low + high) // 2
-            near = self._sum(middle, Dataflow.near)
+            near = self._sum(middle, _near)
             if near > _ROWS_MAX:
                 high = middle
                 continue
@@ -93,15 +94,24 @@ class Ticker:
             if near > _ROWS_MAX // 2:
                 break
         # If nothing changes up to ``low``, many rows have their time a microsecond later.
-        return low if self._sum(low, Dataflow.near) else high
+        return low if self._sum(low, _near) else high
+
+    def _now(self, view: View) -> int:
+        try:
+            return self._flow(view).now or 0
+        except OutOfReach:
+            return 0
 
     def _views(self) -> list[View]:
         return [v for v in self._book.views.values() if v.live and v.temporal]
 
-    def _flow(self, view: View) -> Dataflow:
+    def _flow(self, view: View) -> Dataflow | AwayStore:
+        """Who knows when rows of a view have their time."""
+        if isinstance(view.store, AwayStore):
+            return view.store
         return view.flow(self._book.settings, self._book.evaluators)
 
-    def _sum(self, instant: int, count: Callable[[Dataflow, int], int]) -> int:
+    def _sum(self, instant: int, count: Callable[[Dataflow | AwayStore, int], int]) -> int:
         total = 0
         for view in self._views():
             try:
@@ -110,4 +120,14 @@ class Ticker:
                 # The batch will meet it too, and stop the view in the proper way.
                 _log.info("a view cannot take the time", view=view.id, why=str(error))
                 total += 1
+            except OutOfReach:
+                continue  # it stops in a moment, and takes no part
         return total
+
+
+def _near(who: Dataflow | AwayStore, instant: int) -> int:
+    return who.near(instant)
+
+
+def _crossing(who: Dataflow | AwayStore, instant: int) -> int:
+    return who.crossing(instant)

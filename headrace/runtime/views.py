@@ -26,6 +26,7 @@ from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.process import bounds
 from headrace.process.bounds import Bound
+from headrace.runtime.away import AwayStore
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.story import Story
 from headrace.sink import keys
@@ -43,6 +44,8 @@ Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
+MAIN: Final = "main"
+"""The worker that takes what comes and writes what goes."""
 _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
@@ -56,7 +59,7 @@ class Unit:
     """All of it; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
-    store: RocksStore | None = field(default=None, kw_only=True)
+    store: RocksStore | AwayStore | None = field(default=None, kw_only=True)
     mark: StateMark = field(default=_EMPTY, kw_only=True)
     """Its state as of the last txid that is committed for it."""
     durable: StateMark = field(default=_EMPTY, kw_only=True)
@@ -110,8 +113,7 @@ class Unit:
     def flow(self, config: Settings, pool: Pool) -> Dataflow:
         """Its dataflow, built from the state when there is none."""
         if self.dataflow is None:
-            if self.store is None:
-                raise BugError(f"view {self.id} has no state")
+            store = self.here
             if any(feed.id not in self.feeds for feed in self.own.feeds):
                 raise BugError(f"view {self.id} is fed by nobody")
             if self.remote is None:
@@ -123,17 +125,34 @@ class Unit:
                     owner=self.whose,
                     value_bytes_max=bounds.of(config, self.limits).value_bytes,
                 )
-            self.dataflow = Dataflow(self.own, self.store, self.remote, self.start_lsn)
+            self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
         return self.dataflow
 
-    def restore(self, store: RocksStore, mark: StateMark) -> None:
-        """It has this state, and nothing is in flight."""
+    def restore(self, store: RocksStore | AwayStore | None, mark: StateMark) -> None:
+        """It has this state, and nothing is in flight; None: it is out of reach."""
         self.store = store
         self.mark = self.durable = mark
         self.processed = mark.txid
         self.dataflow = None
         self._begun.clear()
         self._marks = {mark.txid: mark}
+
+    @property
+    def here(self) -> RocksStore:
+        """Its states.
+
+        Raises:
+            BugError: they are not in this process.
+        """
+        if not isinstance(self.store, RocksStore):
+            raise BugError(f"view {self.id} has no state here")
+        return self.store
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its states can be worked on."""
+        store = self.store
+        return store is not None and (isinstance(store, RocksStore) or store.up)
 
     @property
     def busy(self) -> bool:
@@ -160,6 +179,8 @@ class Unit:
     def checkpointed(self, mark: StateMark) -> None:
         """``mark`` is durable."""
         self.durable = mark
+        if isinstance(self.store, AwayStore):
+            self.store.durable = mark.txid
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
 
     def note(self, meta: Meta) -> None:
@@ -209,6 +230,8 @@ class View(Unit):
     """Views of one group are written by one transaction; '': the unnamed one."""
     latency_ms: int = 0
     """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
+    placed: str = ""
+    """The worker that has its states; '': this one."""
     shares: bool = True
     """Whether its subplans may be kept together with those of other views."""
     kept: bool = False
@@ -321,6 +344,12 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
         ) from error
 
 
+def placement(options: Mapping[str, Any]) -> str:
+    """The worker that options name; '': the one that writes."""
+    named = str(options.get("placement") or "")
+    return "" if named == MAIN else named
+
+
 def _view(row: WorkedView) -> View:
     try:
         rebuilt = plan.from_json(row.plan)
@@ -342,6 +371,7 @@ def _view(row: WorkedView) -> View:
         row.owner or "",
         commit_group=options.get("commit_group") or "",
         latency_ms=int(options.get("latency_ms") or 0),
-        shares=options.get("sharing") is not False,
+        placed=placement(options),
+        shares=options.get("sharing") is not False and not placement(options),
         limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )

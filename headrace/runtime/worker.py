@@ -248,6 +248,8 @@ class Worker:
         book = self._engine.book
         error = book.error or book.checkpoints.error
         return {
+            "pid": os.getpid(),
+            "memory_bytes": book.opened.memory_bytes if book.opened is not None else 0,
             "running": book.stream is not None,
             "txid": book.position.txid,
             "lsn": format_lsn(book.position.lsn),

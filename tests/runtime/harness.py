@@ -68,7 +68,11 @@ class Running:
         return self.book.holds.grant(job)
 
     def on(self, work: Callable[[], Any]) -> Any:
-        return self.engine.submit(work).result(PATIENCE_S)
+        asked = self.engine.submit(work)
+        wait_until(lambda: asked.done() or self.error is not None, "it is done", every_s=0.002)
+        if self.error is not None and not asked.done():
+            raise self.error
+        return asked.result()
 
     def stop(self) -> None:
         self.engine.stop()

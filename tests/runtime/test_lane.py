@@ -8,14 +8,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-import psycopg
 import pytest
 
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import TransientError
 from headrace.runtime import lane
 from headrace.runtime.side import NAME, Side
 from headrace.storage.blocks import NoRoom
@@ -23,6 +21,7 @@ from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 from tests.compared import differs
 from tests.runtime import test_sharing
+from tests.runtime.disturbances import locked, told
 from tests.runtime.harness import settle
 from tests.runtime.test_sharing import SUMS, change, create
 from tests.waiting import PATIENCE_S, again_and_again, wait_until
@@ -87,14 +86,6 @@ def aside(running, source, group: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(dsn: str, table: str) -> Iterator[None]:
-    """Nobody writes a table."""
-    with psycopg.connect(dsn) as conn:
-        conn.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        yield
-
-
-@contextlib.contextmanager
 def standing_still(source) -> Iterator[None]:
     """What is written beside the others is not written."""
     [(pid,)] = source.execute(
@@ -106,16 +97,6 @@ def standing_still(source) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def told(running, command: Callable[[], None]) -> None:
-    """A command is done, now or when the database can be reached again."""
-    for _ in again_and_again(PATIENCE_S):
-        if running.error is not None:
-            raise running.error
-        with contextlib.suppress(TransientError, TimeoutError):
-            running.engine.submit(command).result(1)
-            return
 
 
 def check(running, source, **queries: str) -> None:

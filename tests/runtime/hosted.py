@@ -1,0 +1,98 @@
+"""Other workers for an engine under test: in this process, or as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psycopg
+
+from headrace.config import Settings
+from headrace.runtime.hosting import Host
+from tests.runtime.harness import Running
+from tests.waiting import wait_until
+
+
+def settings_of(settings: Settings, name: str) -> Settings:
+    """Those of another worker of the engine with ``settings``."""
+    return settings.of_worker(name)
+
+
+@contextlib.contextmanager
+def hosting(settings: Settings, name: str) -> Iterator[Host]:
+    """A worker on threads of this process."""
+    own = settings_of(settings, name)
+    for folder in (own.run_dir, settings.run_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    host = Host(own, settings.flight_socket(name))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+class HostProcess:
+    """A worker as a process."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.settings = settings
+        self._name = name
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended."""
+        return self.process is None or self.process.poll() is not None
+
+    def start(self, **environment: str) -> None:
+        own = settings_of(self.settings, self._name)
+        self.settings.run_dir.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.runtime.host"],
+            env={**os.environ, **environment, "HEADRACE_SETTINGS": own.to_json()},
+        )
+
+    def wait(self) -> None:
+        """Until it listens."""
+        path = self.settings.flight_socket(self._name)
+        wait_until(path.exists, "it listens")
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self.process is not None, "it was started"
+        self.process.send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def process(settings: Settings, name: str) -> Iterator[HostProcess]:
+    """A worker as a process of its own."""
+    made = HostProcess(settings, name)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def place(source: psycopg.Connection, view: str, worker: str) -> None:
+    """Have a view, which is not adopted yet, placed."""
+    source.execute(
+        "UPDATE headrace.views SET options = coalesce(options, '{}')"
+        " || jsonb_build_object('placement', %s::text) WHERE view_name = %s",
+        (worker, view),
+    )
+
+
+def reached(running: Running, view_id: int) -> None:
+    """Wait until a view goes on."""
+    wait_until(
+        lambda: (
+            (view := running.book.views.get(view_id)) is not None and view.live and view.reachable
+        ),
+        f"view {view_id} goes on",
+    )
