@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config import Settings
-from headrace.errors import UserError
+from headrace.errors import UnsupportedError, UserError
 from headrace.process import bounds
 
 _GROUP_MAX: Final = 63
 _LIMIT_MAX: Final = 2**31 - 1
 """The number of an iteration is an integer."""
 
+_MAIN: Final = "main"
 _LATENCY_MS_MAX: Final = 3_600_000
 
 Late = Annotated[int, Meta(ge=0, le=_LATENCY_MS_MAX)]
@@ -65,6 +66,10 @@ class ViewOptions:
 
     history: str | None = None
     """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
+
+    placement: Annotated[str, Meta(max_length=_GROUP_MAX)] = "main"
+    """The worker that keeps the view's states and computes its changes (``add_worker``); with
+    another one than ``main`` nothing is kept in common with other views."""
 
     point: str | None = None
     """``from``: the connection point of a view that the query reads: the view's rows come from
@@ -122,6 +127,11 @@ class ViewOptions:
                 'option "population" must not be "spark" with option "from"',
                 hint="What a view sends is loaded in process.",
             )
+        if point is not None and found.get("placement", _MAIN) != _MAIN:
+            raise UnsupportedError(
+                'option "placement" cannot be had with option "from"',
+                hint="What is fed is on the worker of the view that it is fed from.",
+            )
         return cls(**found, limits=limits, point=point)
 
 
@@ -142,6 +152,7 @@ _WANTED: Final = {
     "key": "a list of column names",
     "from": "the name of a connection point",
     "history": "an interval, as text",
+    "placement": "the name of a worker",
     "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }
 

@@ -71,7 +71,11 @@ _ORDERS: Final = msgspec.json.Decoder(_Begin | _Signal)
 _NEWS: Final = msgspec.json.Decoder(_Began | _Refused | _Ended)
 
 
-CHILDREN: Final = {"worker": "headrace.runtime.worker", "builder": "headrace.views.builder"}
+CHILDREN: Final = {
+    "worker": "headrace.runtime.worker",
+    "builder": "headrace.views.builder",
+    "host": "headrace.runtime.host",
+}
 """The modules whose ``main()`` they run."""
 
 

@@ -21,9 +21,18 @@ from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
 from headrace.server.progress import Reporter, ready
 from headrace.server.waits import SessionWaits
-from headrace.sql.verbs import VERBS, CreateView, Request, Verb, ViewRequest, WaitFor
+from headrace.sql.verbs import (
+    VERBS,
+    AddWorker,
+    CreateView,
+    RemoveWorker,
+    Request,
+    Verb,
+    ViewRequest,
+    WaitFor,
+)
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, INT8, TEXT, TIMESTAMPTZ
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -44,6 +53,11 @@ QUEUES: Final = (
 """Columns of queues; ``sql/queues.sql`` has the same."""
 MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))
 """Columns of memory; ``sql/memory.sql`` has the same."""
+WORKERS: Final = (
+    *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
+    *(("memory_bytes", INT8), ("since", TIMESTAMPTZ)),
+)
+"""Columns of workers; ``sql/workers.sql`` has the same."""
 
 Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
@@ -72,11 +86,14 @@ class Commands:
         waits: SessionWaits | None = None,
         worker: Callable[[], Awaitable[CommandPeer]] | None = None,
         per_role_max: int = 0,
+        see: Callable[[list[str]], Awaitable[str | None]] | None = None,
     ) -> None:
         """``builder`` and ``worker`` wait until it can be asked and give its peer.
 
-        ``per_role_max``: calls of one role under way; 0: any number.
+        ``per_role_max``: calls of one role under way; 0: any number.  ``see`` is told which other
+        workers there are, when that has changed, and may have something to say of it.
         """
+        self._see = see
         self._per_role_max = per_role_max
         self._under_way: Counter[str] = Counter()
         self._builder = builder
@@ -184,6 +201,8 @@ class Commands:
         if verb.tells and isinstance(request, ViewRequest):
             reporter = Reporter(request.name, report)
         answer = await self._ask(verb, request, reporter)
+        if isinstance(request, AddWorker | RemoveWorker) and self._see is not None:
+            answer["notice"] = await self._see(answer["workers"])
         if reporter is not None and verb.fills:
             reporter.flush()
         _say(answer, report)
@@ -258,6 +277,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "verify_view": _verified,
     "queues": partial(ResultSet, QUEUES),
     "memory": partial(ResultSet, MEMORY),
+    "workers": partial(ResultSet, WORKERS),
 }
 """How an answer is shown, of what answers rows."""
 

@@ -78,7 +78,7 @@ class Health:
             Sample("headrace_build_info", 1, (("version", self._version),)),
             Sample("headrace_wire_connections", self._sessions()),
         ]
-        for child in (self._supervisor.worker, self._supervisor.builder):
+        for child in self._supervisor.children:
             label = (("process", child.name),)
             out.append(Sample("headrace_process_up", int(child.up), label))
             out.append(Sample("headrace_process_restarts_total", child.restarts, label, "counter"))

@@ -112,7 +112,8 @@ class Commander:
         worker = self._supervisor.worker.peer
         self._waits = SessionWaits(settings.source, worker)
         self._commands = Commands(
-            self._builder, self._waits, worker, settings.commands_per_role_max
+            *(self._builder, self._waits, worker, settings.commands_per_role_max),
+            self._supervisor.see,
         )
         self._direct = Direct(settings, self._commands)
         self._listener = Listener(

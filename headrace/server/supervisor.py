@@ -1,4 +1,4 @@
-"""Keeps the worker and the builder running, and the control connections to them.
+"""Keeps the workers and the builder running, and the control connections to them.
 
 A dead child is started again after a back-off that grows from 0.2 s to 5 s and starts over
 once a child has lived for ten seconds.  They are forked by the nursery, and end with it when
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ HEALTHY_S: Final = 10.0
 STOP_S: Final = 10.0
 _CONNECT_S: Final = 60.0
 _POLL_S: Final = 0.02
+_UP_S: Final = 30.0
+"""Seconds in which a worker should be there."""
 
 OnUp = Callable[[rpc.Peer], Awaitable[None]]
 
@@ -38,10 +41,20 @@ class Child:
     """One child process and the control connection to it."""
 
     def __init__(
-        self, name: str, nursery: Nursery, socket: Path, settings: Settings, on_up: OnUp
+        self,
+        name: str,
+        nursery: Nursery,
+        socket: Path,
+        settings: Settings,
+        on_up: OnUp,
+        kind: str | None = None,
     ) -> None:
-        """``on_up`` runs on each new process before anybody else may ask it."""
+        """``on_up`` runs on each new process before anybody else may ask it.
+
+        ``kind``: what the nursery calls such a process, if that is not ``name``.
+        """
         self.name = name
+        self._kind = kind or name
         self._nursery = nursery
         self.restarts = 0
         self.problem = ""
@@ -111,7 +124,7 @@ class Child:
     async def _run_once(self) -> None:
         """Start a process, connect, and return when it has ended."""
         self._socket.unlink(missing_ok=True)
-        process = await self._nursery.begin(self.name, self._settings)
+        process = await self._nursery.begin(self._kind, self._settings)
         self._process = process
         _log.info("child started", child=self.name, pid=process.pid)
         try:
@@ -158,6 +171,12 @@ class Supervisor:
     def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
         """``before_builder`` tidies up after a dead builder, before it takes new jobs."""
         self._before_builder = before_builder
+        self._settings = settings
+        self._nursery = nursery
+        self.others: dict[str, Child] = {}
+        """The workers besides ``main``, by name."""
+        self._seeing = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()
         socket = settings.worker_socket
         self.worker = Child("worker", nursery, socket, settings, self._worker_up)
         socket = settings.builder_socket
@@ -168,15 +187,59 @@ class Supervisor:
         self.worker.start()
         self.builder.start()
 
+    @property
+    def children(self) -> list[Child]:
+        """All of them."""
+        return [self.worker, self.builder, *self.others.values()]
+
     async def ready(self) -> None:
-        """Wait until both can be asked."""
+        """Wait until all can be asked."""
         await self.worker.peer()
         await self.builder.peer()
+        await asyncio.gather(*self._looking)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UP_S):
+                for child in self.others.values():
+                    await child.peer()
 
     async def stop(self) -> None:
-        """Stop both: the builder first, because it calls the worker."""
+        """Stop all: the builder first, because it calls the worker, which calls the others."""
         await self.builder.stop()
         await self.worker.stop()
+        await asyncio.gather(*(child.stop() for child in self.others.values()))
+
+    async def see(self, names: Collection[str]) -> str | None:
+        """Other workers are these: start who is new, end who is not among them any more.
+
+        Returns what there is to say of it.
+        """
+        async with self._seeing:
+            gone = [name for name in self.others if name not in names]
+            await asyncio.gather(*(self.others.pop(name).stop() for name in gone))
+            await asyncio.to_thread(self._tidy, names)
+            new = {name: self._other(name) for name in names if name not in self.others}
+            self.others |= new
+            for child in new.values():
+                child.start()
+        try:
+            async with asyncio.timeout(_UP_S):
+                for child in new.values():
+                    await child.peer()
+        except TimeoutError:
+            return f"not started within {_UP_S:.0f} s; it is tried on"
+        return None
+
+    def _other(self, name: str) -> Child:
+        own = self._settings.of_worker(name)
+        child = Child(f"worker {name}", self._nursery, own.worker_socket, own, _nothing, "host")
+        own.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return child
+
+    def _tidy(self, names: Collection[str]) -> None:
+        """Remove what workers have left that are no more."""
+        for folder in self._settings.workers_dir.glob("*"):
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def _worker_up(self, peer: rpc.Peer) -> None:
         """Tell a new worker which WAL populations still need."""
@@ -201,3 +264,18 @@ class Supervisor:
         # Its catalog clean-up needs the objects that a first worker may still be creating.
         await self.worker.peer()
         await self._before_builder(peer)
+        # Who is not up yet is waited for by those who need it.
+        look = asyncio.create_task(self._look(peer))
+        self._looking.add(look)
+        look.add_done_callback(self._looking.discard)
+
+    async def _look(self, peer: rpc.Peer) -> None:
+        """Find out which other workers there are."""
+        try:
+            await self.see(await peer.call("nodes", {}))
+        except HeadraceError as error:
+            _log.warning("workers unknown", reason=error.message)
+
+
+async def _nothing(peer: rpc.Peer) -> None:
+    """Nobody has anything to tell it."""

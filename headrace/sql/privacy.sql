@@ -24,6 +24,8 @@ ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
+-- Workers are told to members of the engine's role, by the engine.
+ALTER TABLE headrace.nodes ENABLE ROW LEVEL SECURITY;
 -- Version, system, names of slot and backends.
 DROP POLICY IF EXISTS public ON headrace.meta;
 CREATE POLICY public ON headrace.meta FOR SELECT USING (true);

@@ -140,6 +140,20 @@ class DropPoint(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class AddWorker(Request):
+    """Another worker, on which views may be placed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorker(Request):
+    """The end of a worker on which none is."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetOwner(ViewRequest):
     """Another owner for a view."""
 
@@ -306,6 +320,20 @@ _ALL: Final = (
         selected=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
+    ),
+    Verb(
+        *("workers", Request, "the processes that views are placed on"),
+        selected=True,
+        procedure="show_workers",
+        answer=Inout("workers", "jsonb"),
+    ),
+    Verb(
+        *("add_worker", AddWorker),
+        "starts another process on which views may be placed (for members of our role)",
+    ),
+    Verb(
+        *("remove_worker", RemoveWorker),
+        "ends such a process, when no view is placed on it (for members of our role)",
     ),
     Verb(
         *("wait_for", WaitFor),

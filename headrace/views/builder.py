@@ -33,7 +33,7 @@ from headrace.population.spark import Spark
 from headrace.postgres.connect import for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
-from headrace.sql import views
+from headrace.sql import nodes, views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
     check,
@@ -50,6 +50,7 @@ from headrace.views import (
     rename,
     resync,
     verify,
+    workers,
 )
 from headrace.views.poison import Poison
 from headrace.views.quotas import Turns
@@ -84,6 +85,9 @@ DOES: Final[dict[str, Act]] = {
     "verify_view": verify.verify_view,
     "queues": insight.queues,
     "memory": insight.memory,
+    "workers": workers.workers,
+    "add_worker": workers.add_worker,
+    "remove_worker": workers.remove_worker,
 }
 """What carries a verb out, given its request."""
 
@@ -167,7 +171,8 @@ class Builder:
     def handlers(self) -> dict[str, rpc.Handler]:
         """Method -> handler."""
         verbs = {name: self._handler(VERBS[name], act) for name, act in DOES.items()}
-        return {**verbs, "holds": self._holds, "check": self._check}
+        own = {"holds": self._holds, "check": self._check, "nodes": self._nodes}
+        return {**verbs, **own}
 
     @property
     def holds(self) -> list[str]:
@@ -262,6 +267,15 @@ class Builder:
 
     async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return self.holds
+
+    async def _nodes(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """The names of the workers besides ``main``."""
+
+        def work(job: Job) -> list[str]:
+            with job.connection(self._settings.source, what="builder") as conn:
+                return [node.name for node in nodes.listed(conn)]
+
+        return await self._run(work, progress)
 
     async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return {"jobs": sorted(job.name for job in self._jobs), "spark": self._spark.status}

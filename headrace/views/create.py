@@ -25,7 +25,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import quotas
+from headrace.views import quotas, workers
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
@@ -47,6 +47,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         keys.check(conn, planned.columns, options.key or ())
         if options.history is not None:
             history.interval(conn, options.history)
+        workers.check(conn, options.placement)
     # Names may have been looked up long ago: what decides is the row inserted now.
     view = NewView(
         target,
@@ -100,6 +101,8 @@ class _Creation(Population):
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)
+        # Who removes it has not seen the view, or this sees that it is gone.
+        workers.check(conn, self._options.placement)
         point = self._options.point
         if point is not None and points.find(conn, point) is None:
             # From now on it is not dropped before the view is.

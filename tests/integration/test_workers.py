@@ -1,0 +1,225 @@
+"""Views on other workers, as users have them: add_worker, option ``placement``, kills and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+
+import psycopg
+import pytest
+
+from tests.compared import differs
+from tests.security.roles import connect, role
+from tests.waiting import wait_until
+
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int, x numeric);
+INSERT INTO items SELECT i, i % 50, i * 1.50 FROM generate_series(1, 1000) i;
+"""
+SUMS = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
+MOST = "SELECT g, max(x) AS most FROM items GROUP BY g"
+
+
+def refused(conn: psycopg.Connection, call: str) -> psycopg.errors.Diagnostic:
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute(call)
+    return caught.value.diag
+
+
+def listed(conn: psycopg.Connection) -> dict[str, tuple]:
+    """Workers by name: state, pid, number of views."""
+    rows = conn.execute("SELECT * FROM headrace.workers()")
+    return {name: (state, pid, count) for name, state, pid, count, _, _ in rows.fetchall()}
+
+
+def place(conn: psycopg.Connection, name: str, query: str, worker: str, **options: object) -> None:
+    conn.execute(
+        "CALL headrace.create_view(%s, %s, options => %s)",
+        (name, query, json.dumps({"placement": worker} | options)),
+    )
+
+
+def change(conn: psycopg.Connection, rng: random.Random) -> None:
+    for _ in range(5):
+        number = rng.randint(1, 1100)
+        conn.execute(
+            "INSERT INTO items VALUES (%s, %s, %s) ON CONFLICT (id)"
+            " DO UPDATE SET x = items.x + 0.25, g = excluded.g",
+            (number, rng.randint(0, 55), rng.randint(1, 9)),
+        )
+        conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(1, 1100),))
+
+
+def check(conn: psycopg.Connection, **queries: str) -> None:
+    for name, query in queries.items():
+        conn.execute("CALL headrace.wait_for(%s)", (name,))
+        assert differs(conn, name, query) == [], name
+
+
+def running(conn: psycopg.Connection, name: str) -> bool:
+    [(status,)] = conn.execute(
+        "SELECT status FROM headrace.list_views() WHERE name = 'public.' || %s::text", (name,)
+    ).fetchall()
+    return status == "running"
+
+
+def test_a_view_lives_on_another_worker(engine, commander, source):
+    assert listed(commander).keys() == {"main"}
+    commander.execute("CALL headrace.add_worker('w1')")
+    state, pid, count = listed(commander)["w1"]
+    assert (state, count) == ("running", 0)
+    place(commander, "sums", SUMS, "w1")
+    commander.execute("CALL headrace.create_view('most', %s)", (MOST,))
+    assert {name: row[2] for name, row in listed(commander).items()} == {"main": 1, "w1": 1}
+    rng = random.Random(1)
+    for _ in range(20):
+        change(source, rng)
+    check(commander, sums=SUMS, most=MOST)
+    assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+    # Killed, it comes back and goes on where it was; the others do not notice.
+    os.kill(pid, signal.SIGKILL)
+    change(source, rng)
+    check(commander, most=MOST)
+    wait_until(lambda: listed(commander)["w1"][0] == "running", "it is started again")
+    assert listed(commander)["w1"][1] != pid
+    wait_until(lambda: running(commander, "sums"), "the view goes on")
+    change(source, rng)
+    check(commander, sums=SUMS, most=MOST)
+    # So does the one that writes.
+    os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+    change(source, rng)
+    check(commander, most=MOST)
+    wait_until(lambda: running(commander, "sums"), "the view goes on")
+    check(commander, sums=SUMS)
+    why = refused(commander, "CALL headrace.remove_worker('w1')")
+    assert (why.sqlstate, "public.sums" in why.message_detail) == ("55006", True)
+    commander.execute("CALL headrace.resync_view('sums')")
+    change(source, rng)
+    check(commander, sums=SUMS)
+    for verb in ("pause_view", "resume_view"):
+        commander.execute(f"CALL headrace.{verb}('sums')")
+        change(source, rng)
+    check(commander, sums=SUMS)
+    commander.execute("CALL headrace.drop_view('sums')")
+    commander.execute("CALL headrace.remove_worker('w1')")
+    assert listed(commander).keys() == {"main"}
+    assert not list((engine.data_dir / "workers").glob("*"))
+    check(commander, most=MOST)
+
+
+def test_all_of_it_is_killed_and_comes_back(engine, commander, source):
+    commander.execute("CALL headrace.add_worker('w1')")
+    place(commander, "sums", SUMS, "w1")
+    rng = random.Random(2)
+    for _ in range(5):
+        change(source, rng)
+    check(commander, sums=SUMS)
+    engine.kill9()
+    change(source, rng)
+    engine.start()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        assert listed(conn)["w1"][0] == "running"
+        wait_until(lambda: running(conn, "sums"), "the view goes on")
+        change(source, rng)
+        check(conn, sums=SUMS)
+
+
+def test_states_that_a_worker_has_lost_are_filled_anew(engine, commander, source):
+    commander.execute("CALL headrace.add_worker('w1')")
+    place(commander, "sums", SUMS, "w1")
+    check(commander, sums=SUMS)
+    engine.kill9()
+    state = engine.data_dir / "workers" / "w1" / "state"
+    for path in state.glob("*"):
+        path.unlink()
+    engine.start()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        change(source, random.Random(3))
+        wait_until(lambda: running(conn, "sums"), "it is filled anew")
+        check(conn, sums=SUMS)
+
+
+@pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0")
+def test_a_view_that_is_long_at_a_batch_is_dropped(engine, commander, source):
+    """Who drops it does not wait for what it is at on the other worker, nor do others after that."""
+    source.execute(
+        "CREATE FUNCTION slow(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
+        " 'BEGIN IF x < 0 THEN PERFORM pg_advisory_lock(77); END IF; RETURN x; END'"
+    )
+    commander.execute("CALL headrace.add_worker('w1')")
+    place(commander, "slow", "SELECT id, slow(id) AS s FROM items", "w1")
+    commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
+    with psycopg.connect(engine.source, autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(77)")
+        source.execute("INSERT INTO items VALUES (-1, 1, 1)")
+        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted"
+        wait_until(lambda: source.execute(waiting).fetchone() is not None, "it is at it")
+        commander.execute("CALL headrace.drop_view('slow')")
+        source.execute("INSERT INTO items VALUES (5000, 1, 1)")
+        check(commander, sums=SUMS)
+    check(commander, sums=SUMS)
+
+
+def test_a_view_is_made_while_its_worker_is_away(engine, commander, source):
+    """It is there, with its first rows, and waits."""
+    commander.execute("CALL headrace.add_worker('w1')")
+    pid = listed(commander)["w1"][1]
+    os.kill(pid, signal.SIGSTOP)
+    with psycopg.connect(engine.dsn, autocommit=True) as caller:
+        made = threading.Thread(target=place, args=(caller, "sums", SUMS, "w1"))
+        made.start()
+        table = "SELECT to_regclass('public.sums') IS NOT NULL"
+        wait_until(lambda: source.execute(table).fetchone() == (True,), "it is there")
+        change(source, random.Random(1))
+        os.kill(pid, signal.SIGCONT)
+        made.join()
+    wait_until(lambda: running(commander, "sums"), "the view goes on")
+    check(commander, sums=SUMS)
+
+
+@pytest.mark.shared_engine
+def test_what_is_refused(engine, commander, source):
+    commander.execute("CALL headrace.add_worker('w1')")
+    try:
+        codes = {
+            "CALL headrace.add_worker('w1')": "42710",
+            "CALL headrace.add_worker('main')": "42710",
+            "CALL headrace.add_worker('W')": "42602",
+            "CALL headrace.add_worker('')": "42602",
+            "CALL headrace.add_worker('../x')": "42602",
+            "CALL headrace.remove_worker('main')": "42704",
+            "CALL headrace.remove_worker('w2')": "42704",
+            "CALL headrace.create_view('v', 'SELECT id FROM items',"
+            """ options => '{"placement": "w2"}')""": "42704",
+            "CALL headrace.create_view('v', 'SELECT id FROM items',"
+            """ options => '{"placement": 1}')""": "22023",
+            "CALL headrace.create_view('v', 'SELECT id FROM items',"
+            """ options => '{"placement": "w1", "from": "p"}')""": "0A000",
+        }
+        assert {call: refused(commander, call).sqlstate for call in codes} == codes
+        place(commander, "sums", SUMS, "w1")
+        commander.execute("CALL headrace.create_connection_point('p', 'sums')")
+        fed = """CALL headrace.create_view('f', 'SELECT g FROM sums', options => '{"from": "p"}')"""
+        assert refused(commander, fed).sqlstate == "0A000"
+        check(commander, sums=SUMS)
+        commander.execute("CALL headrace.drop_view('sums')")
+        with role(source, "some") as name, connect(engine.dsn, name) as somebody:
+            assert listed(somebody) == {}
+            for call in ("add_worker('w3')", "remove_worker('w1')"):
+                why = refused(somebody, f"CALL headrace.{call}")
+                assert why.sqlstate == "42501"
+    finally:
+        commander.execute("CALL headrace.remove_worker('w1')")
+
+
+@pytest.mark.shared_engine
+def test_also_on_direct_connections(commander, source):
+    source.execute("CALL headrace.add_worker('w1')")
+    [(rows,)] = source.execute("CALL headrace.show_workers()").fetchall()
+    assert [row["worker"] if isinstance(row, dict) else row[0] for row in rows] == ["main", "w1"]
+    source.execute("CALL headrace.remove_worker('w1')")
+    assert listed(commander).keys() == {"main"}
+    assert refused(source, "SELECT * FROM headrace.workers()").sqlstate == "0A000"
