@@ -25,7 +25,7 @@ from headrace.process import faults
 from headrace.storage.blocks import BLOCK_BYTES
 from tests.faults.helpers import ENDLESS, WORKER, slot, wal_end
 from tests.faults.matrix import load
-from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
+from tests.faults.matrix.world import BUILDER, OTHER, PATIENCE_S, World, connect
 from tests.waiting import at_any_moment, time_passes, wait_until
 
 Deed = Callable[[World], None]
@@ -192,6 +192,11 @@ def builder_cards(rng: random.Random) -> list[Card]:
 # --- processes
 
 
+def a_worker(world: World) -> str:
+    """The worker that writes, or another one if there is one."""
+    return world.rng.choice((WORKER, f"worker {OTHER}")) if world.placed else WORKER
+
+
 def kill(world: World, victim: str) -> None:
     """kill -9; the commander's death takes the others along."""
     if victim in ("engine", "commander"):
@@ -206,8 +211,9 @@ def kill(world: World, victim: str) -> None:
             world.engine._dismiss_watchdog()
         world.engine.start()
         return
-    module = {"worker": WORKER, "builder": BUILDER}[victim]
+    module = a_worker(world) if victim == "worker" else BUILDER
     pid = wait_until(lambda: world.child(module), f"a {victim}")
+    world.say(f"kill -9 {module}")
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -237,7 +243,8 @@ def worker_terminated(world: World) -> None:
 
 def stopped(world: World) -> None:
     """A process that sleeps for a while and goes on as if nothing had happened."""
-    pid = wait_until(lambda: world.child(WORKER), "a worker")
+    module = a_worker(world)
+    pid = wait_until(lambda: world.child(module), "a worker")
     os.kill(pid, signal.SIGSTOP)
     at_any_moment(world.rng, 0.05, 0.6)
     os.kill(pid, signal.SIGCONT)

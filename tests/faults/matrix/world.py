@@ -41,6 +41,8 @@ SELECT pid, application_name, state, wait_event_type, wait_event, pg_blocking_pi
        round(extract(epoch FROM clock_timestamp() - state_change)) AS s, left(query, 200)
   FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type <> 'checkpointer'
 """
+OTHER = "w1"
+"""The other worker."""
 FAMILY = re.compile(r"v-?\d+")
 """A column family of a view, or (below 0) of a shared subplan."""
 
@@ -62,6 +64,8 @@ class World:
         """Whether hardly a transaction may wait anywhere but there."""
         self.beside = seed % 3 != 0
         """Whether one of the commit groups is processed beside the others (the side lane)."""
+        self.placed = seed % 3 == 1
+        """Whether some views are on another worker."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
@@ -91,6 +95,9 @@ class World:
             for statement in load.schema(self.rng):
                 conn.execute(statement)
         self.engine.start()
+        if self.placed:
+            error = self.call("CALL headrace.add_worker('w1')")
+            assert error is None, error
         for name, query in self._first.items():
             self.create(name, query, grouped=self.rng.random() < 0.3)
         self.say(f"views: {', '.join(self.views)}")
@@ -174,18 +181,21 @@ class World:
 
     def create(self, name: str, query: str, *, grouped: bool = False) -> None:
         """Create a view; it must succeed.  ``grouped``: some commit apart from the others."""
-        group = "" if name in load.CORE or not grouped else "apart"
-        error = self.attempt_create(name, query, group)
+        options = {"commit_group": "apart"} if grouped and name not in load.CORE else {}
+        error = self.attempt_create(name, query, **options)
         if error is not None:
             raise error
         self.views[name] = query
 
-    def attempt_create(self, name: str, query: str, group: str = "") -> Exception | None:
+    def attempt_create(self, name: str, query: str, **options: str) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
-        options = f'{{"commit_group": "{group}"}}' if group else "{}"
+        # Those that are read together must not stand still, as a view does whose worker is gone.
+        if self.placed and name not in load.CORE and self.rng.random() < 0.6:
+            options["placement"] = OTHER
+        given = json.dumps(options)
         error = None
         for _ in range(5):
-            error = self.call(f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')")
+            error = self.call(f"CALL headrace.create_view('{name}', $q${query}$q$, '{given}')")
             if not isinstance(error, psycopg.errors.SerializationFailure):
                 return error
         return error
