@@ -33,6 +33,7 @@ from bench.sink import Sink
 from bench.small import Small
 from bench.state import State
 from bench.tpch import TpchQueries
+from bench.workers import Workers
 
 SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Small,
         State,
         TpchQueries,
+        Workers,
     )
 }
 

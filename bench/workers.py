@@ -1,0 +1,78 @@
+"""workers: a backlog through views that are all on one worker, and spread over two.
+
+``drain`` tells how a backlog is made; here the same is done with views that give the engine much to
+do.  With two workers every other view is on the second one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar, Final
+
+import psycopg
+
+from bench import shapes
+from bench.drain import held, us
+from bench.scenario import Bed, Figures, Options, Scenario, caught_up
+
+_VIEWS: Final = ("string_agg", "join_group", "row_number", "stddev", "top_3_lateral", "min_max")
+_DRAINS: Final = 4
+"""Of each kind, in turns; the first is not counted."""
+_TRANSACTION_ROWS: Final = 100
+_PART: Final = 8
+"""A drain changes one order in so many."""
+
+
+class Workers(Scenario):
+    """Views on two workers, beside all of them on one."""
+
+    name: ClassVar[str] = "workers"
+    about: ClassVar[str] = (
+        "µs per changed row of a backlog through six views, on one worker and spread over two;"
+        " ratio: how many times as fast two are"
+    )
+    rows_default: ClassVar[int] = 200_000
+
+    def run(self, options: Options) -> list[Figures]:
+        """Both ways in one run, in turns: the views stand twice, once each way, paused in turns."""
+        rows = options.rows or self.rows_default
+        took: dict[int, list[float]] = {1: [], 2: []}
+        with (
+            shapes.streaming(options, rows) as (on, stream),
+            psycopg.connect(on.engine.dsn, autocommit=True) as conn,
+        ):
+            conn.execute("CALL headrace.add_worker('w1')")
+            for drain in range(_DRAINS):
+                for workers in took:
+                    _place(on, workers)
+                    seconds = _drain(on, conn, stream)
+                    if drain:
+                        took[workers].append(seconds / (stream.rows // _PART))
+                    for name, query in shapes.queries(_VIEWS):
+                        on.check(name, query)
+                        on.drop_view(name)
+        one, two = (min(each) for each in took.values())
+        return [
+            {
+                "views": len(_VIEWS),
+                "one_us": us(one, 1),
+                "two_us": us(two, 1),
+                "ratio": round(one / two, 2),
+            }
+        ]
+
+
+def _place(on: Bed, workers: int) -> None:
+    for number, (name, query) in enumerate(shapes.queries(_VIEWS)):
+        place = "w1" if workers > 1 and number % 2 else "main"
+        on.create_view(
+            name, query, f'{{"population": "local", "sharing": false, "placement": "{place}"}}'
+        )
+
+
+def _drain(on: Bed, conn: psycopg.Connection[tuple[object, ...]], stream: shapes.Stream) -> float:
+    with held(on.worker):
+        stream.change(stream.rows // _PART, _TRANSACTION_ROWS)
+        begin = time.monotonic()
+    caught_up(conn, *(name for name, _ in shapes.queries(_VIEWS)))
+    return time.monotonic() - begin
