@@ -21,7 +21,7 @@ import structlog
 from pyarrow import flight
 
 from headrace import clock, errors
-from headrace.errors import HeadraceError, OutOfReach
+from headrace.errors import OutOfReach
 from headrace.network.messages import (
     BatchDone,
     Bye,
@@ -190,7 +190,7 @@ class FlightLink:
                     diffs = {}
         except StopIteration:
             self._die("it has ended")
-        except (pa.ArrowException, OSError, HeadraceError) as error:
+        except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
             self._die(str(error))
         with self._sending, contextlib.suppress(pa.ArrowException, OSError):
             self._writer.close()

@@ -35,7 +35,7 @@ class FlightSession:
         """
         try:
             return to_worker(self._reader.read_chunk().app_metadata)
-        except (StopIteration, pa.ArrowException, OSError) as error:
+        except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError) as error:
             raise Ended(str(error)) from error
 
     def send(self, word: FromWorker, batch: pa.RecordBatch | None = None) -> None:

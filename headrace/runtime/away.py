@@ -28,6 +28,8 @@ class Outpost:
     guilty: set[int] = field(default_factory=set)
     """Views that it has died of."""
     pid: int = 0
+    awaited_s: float | None = None
+    """Since when the engine waits for its part of a batch, on the monotonic clock."""
     large: bool = False
     """Whether so much is not durable there that a checkpoint is due."""
     crowded: bool = False

@@ -147,6 +147,9 @@ class Engine:
         """What commands wait for now, in words for whoever waits; from any thread."""
         busy = self._intake.at_work() or self._lane.at_work()
         if busy is None:
+            away = self.hosts.at_work()
+            if away is not None:
+                return away
             return "rows to be written" if self.book.pipeline.flights() else None
         unit_id, seconds = busy
         unit = self.book.unit(unit_id)

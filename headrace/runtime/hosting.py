@@ -268,11 +268,14 @@ class Host:
         ]
         for thread in threads:
             thread.start()
-        self._read(session, inbox)
-        ended.set()
-        # Whoever sends after this thread has left would do so into nothing.
-        for thread in threads:
-            thread.join()
+        try:
+            self._read(session, inbox)
+        finally:
+            inbox.put(None)
+            ended.set()
+            # Whoever sends after this thread has left would do so into nothing.
+            for thread in threads:
+                thread.join()
 
     def _work(self, session: FlightSession, inbox: _Inbox) -> None:
         with self._turn:
@@ -300,7 +303,6 @@ class Host:
                 inbox.put((word, batch))
         except Ended:
             self._interrupt(())
-            inbox.put(None)
 
     def _run(self, session: FlightSession, inbox: _Inbox) -> None:
         worked_s = 0.0

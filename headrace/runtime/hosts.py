@@ -104,7 +104,11 @@ class Crew:
         if part.lost is not None:
             raise part.lost
         host = part.host
-        done, diffs = part.link.results(self.frames.txid, self.frames.attempt)
+        host.awaited_s = clock.monotonic()
+        try:
+            done, diffs = part.link.results(self.frames.txid, self.frames.attempt)
+        finally:
+            host.awaited_s = None
         host.large, host.crowded = done.large, done.crowded
         host.memory_bytes = done.memory_bytes
         if done.trouble is not None:
@@ -194,6 +198,14 @@ class Hosts:
         store = view.store
         if isinstance(store, AwayStore) and store.up:
             store.link.interrupt([view.id])
+
+    def at_work(self) -> str | None:
+        """The worker that the engine waits for, and how long, in words; from any thread."""
+        for host in list(self._book.hosts.values()):
+            since = host.awaited_s
+            if since is not None:
+                return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
+        return None
 
     def close(self) -> None:
         """Let go of all."""

@@ -38,6 +38,8 @@ class Returning:
 
     def look(self) -> None:
         """Stop views whose worker is gone, and let those go on whose worker is back."""
+        if not self._book.hosts:
+            return  # no view was ever placed elsewhere
         placed = [view for view in self._book.views.values() if view.placed and view.owned]
         if all(view.reachable for view in placed):
             self.due = math.inf

@@ -1,0 +1,187 @@
+"""A link: what is sent arrives in order, or it is dead for good, and nobody waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import OutOfReach, RowError
+from headrace.network import link
+from headrace.network.link import FlightLink
+from headrace.network.messages import (
+    Alive,
+    BatchDone,
+    BeginBatch,
+    Bye,
+    Drop,
+    Greeted,
+    Greeting,
+    Reply,
+    TableRows,
+    ToWorker,
+    UnitDiffs,
+)
+from headrace.network.port import Ended, FlightPort, FlightSession
+from tests.network.test_messages import BATCH
+from tests.waiting import wait_until
+
+Answer = Callable[[FlightSession, ToWorker], None]
+
+
+class Other:
+    """The other end: it keeps what it hears, and answers as the test says."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.heard: queue.Queue[ToWorker] = queue.Queue()
+        self.interrupted: list[Sequence[int]] = []
+        self.ended = threading.Event()
+        self._answer = answer
+        self.port = FlightPort(path, self._serve, self.interrupted.append)
+
+    def _serve(self, session: FlightSession) -> None:
+        try:
+            while True:
+                word, _ = session.receive()
+                self.heard.put(word)
+                self._answer(session, word)
+        except Ended:
+            self.ended.set()
+
+
+@contextlib.contextmanager
+def linked(path: Path, answer: Answer) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
+    """A link, its other end, and whether somebody was woken by its death."""
+    other, woken = Other(path, answer), threading.Event()
+    made = FlightLink("w1", path, woken.set)
+    try:
+        yield made, other, woken
+    finally:
+        made.close()
+        other.port.shutdown()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "w1.flight"
+
+
+def politely(session: FlightSession, word: ToWorker) -> None:
+    match word:
+        case Greeting():
+            session.send(Greeted({1: (2, 3, 4)}, [], 99))
+        case BeginBatch():
+            session.send(UnitDiffs(1), BATCH)
+            session.send(BatchDone(word.txid, word.attempt, [1], {}, None, {}, False, False, 0))
+
+
+def silently(session: FlightSession, word: ToWorker) -> None:
+    """It hears, and that is all."""
+
+
+def test_what_is_sent_arrives_in_order(path: Path) -> None:
+    with linked(path, politely) as (made, other, _):
+        assert made.join(Greeting([])).marks == {1: (2, 3, 4)}
+        for unit in range(200):
+            made.send(Drop(unit))
+        for txid in (5, 6):
+            made.send(BeginBatch(txid, 0, 0, 0, [1], {}))
+        done, diffs = made.results(6, 0)  # what came of an earlier one is nobody's
+        assert done.txid == 6
+        assert diffs[1].equals(BATCH)
+        heard = [other.heard.get() for _ in range(203)]
+        assert heard[1:201] == [Drop(unit) for unit in range(200)]
+
+
+def test_who_waits_hears_that_it_is_gone(path: Path) -> None:
+    def hang_up(session: FlightSession, word: ToWorker) -> None:
+        if isinstance(word, Drop):
+            session.send(Bye())
+
+    with linked(path, hang_up) as (made, _, woken):
+        made.send(Drop(1))
+        with pytest.raises(OutOfReach, match='worker "w1" cannot be reached'):
+            made.results(1, 0)
+        with pytest.raises(OutOfReach):
+            made.answer(1)
+        with pytest.raises(OutOfReach):
+            made.send(Drop(2))
+        assert woken.wait(10)
+        assert not made.up
+
+
+def test_nobody_is_there(path: Path) -> None:
+    with pytest.raises(OutOfReach):
+        FlightLink("w1", path, lambda: None).join(Greeting([]))
+
+
+def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.5)
+    with linked(path, silently) as (made, other, _):
+        with pytest.raises(OutOfReach) as caught:
+            made.results(1, 0)
+        assert "no sign of life" in str(caught.value.detail)
+        # The other end learns it, too, when it can.
+        assert other.ended.wait(30)
+
+
+def test_signs_of_life_keep_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 1.0)
+    ended = threading.Event()
+
+    def living(session: FlightSession, word: ToWorker) -> None:
+        for _ in range(15):
+            session.send(Alive())
+            ended.wait(0.15)
+        session.send(Reply(1, 7))
+
+    with linked(path, living) as (made, _, _woken):
+        made.send(Drop(1))
+        assert made.answer(1) == 7
+
+
+def test_an_error_is_what_it_was(path: Path) -> None:
+    def failing(session: FlightSession, word: ToWorker) -> None:
+        session.send(Reply(1, error={"C": "22012", "M": "division by zero", "K": "RowError"}))
+
+    with linked(path, failing) as (made, _, _woken):
+        made.send(Drop(1))
+        with pytest.raises(RowError, match="division by zero"):
+            made.answer(1)
+
+
+def test_what_cannot_be_read_ends_it(path: Path) -> None:
+    with linked(path, silently) as (made, other, _):
+        made.send(Bye())  # type: ignore[arg-type]  # no word of this side
+        assert other.ended.wait(30)
+        wait_until(lambda: not made.up, "this end hears of it")
+
+
+def test_an_interrupt_overtakes_what_is_sent(path: Path) -> None:
+    """Also where the other end reads nothing any more."""
+    reading = threading.Event()
+
+    def stuck(session: FlightSession, word: ToWorker) -> None:
+        reading.wait(60)
+
+    with linked(path, stuck) as (made, other, _):
+        full = threading.Thread(target=_flood, args=(made,))
+        full.start()
+        wait_until(lambda: not other.heard.empty(), "it is stuck")
+        made.interrupt([4, 5])
+        wait_until(lambda: other.interrupted == [[4, 5]], "it is interrupted")
+        assert full.is_alive()
+        made.close()
+        full.join(30)
+        assert not full.is_alive()
+        reading.set()
+
+
+def _flood(made: FlightLink) -> None:
+    with contextlib.suppress(OutOfReach):
+        while True:
+            made.send(TableRows(1), BATCH)
