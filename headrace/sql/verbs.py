@@ -140,6 +140,13 @@ class DropPoint(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class SetPlacement(ViewRequest):
+    """Another worker for a view."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddWorker(Request):
     """Another worker, on which views may be placed."""
 
@@ -320,6 +327,12 @@ _ALL: Final = (
         selected=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
+    ),
+    Verb(
+        *("set_placement", SetPlacement),
+        "puts a view's states and work on another worker; its table is read on meanwhile",
+        fills=True,
+        tells=True,
     ),
     Verb(
         *("workers", Request, "the processes that views are placed on"),

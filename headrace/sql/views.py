@@ -318,6 +318,15 @@ def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
     )
 
 
+def set_placement(conn: Connection, view_id: int, worker: str) -> None:
+    """Say on which worker a view is."""
+    conn.execute(
+        "UPDATE headrace.views SET options = options"
+        " || pg_catalog.jsonb_build_object('placement', %s::text) WHERE id = %s",
+        (worker, view_id),
+    )
+
+
 def latency_ms(conn: Connection, view_id: int) -> int:
     """How late its table may be; 0: as early as can be."""
     row = conn.execute(

@@ -82,7 +82,7 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
                 raise UserError(
                     f'worker "{request.name}" is in use',
                     detail=f"Views on it: {', '.join(placed)}.",
-                    hint="Drop them first, or make them anew on another worker.",
+                    hint="CALL headrace.set_placement(view, worker) puts them elsewhere.",
                     sqlstate="55006",
                 )
         return {"workers": [node.name for node in nodes.listed(conn)]}

@@ -130,13 +130,13 @@ def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.Monke
 
 
 def test_signs_of_life_keep_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENCE_S", 1.0)
+    monkeypatch.setattr(link, "SILENCE_S", 2.0)
     ended = threading.Event()
 
     def living(session: FlightSession, word: ToWorker) -> None:
-        for _ in range(15):
+        for _ in range(30):
             session.send(Alive())
-            ended.wait(0.15)
+            ended.wait(0.1)
         session.send(Reply(1, 7))
 
     with linked(path, living) as (made, _, _woken):

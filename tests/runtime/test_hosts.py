@@ -98,7 +98,7 @@ def test_an_engine_comes_back_without_the_worker(source, database, start, worker
 
 
 def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, monkeypatch):
-    monkeypatch.setattr(link, "SILENCE_S", 2.5)
+    monkeypatch.setattr(link, "SILENCE_S", 5.0)
     running = start()
     worker.wait()
     view = placed(running, source, database, "sums", SUMS)
