@@ -18,8 +18,7 @@ import structlog
 
 from headrace import events
 from headrace.config import Settings
-from headrace.errors import HeadraceError
-from headrace.process import imports, nursery, parent, rpc
+from headrace.process import entry, imports, nursery, parent, rpc
 from headrace.process.rpc import Progress
 from headrace.runtime.hosting import Host
 
@@ -64,15 +63,7 @@ async def _main() -> None:
 
 def main() -> int:
     """Entry point; exit status 0 after a clean end, 1 after an error."""
-    try:
-        asyncio.run(_main())
-    except HeadraceError as error:
-        _log.error("worker ended", code=error.code, reason=error.message)
-        return 1
-    except OSError as error:
-        _log.error("worker ended", reason=str(error))
-        return 1
-    return 0
+    return entry.run(_main)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ import structlog
 
 from headrace import events
 from headrace.config import Settings
-from headrace.errors import HeadraceError, QueryCancelled, UserError
-from headrace.process import imports, parent, rpc, tasks
+from headrace.errors import QueryCancelled, UserError
+from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
 from headrace.runtime import insight
 from headrace.runtime.book import Book
@@ -358,15 +358,7 @@ async def _main() -> None:
 
 def main() -> int:
     """Entry point; exit status 0 after a clean end, 1 after an error."""
-    try:
-        asyncio.run(_main())
-    except HeadraceError as error:
-        _log.error("worker ended", code=error.code, reason=error.message)
-        return 1
-    except OSError as error:
-        _log.error("worker ended", reason=str(error))
-        return 1
-    return 0
+    return entry.run(_main)
 
 
 if __name__ == "__main__":

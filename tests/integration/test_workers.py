@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
+from tests.integration.test_fed import change
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
 
@@ -40,17 +41,6 @@ def place(conn: psycopg.Connection, name: str, query: str, worker: str, **option
         "CALL headrace.create_view(%s, %s, options => %s)",
         (name, query, json.dumps({"placement": worker} | options)),
     )
-
-
-def change(conn: psycopg.Connection, rng: random.Random) -> None:
-    for _ in range(5):
-        number = rng.randint(1, 1100)
-        conn.execute(
-            "INSERT INTO items VALUES (%s, %s, %s) ON CONFLICT (id)"
-            " DO UPDATE SET x = items.x + 0.25, g = excluded.g",
-            (number, rng.randint(0, 55), rng.randint(1, 9)),
-        )
-        conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(1, 1100),))
 
 
 def check(conn: psycopg.Connection, **queries: str) -> None:
