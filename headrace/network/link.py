@@ -42,6 +42,7 @@ SILENCE_S: Final = 15.0
 ALIVE_S: Final = 1.0
 """Between two signs of life."""
 _JOIN_S: Final = 10.0
+"""Seconds in which a worker should answer a greeting."""
 _SLICE_S: Final = 0.5
 _INTERRUPT_S: Final = 2.0
 INTERRUPT: Final = "interrupt"
@@ -234,3 +235,48 @@ class FlightLink:
 
     def _lost(self, reason: str) -> OutOfReach:
         return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")
+
+
+class Joining:
+    """A link that is being made: a worker that is stopped takes its time, and holds up nobody."""
+
+    def __init__(self, name: str, path: Path, greeting: Greeting, wake: Callable[[], None]) -> None:
+        """``wake`` is called, on another thread, when it is known, and when the link dies."""
+        self._wake = wake
+        self._known = threading.Event()
+        self._found: tuple[FlightLink, Greeted] | OutOfReach | None = None
+        threading.Thread(
+            target=self._make,
+            args=(name, path, greeting),
+            name=f"headrace-join-{name}",
+            daemon=True,
+        ).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is known what comes of it."""
+        return self._known.wait(timeout_s)
+
+    def made(self) -> tuple[FlightLink, Greeted]:
+        """The link, and what the worker has.  REQUIRES: it is known.
+
+        Raises:
+            OutOfReach: the worker is not there, or does not answer.
+        """
+        found = self._found
+        assert found is not None, "it is known"
+        if isinstance(found, OutOfReach):
+            raise found
+        return found
+
+    def _make(self, name: str, path: Path, greeting: Greeting) -> None:
+        try:
+            link = FlightLink(name, path, self._wake)
+            try:
+                self._found = link, link.join(greeting)
+            except OutOfReach:
+                link.close()
+                raise
+        except OutOfReach as error:
+            self._found = error
+        self._known.set()
+        self._wake()

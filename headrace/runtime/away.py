@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.errors import OutOfReach
-from headrace.network.link import FlightLink
+from headrace.network.link import FlightLink, Joining
 from headrace.network.messages import AskClock, Commits, GoBack, Mark, ToWorker
 
 
@@ -23,6 +23,10 @@ class Outpost:
     """Txids that are in the result tables, and it has not been told."""
     retry_at: float = 0.0
     """When to try again to reach it, on the monotonic clock."""
+    joining: Joining | None = None
+    """The link that is being made."""
+    slow: bool = False
+    """Whether it did not answer at once the last time: nobody waits for it."""
     marks: dict[int, Mark] = field(default_factory=dict)
     """The durable ones that it had when it was joined, of views that have not gone on since."""
     guilty: set[int] = field(default_factory=set)

@@ -22,7 +22,7 @@ import structlog
 from headrace import clock, errors
 from headrace.collections import plan
 from headrace.errors import BugError, OutOfReach, TransientError
-from headrace.network.link import FlightLink
+from headrace.network.link import FlightLink, Joining
 from headrace.network.messages import (
     AbortBatch,
     BeginBatch,
@@ -45,6 +45,8 @@ from headrace.runtime.views import View
 _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
+_PATIENCE_S: Final = 1.0
+"""Seconds for which all wait for a worker to answer, but for one that did not the last time."""
 
 
 @dataclass(slots=True)
@@ -212,6 +214,10 @@ class Hosts:
         for host in self._book.hosts.values():
             if host.link is not None:
                 host.link.close()
+            joining, host.joining = host.joining, None
+            if joining is not None and joining.wait(0.0):
+                with contextlib.suppress(OutOfReach):
+                    joining.made()[0].close()
 
     # --- batches
 
@@ -246,21 +252,25 @@ class Hosts:
         if host.link is not None and host.link.up:
             return host, host.link
         path = self._book.settings.flight_socket(name)
-        if clock.monotonic() < host.retry_at or not path.exists():
-            raise lost(name)
-        host.retry_at = clock.monotonic() + _RETRY_S
         there = {v.id: v for v in (*self._book.views.values(), *views) if v.placed == name}
-        link = FlightLink(name, path, self._poke)
-        try:
-            joined = link.join(Greeting([_record(view) for view in there.values()]))
-        except OutOfReach:
-            link.close()
-            raise
-        host.link, host.pid = link, joined.pid
+        if host.joining is None:
+            if clock.monotonic() < host.retry_at or not path.exists():
+                raise lost(name)
+            host.retry_at = clock.monotonic() + _RETRY_S
+            greeting = Greeting([_record(view) for view in there.values()])
+            host.joining = Joining(name, path, greeting, self._poke)
+        if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
+            host.slow = True
+            raise lost(name)
+        joining, host.joining = host.joining, None
+        link, joined = joining.made()
+        host.link, host.pid, host.slow = link, joined.pid, False
         host.marks, host.guilty = dict(joined.marks), set(joined.guilty)
         host.units = set(joined.marks)
         host.commits.clear()
         host.large = host.crowded = False
+        for gone in host.units - there.keys():
+            self.drop(gone)  # since the worker was asked
         _log.info("worker joined", worker=name, pid=joined.pid, views=sorted(joined.marks))
         return host, link
 

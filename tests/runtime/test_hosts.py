@@ -109,6 +109,13 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
     change(source, random.Random(2), 5)
     wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
     check(running, source, most=MOST)
+    # It is asked again and again, and nobody waits for its answer.
+    outpost = running.book.hosts["w1"]
+    wait_until(lambda: outpost.slow, "it does not answer")
+    for _ in range(20):
+        assert not running.engine.submit(lambda: outpost.link.up).result(1)
+        change(source, random.Random(3))
+    check(running, source, most=MOST)
     worker.kill(signal.SIGCONT)
     goes(running, source, view)
     check(running, source, sums=SUMS, most=MOST)
