@@ -140,6 +140,10 @@ class FlightLink:
         return next(self._numbers)
 
     def answer(self, call: int) -> int:
+        """The number that a call came to; see ``reply``."""
+        return self.reply(call).value
+
+    def reply(self, call: int) -> Reply:
         """What a call came to that was sent.
 
         Raises:
@@ -153,7 +157,7 @@ class FlightLink:
                 raise self._lost(self._reason or "")
         if found.error is not None:
             raise errors.from_wire(found.error)
-        return found.value
+        return found
 
     def interrupt(self, units: Sequence[int] = ()) -> None:
         """Have units (all, where none is said) give up what they are at, as soon as may be.

@@ -141,6 +141,13 @@ class AskClock(msgspec.Struct, tag=True):
     instant: int
 
 
+class AskStats(msgspec.Struct, tag=True):
+    """What the collections of a unit have done.  Answered by Reply, as JSON."""
+
+    call: int
+    unit: int
+
+
 class TakeSnapshot(msgspec.Struct, tag=True):
     """A checkpoint of units as they were at marks; nothing is written yet."""
 
@@ -160,6 +167,7 @@ class Reply(msgspec.Struct, tag=True):
 
     call: int
     value: int = 0
+    text: str = ""
     error: dict[str, Any] | None = None
 
 
@@ -181,6 +189,7 @@ ToWorker = (
     | AbortBatch
     | GoBack
     | AskClock
+    | AskStats
     | TakeSnapshot
     | WriteSnapshot
     | Alive

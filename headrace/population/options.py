@@ -13,12 +13,12 @@ from msgspec import Meta
 from headrace.config import Settings
 from headrace.errors import UnsupportedError, UserError
 from headrace.process import bounds
+from headrace.sql.nodes import MAIN
 
 _GROUP_MAX: Final = 63
 _LIMIT_MAX: Final = 2**31 - 1
 """The number of an iteration is an integer."""
 
-_MAIN: Final = "main"
 _LATENCY_MS_MAX: Final = 3_600_000
 
 Late = Annotated[int, Meta(ge=0, le=_LATENCY_MS_MAX)]
@@ -67,7 +67,7 @@ class ViewOptions:
     history: str | None = None
     """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
 
-    placement: Annotated[str, Meta(max_length=_GROUP_MAX)] = "main"
+    placement: Annotated[str, Meta(max_length=_GROUP_MAX)] = MAIN
     """The worker that keeps the view's states and computes its changes (``add_worker``); with
     another one than ``main`` nothing is kept in common with other views."""
 
@@ -127,7 +127,7 @@ class ViewOptions:
                 'option "population" must not be "spark" with option "from"',
                 hint="What a view sends is loaded in process.",
             )
-        if point is not None and found.get("placement", _MAIN) != _MAIN:
+        if point is not None and found.get("placement", MAIN) != MAIN:
             raise UnsupportedError(
                 'option "placement" cannot be had with option "from"',
                 hint="What is fed is on the worker of the view that it is fed from.",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from headrace.errors import OutOfReach
 from headrace.network.link import FlightLink, Joining
-from headrace.network.messages import AskClock, Commits, GoBack, Mark, ToWorker
+from headrace.network.messages import AskClock, AskStats, Commits, GoBack, Mark, ToWorker
 
 
 @dataclass(slots=True)
@@ -101,6 +104,17 @@ class AwayStore:
     def now(self) -> int:
         """See ``Dataflow``."""
         return self.call(lambda number: AskClock(number, self.unit_id, "now", 0))
+
+    def stats(self) -> dict[str, Any]:
+        """What the collections of its dataflow have done (``Dataflow.metrics``); any thread.
+
+        Raises:
+            OutOfReach: the worker is gone.
+        """
+        number = self.link.number()
+        self.link.send(AskStats(number, self.unit_id))
+        found: dict[str, Any] = msgspec.json.decode(self.link.reply(number).text)
+        return found
 
     def call(self, word: Callable[[int], ToWorker]) -> int:
         """What the worker answers to ``word``, which is given its number.

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import structlog
 
@@ -38,6 +39,7 @@ from headrace.network.messages import (
     AbortBatch,
     Alive,
     AskClock,
+    AskStats,
     BatchDone,
     BeginBatch,
     Bye,
@@ -140,12 +142,15 @@ class _SentFrames(Frames):
     """The rows of a batch as the coordinator sends them."""
 
     def __init__(
-        self, begin: BeginBatch, inbox: _Inbox, write: Callable[[WriteSnapshot], None]
+        self,
+        begin: BeginBatch,
+        inbox: _Inbox,
+        aside: Callable[[WriteSnapshot | AskStats], None],
     ) -> None:
-        """``write`` is given what comes for a checkpoint meanwhile."""
+        """``aside`` is given what comes from other threads of the coordinator meanwhile."""
         super().__init__(begin.txid, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
         self._inbox = inbox
-        self._write = write
+        self._aside = aside
         self._kept: list[TableDiffs] | None = []
         self._bytes = 0
         self._rows = 0
@@ -167,8 +172,8 @@ class _SentFrames(Frames):
 
     def _next(self) -> TableDiffs | None:
         word, batch = self._inbox.next()
-        while isinstance(word, WriteSnapshot):
-            self._write(word)
+        while isinstance(word, WriteSnapshot | AskStats):
+            self._aside(word)
             word, batch = self._inbox.next()
         match word:
             case TableRows() if batch is not None:
@@ -327,7 +332,7 @@ class Host:
                     self._snapshot(word)
                 case WriteSnapshot():
                     self._write(word)
-                case Deploy() | GoBack() | AskClock():
+                case Deploy() | GoBack() | AskClock() | AskStats():
                     session.send(self._answered(word))
                 case Drop():
                     self._drop(word.unit)
@@ -368,7 +373,7 @@ class Host:
         found = {i: (m.txid, m.lsn, m.sink_txid) for i, m in marks.items() if i in listed}
         return Greeted(found, guilty, os.getpid())
 
-    def _answered(self, word: Deploy | GoBack | AskClock) -> Reply:
+    def _answered(self, word: Deploy | GoBack | AskClock | AskStats) -> Reply:
         try:
             match word:
                 case Deploy():
@@ -377,6 +382,10 @@ class Host:
                     return Reply(word.call, self._back(word))
                 case AskClock():
                     return Reply(word.call, self._ask(word))
+                case AskStats():
+                    flow = self._unit(word.unit).dataflow
+                    numbers = flow.metrics() if flow is not None else {}
+                    return Reply(word.call, text=msgspec.json.encode(numbers).decode())
         except (HeadraceError, OSError) as error:
             return _failed(word.call, error)
 
@@ -442,7 +451,14 @@ class Host:
 
     def _batch(self, session: FlightSession, word: BeginBatch, inbox: _Inbox) -> None:
         self._commit(word.commits)
-        frames = _SentFrames(word, inbox, self._write)
+
+        def aside(other: WriteSnapshot | AskStats) -> None:
+            if isinstance(other, WriteSnapshot):
+                self._write(other)
+            else:
+                self._answers.append(self._answered(other))
+
+        frames = _SentFrames(word, inbox, aside)
         trouble: HeadraceError | None = None
         outcome = Outcome(frames)
         try:

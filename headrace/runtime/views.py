@@ -33,6 +33,7 @@ from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import states
 from headrace.sql import views as catalog
+from headrace.sql.nodes import MAIN
 from headrace.sql.progress import Progress
 from headrace.sql.status import OWNED, Status
 from headrace.sql.views import WorkedView
@@ -44,8 +45,6 @@ Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
-MAIN: Final = "main"
-"""The worker that takes what comes and writes what goes."""
 _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 

@@ -82,6 +82,7 @@ class Worker:
                 "status": self._status,
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
+                "stats": _telling_of_view(self._engine, insight.stats),
                 "stop": self._stop,
             },
         )
@@ -310,6 +311,15 @@ def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book)
+
+    return handle
+
+
+def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Handler:
+    """The same of a view."""
+
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))
 
     return handle
 

@@ -53,6 +53,11 @@ QUEUES: Final = (
 """Columns of queues; ``sql/queues.sql`` has the same."""
 MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))
 """Columns of memory; ``sql/memory.sql`` has the same."""
+VIEW_STATS: Final = (
+    *(("node", TEXT), ("collection", TEXT), ("shared", BOOL), ("worker", TEXT)),
+    *(("rows_in", INT8), ("rows_out", INT8), ("batches", INT8), ("busy_us", INT8)),
+)
+"""Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
     *(("memory_bytes", INT8), ("since", TIMESTAMPTZ)),
@@ -278,6 +283,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "queues": partial(ResultSet, QUEUES),
     "memory": partial(ResultSet, MEMORY),
     "workers": partial(ResultSet, WORKERS),
+    "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""
 

@@ -56,6 +56,7 @@ FILES: Final = (
     "queues.sql",
     "memory.sql",
     "workers.sql",
+    "view_stats.sql",
     "view_message.sql",
     "view_states.sql",
     "list_views.sql",

@@ -9,6 +9,8 @@ import psycopg
 
 Connection = psycopg.Connection[Any]
 
+MAIN: Final = "main"
+"""The worker that takes what comes and writes what goes, which no row is of."""
 _LISTED: Final = """
 SELECT n.name, n.added_at::text, count(v.id)
   FROM headrace.nodes n LEFT JOIN headrace.views v ON v.options ->> 'placement' = n.name

@@ -335,6 +335,12 @@ _ALL: Final = (
         tells=True,
     ),
     Verb(
+        *("view_stats", ViewRequest, "what each collection of a view has done"),
+        selected=True,
+        procedure="show_view_stats",
+        answer=Inout("stats", "jsonb"),
+    ),
+    Verb(
         *("workers", Request, "the processes that views are placed on"),
         selected=True,
         procedure="show_workers",

@@ -87,6 +87,7 @@ DOES: Final[dict[str, Act]] = {
     "verify_view": verify.verify_view,
     "queues": insight.queues,
     "memory": insight.memory,
+    "view_stats": insight.view_stats,
     "workers": workers.workers,
     "add_worker": workers.add_worker,
     "remove_worker": workers.remove_worker,

@@ -15,9 +15,10 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.sql import points, views
+from headrace.sql.nodes import MAIN
 from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
-from headrace.sql.views import ViewRow
+from headrace.sql.views import StoredView, ViewRow
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
 """By node whose rows come from a shared subplan: which, and the other views that need it."""
@@ -49,7 +50,7 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
                 edges = _buffered(context, view.id)
                 if edges is not None:
                     stages["physical"] = with_edges(stages["physical"], edges)
-                told = _points(conn, view, caller)
+                told = [*_placed(stored), *_points(conn, view, caller)]
                 stages["physical"] = "\n".join([stages["physical"], *told])
         if stages is None:
             stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
@@ -58,6 +59,12 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
             f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(stages)}."
         )
     return stages[stage]
+
+
+def _placed(stored: StoredView | None) -> list[str]:
+    """A line that names the worker, where it is not the one that writes."""
+    worker = MAIN if stored is None else stored.options.get("placement", MAIN)
+    return [] if worker == MAIN else [f'on worker "{worker}"']
 
 
 def _points(conn: Connection, view: ViewRow, caller: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""queues and memory: what the worker tells of itself, of views that the caller may see.
+"""queues, memory, view_stats: what the worker tells of itself, of views that the caller may see.
 
 The worker says it of all views and by their ids; what is said here is of those whose owner the
 caller acts for, by their names.  What is everybody's (the process, the stream) is told to members
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.sql import views
-from headrace.sql.verbs import Request
+from headrace.sql.verbs import Request, ViewRequest
 from headrace.sql.views import Seen
 
 Row = list[Any]
@@ -70,6 +71,26 @@ def memory(context: JobContext, job: Job, request: Request) -> list[Row]:
         if names:
             out.append([row["part"], names, row["bytes"], row["limit"]])
     return out
+
+
+def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]:
+    """A row for each collection; the columns of ``sql/view_stats.sql``.
+
+    Raises:
+        UndefinedError: 42P01, no such view.
+        PrivilegeError: the caller is not its owner.
+        TransientError: the worker is not running.
+    """
+    with job.connection(context.settings.source, what="builder") as conn, job.translating():
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+    found = context.worker.call("stats", {"view_id": view.id}, job)
+    return [
+        [
+            *(row["node"], row["collection"], row["shared"], row["worker"]),
+            *(row["rows_in"], row["rows_out"], row["batches"], row["busy_us"]),
+        ]
+        for row in found
+    ]
 
 
 def _seen(context: JobContext, job: Job, request: Request) -> Seen:

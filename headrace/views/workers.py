@@ -23,10 +23,10 @@ from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.process import rpc
 from headrace.sql import nodes, views
+from headrace.sql.nodes import MAIN
 from headrace.sql.verbs import AddWorker, RemoveWorker, Request
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
-_MAIN: Final = "main"
 _SOCKET_BYTES_MAX: Final = 107
 """The longest path of a Unix socket."""
 _ASK_S: Final = 2.0
@@ -46,7 +46,7 @@ def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, A
             hint="It has 1 to 20 characters of a-z, 0-9 and _, and begins with a letter.",
             sqlstate="42602",
         )
-    if request.name == _MAIN:
+    if request.name == MAIN:
         raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
     settings = context.settings
     own = settings.of_worker(request.name)
@@ -97,16 +97,16 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
     if not seen.everything:
         return []
     away = sum(node.views for node in found)
-    rows = [_row(_MAIN, _asked(settings), len(seen.names) - away, None)]
+    rows = [_row(MAIN, _asked(settings), len(seen.names) - away, None)]
     rows += [_row(n.name, _asked(settings.of_worker(n.name)), n.views, n.since) for n in found]
     return rows
 
 
 def check(conn: Connection, name: str) -> None:
     """Raise UndefinedError (42704) unless there is such a worker."""
-    if name == _MAIN or nodes.known(conn, name):
+    if name == MAIN or nodes.known(conn, name):
         return
-    there = ", ".join([_MAIN, *(node.name for node in nodes.listed(conn))])
+    there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
     raise UndefinedError(
         f'worker "{name}" does not exist',
         hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it.",

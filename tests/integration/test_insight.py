@@ -115,6 +115,53 @@ def test_what_memory_goes_to(sharing, source, engine):
     assert process == sum(parts) > whole["states"]["bytes"]
 
 
+def test_what_each_collection_has_done(sharing, source, engine):
+    """By kind: rows that go in and come out, of the view's own and of what it shares."""
+
+    def done(name: str) -> dict[str, dict[str, object]]:
+        with sharing.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+            found = cursor.execute(f"SELECT * FROM headrace.view_stats('{name}')").fetchall()
+        assert {row["worker"] for row in found} == {"main"}
+        return {str(row["node"]): row for row in found}
+
+    for name in QUERIES:
+        wait(sharing, name)
+    before = done("sums")
+    # Each is new, and meets the one item there is of its number.
+    source.execute("INSERT INTO sold SELECT i, i - 300, i FROM generate_series(301, 307) i")
+    wait(sharing, "sums")
+    after = done("sums")
+    grown = {
+        after[node]["collection"]: (
+            after[node]["rows_in"] - row["rows_in"],
+            after[node]["rows_out"] - row["rows_out"],
+            after[node]["shared"],
+        )
+        for node, row in before.items()
+        if after[node]["rows_in"] != row["rows_in"]
+    }
+    # Items 1 to 7 have two in each of two groups of five: sums of 5 groups vanish and appear.
+    assert grown["source"] == (7, 7, True)
+    assert grown["join"] == (7, 7, True)
+    assert grown["reduce"] == (7, 10, False)
+    assert grown["sink"][:1] == (10,)
+    assert all(row["busy_us"] > 0 for row in after.values() if row["rows_out"])
+    plan = "\n".join(
+        str(line) for (line,) in sharing.execute("SELECT * FROM headrace.explain_view('sums')")
+    )
+    assert all(node in plan for node, row in after.items() if row["collection"] != "sink")
+    (found,) = source.execute("CALL headrace.show_view_stats('sums')").fetchone()
+    assert [row["node"] for row in found] == list(after)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        sharing.execute("SELECT * FROM headrace.view_stats('none')")
+    with (
+        role(source, "other") as other,
+        connect(engine.dsn, other) as somebody,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        somebody.execute("SELECT * FROM headrace.view_stats('public.sums')")
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_it_is_the_same_by_every_way(sharing, source, engine, function):
     declared = source.execute(

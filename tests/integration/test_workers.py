@@ -64,11 +64,17 @@ def test_a_view_lives_on_another_worker(engine, commander, source):
     place(commander, "sums", SUMS, "w1")
     commander.execute("CALL headrace.create_view('most', %s)", (MOST,))
     assert {name: row[2] for name, row in listed(commander).items()} == {"main": 1, "w1": 1}
+    plan = "SELECT * FROM headrace.explain_view(%s)"
+    assert 'on worker "w1"' in str(commander.execute(plan, ("sums",)).fetchall())
+    assert "on worker" not in str(commander.execute(plan, ("most",)).fetchall())
     rng = random.Random(1)
     for _ in range(20):
         change(source, rng)
     check(commander, sums=SUMS, most=MOST)
     assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+    stats = commander.execute("SELECT * FROM headrace.view_stats('sums')").fetchall()
+    assert {row[3] for row in stats} == {"w1"}
+    assert all(rows_in > 0 for _, _, _, _, rows_in, *_ in stats)
     # Killed, it comes back and goes on where it was; the others do not notice.
     os.kill(pid, signal.SIGKILL)
     change(source, rng)

@@ -18,7 +18,7 @@ from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked, told
 from tests.runtime.harness import settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, place, reached
-from tests.runtime.test_sharing import MOST, SUMS, change, check, create
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create
 from tests.waiting import PATIENCE_S, again_and_again, wait_until
 
 TABLES = test_sharing.TABLES
@@ -264,3 +264,45 @@ def test_it_goes_on_after_anything(source, database, start, worker, seed):
     wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on again")
     check(running, source, sums=SUMS, late=clock, most=MOST)
     running.stop()
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+)
+def test_three_workers_go_on_after_anything(source, database, start, tmp_path, seed):
+    """Views of one transaction on three workers, of which any is killed or stopped at any time."""
+    rng = random.Random(seed)
+    changes = {"checkpoint_txids": 3}
+    running = start(**changes)
+    with (
+        hosted.process(running.settings, "w1") as one,
+        hosted.process(running.settings, "w2") as two,
+    ):
+        for worker in (one, two):
+            worker.wait()
+        views = {
+            placed(running, source, database, name, query, worker)
+            for name, query, worker in (("sums", SUMS, "w1"), ("most", MOST, "w2"))
+        }
+        create(running, database, "rows", ROWS)
+        for _ in range(12):
+            change(source, rng, 3)
+            what = rng.choice(("kill", "kill", "stop", "halt", "settle", "both"))
+            victim = rng.choice((one, two))
+            if what in ("kill", "both"):
+                victim.kill()
+                change(source, rng, 2)
+                victim.start()
+            if what == "halt":
+                victim.kill(signal.SIGSTOP)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+                victim.kill(signal.SIGCONT)
+            if what in ("stop", "both"):
+                running.stop()
+                running = start(**changes)
+            if what == "settle":
+                settle(running, source)
+        for view in views:
+            reached(running, view)
+        check(running, source, sums=SUMS, most=MOST, rows=ROWS)
+        running.stop()
