@@ -32,7 +32,7 @@ from headrace.sql.verbs import (
     WaitFor,
 )
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, INT8, TEXT, TIMESTAMPTZ
+from headrace.types import BOOL, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -60,7 +60,7 @@ VIEW_STATS: Final = (
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
-    *(("memory_bytes", INT8), ("since", TIMESTAMPTZ)),
+    *(("memory_bytes", INT8), ("since", TEXT)),
 )
 """Columns of workers; ``sql/workers.sql`` has the same."""
 

@@ -5,7 +5,7 @@
 -- state: running, or lost: its process cannot be asked now, and views placed on it stand still.
 -- Whoever gets here has written something else than the statement that the commander answers.
 CREATE OR REPLACE FUNCTION headrace.workers(
-    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since timestamptz)
+    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE
 AS $$

@@ -22,7 +22,7 @@ CREATE TABLE sold (id int PRIMARY KEY, item int, x numeric);
 INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 30) i;
 INSERT INTO sold SELECT i, i % 40, i * 1.50 FROM generate_series(1, 100) i;
 """
-FUNCTIONS = ("queues", "memory")
+FUNCTIONS = ("queues", "memory", "workers")
 SUBPLAN_STATE = "shared states"
 
 
@@ -210,12 +210,13 @@ def test_who_sees_what(engine, source):
             wanted = {f"{own}.v"} if own else set()
             for dsn in (engine.dsn, engine.source):
                 with connect(dsn, person) as conn:
-                    queues, memory = (
+                    queues, memory, workers = (
                         conn.execute(f"CALL headrace.show_{function}()").fetchone()[0]
                         for function in FUNCTIONS
                     )
                     assert {row["reader"] for row in queues} == wanted
                     assert {row["view"] for row in memory} == wanted
+                    assert workers == []
             with connect(engine.dsn, person) as conn:
                 assert by_reader(conn).keys() == wanted
                 assert {row["view"] for row in rows(conn, "memory")} == wanted
