@@ -21,6 +21,7 @@ from bench.freshness import Freshness
 from bench.growth import Growth
 from bench.lanes import Lanes
 from bench.memory import Memory
+from bench.moving import Moving
 from bench.oltp_tax import OltpTax
 from bench.pairs import Pairs
 from bench.placement import PlacementQuality
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Growth,
         Lanes,
         Memory,
+        Moving,
         OltpTax,
         Pairs,
         PlacementQuality,

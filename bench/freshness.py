@@ -72,7 +72,7 @@ class Freshness(Scenario):
         orders = options.rows or 90_000
         seconds = options.seconds or 20.0
         lines: list[Figures] = []
-        with bed(options, HEADRACE_SPARK_WARM="false") as on, _scripts(orders) as scripts:
+        with bed(options, HEADRACE_SPARK_WARM="false") as on, scripts(orders) as words:
             shop.load(on.source, orders)
             on.engine.start()
             for view in _VIEWS:
@@ -80,7 +80,7 @@ class Freshness(Scenario):
             sent = 0
             for rate in rates:
                 probe = shop.Probe(dsn=on.source, pause_s=0.05, sent=sent)
-                measured = _measure(on, scripts, probe, rate, seconds)
+                measured = _measure(on, words, probe, rate, seconds)
                 sent = probe.sent
                 with psycopg.connect(on.source, autocommit=True) as conn:
                     behind_s = caught_up(conn, *(view.name for view in _VIEWS))
@@ -91,10 +91,8 @@ class Freshness(Scenario):
         return lines
 
 
-def _measure(
-    on: Bed, scripts: list[str], probe: shop.Probe, rate: float, seconds: float
-) -> Figures:
-    with _writing(on, scripts, rate, seconds) as told:
+def _measure(on: Bed, words: list[str], probe: shop.Probe, rate: float, seconds: float) -> Figures:
+    with writing(on, words, rate, seconds) as told:
         probe.start()
         cpu_s, begin = cpu.of_process(on.worker), time.monotonic()
         time.sleep(seconds)
@@ -115,7 +113,7 @@ def _measure(
 
 
 @contextmanager
-def _scripts(orders: int) -> Iterator[list[str]]:
+def scripts(orders: int) -> Iterator[list[str]]:
     """Arguments of pgbench that make it write."""
     known = {"orders": orders, "customers": shop.CUSTOMERS, "products": shop.PRODUCTS - 3}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as home:
@@ -128,7 +126,7 @@ def _scripts(orders: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _writing(on: Bed, scripts: list[str], rate: float, seconds: float) -> Iterator[list[str]]:
+def writing(on: Bed, scripts: list[str], rate: float, seconds: float) -> Iterator[list[str]]:
     """Inside, others write, late transactions made up for; holds afterwards what pgbench told."""
     told: list[str] = []
     if not rate:

@@ -23,3 +23,8 @@ def now() -> datetime:
 def from_postgres(micros: int) -> datetime:
     """Time of day of ``micros`` since 2000-01-01 UTC, as replication messages carry it."""
     return POSTGRES_EPOCH + timedelta(microseconds=micros)
+
+
+def text(micros: int) -> str:
+    """Time of day of ``micros`` since 1970, as people read it."""
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(sep=" ", timespec="milliseconds")

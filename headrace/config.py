@@ -9,7 +9,11 @@ join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an ou
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import difflib
+import inspect
+import itertools
 import mmap
 import os
 import re
@@ -38,7 +42,10 @@ _VALUES: Final = {
     "log_level": ("debug", "info", "warning", "error"),
     "wal_retention": ("source", "local"),
 }
+_TYPO: Final = 0.85
+"""How alike a variable and a setting are called where one is taken for the other, misspelt."""
 _WORKERS: Final = "workers"
+_SOURCES: Final = "sources"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
@@ -222,8 +229,16 @@ class Settings:
     population_lock_wait_ms: int = 60_000
     """Milliseconds a population waits for transactions that block its snapshot."""
 
+    worker_listen: str = "127.0.0.1:6433"
+    """``HOST:PORT`` where ``headrace worker`` listens, a worker on another machine."""
+    worker_address: str = ""
+    """``HOST:PORT`` at which the engine reaches that; empty: as ``worker_listen``."""
+    token_file: str = ""
+    """File with that worker's token (``CALL headrace.create_worker_token``)."""
     worker: str = ""
     """Which worker this is; empty: the one that reads and writes.  The server sets it."""
+    carrier: str = ""
+    """Which source this is the carrier of; empty: of none.  The server sets it."""
 
     log_level: str = "info"
     """debug, info, warning or error."""
@@ -258,11 +273,12 @@ class Settings:
         if self.tls_required and not self.tls_cert:
             raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
         self._check_words()
-        address(self.listen)
-        if self.http:
-            address(self.http)
 
     def _check_words(self) -> None:
+        for where in (self.listen, self.worker_listen):
+            address(where)
+        for where in filter(None, (self.http, self.worker_address)):
+            address(where)
         for name, values in _VALUES.items():
             if getattr(self, name) not in values:
                 raise UserError(
@@ -316,10 +332,24 @@ class Settings:
             staging_dir_override=str(self.staging_dir),
         )
 
+    @property
+    def sources_dir(self) -> Path:
+        """A directory for each other source."""
+        return self.data_dir / _SOURCES
+
+    def of_carrier(self, name: str) -> Self:
+        """Those of a source's carrier."""
+        return self.replace(carrier=name, data_dir=self.sources_dir / name)
+
     def flight_socket(self, worker: str) -> Path:
         """Where another worker listens for the one that writes."""
         whole = self.data_dir.parent.parent if self.worker else self.data_dir
         return whole / "run" / f"{worker}.flight"
+
+    @property
+    def keys_dir(self) -> Path:
+        """What this end of a link to another machine is known by."""
+        return self.data_dir / "keys"
 
     @property
     def staging_dir(self) -> Path:
@@ -390,17 +420,7 @@ class Settings:
 
         A flag that is None was not given.
         """
-        values: dict[str, Any] = {}
-        if file is not None:
-            values |= _read_file(file)
-        names = {f.name for f in dataclasses.fields(cls)}
-        for key, value in env.items():
-            name = key.removeprefix(ENV_PREFIX).lower()
-            # Others (HEADRACE_TEST_DSN, HEADRACE_FAULT, …) are not settings.
-            if key.startswith(ENV_PREFIX) and name in names:
-                values[name] = value
-        values |= {k: v for k, v in (flags or {}).items() if v is not None}
-        return cls.of(values)
+        return cls.of({name: value for name, (value, _) in changed(flags, file, env).items()})
 
     def replace(self, **changes: Any) -> Self:
         """A copy with ``changes``."""
@@ -415,6 +435,72 @@ class Settings:
                 value = redact(value)
             shown.append(f"{f.name}={value!r}")
         return f"Settings({', '.join(shown)})"
+
+
+def changed(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> dict[str, tuple[Any, str]]:
+    """The settings that are not left at their defaults: value and origin of each.
+
+    Raises:
+        UserError: a variable is all but called like a setting (42704); the file is wrong.
+    """
+    values: dict[str, tuple[Any, str]] = {}
+    if file is not None:
+        values |= {name: (value, str(file)) for name, value in _read_file(file).items()}
+    names = {f.name for f in dataclasses.fields(Settings)}
+    for key, value in env.items():
+        if not key.startswith(ENV_PREFIX):
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name in names:
+            values[name] = (value, key)
+        # Others (HEADRACE_TEST_DSN, HEADRACE_FAULT, …) are not settings.
+        elif near := difflib.get_close_matches(name, names, 1, _TYPO):
+            raise UserError(
+                f'unrecognized setting "{name}" (variable {key})',
+                hint=f"Perhaps {ENV_PREFIX}{near[0].upper()} is meant.",
+                sqlstate="42704",
+            )
+    values |= {k: (v, "command line") for k, v in (flags or {}).items() if v is not None}
+    return values
+
+
+def explained(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Every setting, for people: its value, where that is from, and what it is.
+
+    Raises:
+        UserError: as ``Settings.load``.
+    """
+    given, settings = changed(flags, file, env), Settings.load(flags, file, env)
+    out = []
+    for name, meaning in meanings().items():
+        value = getattr(settings, name)
+        if name in ("source", "eval_dsn") and value:
+            value = redact(value)
+        origin = given[name][1] if name in given else "default"
+        out += [f"{name} = {value}  ({origin})", *(f"    {line}" for line in meaning)]
+    return out
+
+
+def meanings() -> dict[str, list[str]]:
+    """What each setting is: the lines of the text behind its field."""
+    tree = ast.parse(inspect.getsource(Settings)).body[0]
+    assert isinstance(tree, ast.ClassDef), "it is a class"
+    out: dict[str, list[str]] = {}
+    for field_, text in itertools.pairwise(tree.body):
+        if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field_.target, ast.Name), "fields have names"
+            assert isinstance(text.value, ast.Constant), "what it means"
+            lines = str(text.value.value).strip().splitlines()
+            out[field_.target.id] = [line.strip() for line in lines]
+    return out
 
 
 def address(text: str) -> tuple[str, int]:

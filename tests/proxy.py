@@ -1,4 +1,4 @@
-"""A TCP proxy for tests: cuts, stalls, half-closes, and swallows the answer of COMMIT."""
+"""A TCP proxy for tests: cuts, stalls, slows, half-closes, and swallows the answer of COMMIT."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import socket
 import threading
 from typing import Final
+
+from tests.waiting import time_passes
 
 Pair = tuple[socket.socket, socket.socket]
 _COMMIT_DONE: Final = b"C\x00\x00\x00\x0bCOMMIT\x00"
@@ -24,12 +26,21 @@ class Proxy:
         """What clients get behind each piece of an answer."""
         self.commits = 0
         self.dropped = 0
+        self.delay_s = 0.0
+        """How much later each piece arrives."""
+        self.bytes_per_s = 0.0
+        """How much goes each way over a connection; 0: any number."""
         self.flowing = threading.Event()
         self.flowing.set()
         self._pairs: set[Pair] = set()
         self._deaf: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        """So many there are."""
+        return len(self._pairs)
 
     def cut(self) -> None:
         """Close every connection."""
@@ -87,6 +98,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self.flowing.wait()
+                if self.delay_s or self.bytes_per_s:
+                    time_passes(self.delay_s + len(data) / (self.bytes_per_s or 1e12))
                 if answers and _COMMIT_DONE in data:
                     self.commits += 1
                     if self.drop_commit_every and self.commits % self.drop_commit_every == 0:

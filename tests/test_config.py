@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from headrace.config import MemoryParts, Settings, address, redact
-from headrace.errors import HeadraceError
+from headrace.config import MemoryParts, Settings, address, explained, meanings, redact
+from headrace.errors import HeadraceError, UserError
 
 
 def test_later_sources_win(tmp_path):
@@ -84,3 +85,32 @@ def test_one_budget_is_given_out():
     assert small.memory == MemoryParts(
         states=48 << 20, queues=16 << 20, batches=8 << 20, changes=100, transaction=50
     )
+
+
+def test_a_misspelt_variable_is_refused():
+    for key, meant in {
+        "HEADRACE_BATCH_INTERVAL": "HEADRACE_BATCH_INTERVAL_MS",
+        "HEADRACE_MEMORY_BYTE": "HEADRACE_MEMORY_BYTES",
+        "HEADRACE_SPARK_MASTERS": "HEADRACE_SPARK_MASTER",
+    }.items():
+        with pytest.raises(UserError) as caught:
+            Settings.load({}, None, {key: "1"})
+        assert caught.value.code == "42704"
+        assert meant in str(caught.value.hint)
+    # What is for others is not ours to judge.
+    Settings.load({}, None, {"HEADRACE_TEST_DSN": "x", "HEADRACE_FAULT": "x", "OTHER": "x"})
+
+
+def test_each_setting_is_explained(tmp_path):
+    file = tmp_path / "headrace.toml"
+    file.write_text('[headrace]\nlisten = "127.0.0.1:7000"')
+    env = {"HEADRACE_SOURCE": "host=x password=pa55", "HEADRACE_LANE_MS": "7"}
+    lines = explained({"http": "127.0.0.1:1"}, file, env)
+    text = "\n".join(lines)
+    assert f"listen = 127.0.0.1:7000  ({file})" in lines
+    assert "lane_ms = 7  (HEADRACE_LANE_MS)" in lines
+    assert "http = 127.0.0.1:1  (command line)" in lines
+    assert "catalog_poll_ms = 1000  (default)" in lines
+    assert "pa55" not in text
+    assert meanings().keys() == {f.name for f in dataclasses.fields(Settings)}
+    assert all(meanings().values())

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "server": {*("embedded", "kernels", "population", "postgres", "process", "runtime"), "sql"},
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "sink", "sql"),
+        *("process", "sink", "sources", "sql"),
     },
     "embedded": {"process"},
     "population": {
@@ -42,13 +42,14 @@ ROOMS: dict[str, set[str]] = {
         *("collections", "expressions", "forwarder", "kernels", "network", "postgres"),
         *("process", "sink", "sql", "state", "storage"),
     },
+    "sources": {"forwarder", "postgres", "process", "sql"},
     "planner": {"collections", "expressions", "postgres", "sql"},
     "sink": {"kernels", "postgres", "sql"},
     "forwarder": {"postgres"},
     "collections": {"expressions", "kernels", "process", "state"},
     "expressions": {"kernels", "postgres", "process"},
     "storage": {"process"},
-    "network": set(),
+    "network": {"process"},
     "state": {"kernels", "process"},
     "sql": {"postgres"},
     "kernels": set(),
@@ -75,18 +76,30 @@ PLANNER: dict[str, set[str]] = {
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
     ".worker": {".book", ".engine", ".insight"},
-    ".host": {".hosting"},
+    ".host": {".hosting", ".joined"},
+    ".joined": {".hosting"},
     ".hosting": {"records", "threads"},
     ".insight": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
-        *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".recovery"),
-        *(".returning", ".sharing", ".taps", ".ticker", ".waits", ".watch", "records", "threads"),
+        *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".moving"),
+        *(
+            ".recovery",
+            ".returning",
+            ".sharing",
+            ".taps",
+            ".ticker",
+            ".waits",
+            ".watch",
+            "records",
+            "threads",
+        ),
     },
     ".recovery": {
         *(".book", ".durability", ".leaving", ".loading", ".replay", ".sharing"),
         *("records", "threads"),
     },
+    ".moving": {".book", ".durability", ".lifecycle", ".loading", "records"},
     ".lifecycle": {".book", ".leaving", ".loading", ".taps", ".waits", "records"},
     ".capacity": {".book", "threads"},
     ".lane": {".book", ".commits", ".intake", ".taps", "records", "threads"},
@@ -119,8 +132,9 @@ THREADS = {
     *("batches", "checkpoints", "link", "ownership", "pipeline", "quick", "lane_jobs", "writing"),
 }
 RECORDS = {
-    *("away", "columns", "coordinator", "culprit", "edges", "holds", "incoming", "jobs"),
-    *("positions", "packing", "retained", "shared", "side", "story", "suspects", "views"),
+    *("away", "columns", "coordinator", "culprit", "edges", "gauges", "holds", "incoming", "jobs"),
+    *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
+    *("suspects", "views"),
 }
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer

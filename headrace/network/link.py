@@ -1,7 +1,7 @@
 """A coordinator's link to a worker: what is sent arrives in order, or the link is dead.
 
-A link is one exchange of Arrow Flight over a Unix socket.  Once it has failed, or the worker has
-not given a sign of life for a while, it is dead for good: nobody waits for it any more, and
+A link is one exchange of Arrow Flight, and files go beside it.  Once it has failed, or the worker
+has not given a sign of life for a while, it is dead for good: nobody waits for it any more, and
 whoever wants to go on makes a new one.
 """
 
@@ -22,6 +22,8 @@ from pyarrow import flight
 
 from headrace import clock, errors
 from headrace.errors import OutOfReach
+from headrace.network import parcels
+from headrace.network.ends import End
 from headrace.network.messages import (
     BatchDone,
     Bye,
@@ -55,13 +57,14 @@ Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
 class FlightLink:
     """To one worker; ``send`` and what waits are for one thread, ``call`` for any."""
 
-    def __init__(self, name: str, path: Path, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, end: End, wake: Callable[[], None]) -> None:
         """Connect; ``wake`` is called, on another thread, when the link dies.
 
         Raises:
             OutOfReach: nobody is there.
         """
         self.name: Final = name
+        self.end: Final = end
         self._wake = wake
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
@@ -73,7 +76,7 @@ class FlightLink:
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
         try:
-            self._client = flight.connect(f"grpc+unix://{path}")
+            self._client = end.client()
             descriptor = flight.FlightDescriptor.for_command(b"units")
             self._writer, self._reader = self._client.do_exchange(descriptor)
         except (pa.ArrowException, OSError) as error:
@@ -94,7 +97,7 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        message = packed(word, batch)
+        message = packed(word, batch, compressed=self.end.far)
         with self._sending:
             if self._reason is not None:
                 raise self._lost(self._reason)
@@ -159,6 +162,30 @@ class FlightLink:
             raise errors.from_wire(found.error)
         return found
 
+    def send_file(self, path: Path, name: str) -> None:
+        """Have the worker keep a file under ``name``.
+
+        Raises:
+            OutOfReach: it is not there.
+            OSError: the file cannot be read.
+        """
+        try:
+            parcels.send(self._client, path, name)
+        except pa.ArrowException as error:
+            raise self._lost(str(error)) from error
+
+    def fetch_file(self, name: str, path: Path) -> None:
+        """Get the worker's file ``name``, which it has no longer then.
+
+        Raises:
+            OutOfReach: it is not there.
+            OSError: the file cannot be written.
+        """
+        try:
+            parcels.fetch(self._client, name, path)
+        except pa.ArrowException as error:
+            raise self._lost(str(error)) from error
+
     def interrupt(self, units: Sequence[int] = ()) -> None:
         """Have units (all, where none is said) give up what they are at, as soon as may be.
 
@@ -179,18 +206,20 @@ class FlightLink:
     # --- inside
 
     def _read(self) -> None:
-        diffs: dict[int, pa.RecordBatch] = {}
+        diffs: dict[int, list[pa.RecordBatch]] = {}
         try:
             while True:
                 word, batch = from_worker(self._reader.read_chunk().app_metadata)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
-                    diffs[word.unit] = batch
+                    diffs.setdefault(word.unit, []).append(batch)
+                    with self._changed:
+                        self._heard = clock.monotonic()
                     continue
                 if isinstance(word, Bye):
                     self._die("it has ended the session")
                     break
-                self._hear(word, diffs)
+                self._hear(word, {unit: _whole(parts) for unit, parts in diffs.items()})
                 if isinstance(word, BatchDone):
                     diffs = {}
         except StopIteration:
@@ -241,17 +270,21 @@ class FlightLink:
         return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")
 
 
+def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
 class Joining:
     """A link that is being made: a worker that is stopped takes its time, and holds up nobody."""
 
-    def __init__(self, name: str, path: Path, greeting: Greeting, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, end: End, greeting: Greeting, wake: Callable[[], None]) -> None:
         """``wake`` is called, on another thread, when it is known, and when the link dies."""
         self._wake = wake
         self._known = threading.Event()
         self._found: tuple[FlightLink, Greeted] | OutOfReach | None = None
         threading.Thread(
             target=self._make,
-            args=(name, path, greeting),
+            args=(name, end, greeting),
             name=f"headrace-join-{name}",
             daemon=True,
         ).start()
@@ -272,9 +305,9 @@ class Joining:
             raise found
         return found
 
-    def _make(self, name: str, path: Path, greeting: Greeting) -> None:
+    def _make(self, name: str, end: End, greeting: Greeting) -> None:
         try:
-            link = FlightLink(name, path, self._wake)
+            link = FlightLink(name, end, self._wake)
             try:
                 self._found = link, link.join(greeting)
             except OutOfReach:

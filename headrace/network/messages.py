@@ -42,6 +42,8 @@ class Greeting(msgspec.Struct, tag=True):
     """A coordinator begins: these units are placed here, and no others.  Answered by Greeted."""
 
     units: list[UnitRecord]
+    login: tuple[str, str] | None = None
+    """Role and password for untrusted expressions, of a worker on another machine."""
 
 
 class Greeted(msgspec.Struct, tag=True):
@@ -59,6 +61,7 @@ class Deploy(msgspec.Struct, tag=True):
     call: int
     unit: UnitRecord
     runs: list[str]
+    """Paths; or names, of files that were sent."""
     mark: Mark
 
 
@@ -148,6 +151,15 @@ class AskStats(msgspec.Struct, tag=True):
     unit: int
 
 
+class Export(msgspec.Struct, tag=True):
+    """The durable states of a unit are to be written into a file.  Answered by Reply."""
+
+    call: int
+    unit: int
+    path: str
+    """Or a name, of a file that is fetched then."""
+
+
 class TakeSnapshot(msgspec.Struct, tag=True):
     """A checkpoint of units as they were at marks; nothing is written yet."""
 
@@ -190,6 +202,7 @@ ToWorker = (
     | GoBack
     | AskClock
     | AskStats
+    | Export
     | TakeSnapshot
     | WriteSnapshot
     | Alive
@@ -199,17 +212,21 @@ FromWorker = Greeted | UnitDiffs | BatchDone | Reply | Alive | Bye
 _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_COMPRESSED: Final = ipc.IpcWriteOptions(compression="zstd")
 _READ: Final = ipc.IpcReadOptions(ensure_alignment=ipc.Alignment.DataTypeSpecific)
 
 
-def packed(word: ToWorker | FromWorker, batch: pa.RecordBatch | None = None) -> pa.Buffer:
+def packed(
+    word: ToWorker | FromWorker, batch: pa.RecordBatch | None = None, *, compressed: bool = False
+) -> pa.Buffer:
     """A message."""
     head = _ENCODER.encode(word)
     out = pa.BufferOutputStream()
     out.write(len(head).to_bytes(_LENGTH_BYTES, "little") + head)
     if batch is not None:
         out.write(bytes(-(_LENGTH_BYTES + len(head)) % _ALIGN))
-        with ipc.new_stream(out, batch.schema) as stream:
+        options = _COMPRESSED if compressed else None
+        with ipc.new_stream(out, batch.schema, options=options) as stream:
             stream.write_batch(batch)
     return out.getvalue()
 

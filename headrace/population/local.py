@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+
+import pyarrow as pa
 
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
+from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.feeding import Feeding
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
@@ -33,6 +36,8 @@ class Inputs:
     """Of the tables, by source."""
     feeding: Feeding | None = None
     """Another view that feeds it."""
+    elsewhere: SourceSnapshots | None = None
+    """Where some of its tables are."""
 
 
 def populate(
@@ -60,7 +65,7 @@ def populate(
         if feeding is not None:
             done = feeding.load(flow, conn)
         for source in _in_order(plan, inputs.sizes):
-            with contextlib.closing(reader.read(conn, source)) as batches:
+            with _reading(job, conn, source, inputs.elsewhere) as batches:
                 for columns in batches:
                     flow.load(source.table_oid, columns)
                     bounds.progress()
@@ -74,6 +79,23 @@ def populate(
     runs = {name: _while_wanted(job, pieces) for name, pieces in store.runs().items()}
     count = staging.write_rows(_PART, rows.render(plan.sink.schema, result))
     return count, partial(staging.write_states, _PART, runs)
+
+
+@contextlib.contextmanager
+def _reading(
+    job: Job, conn: Connection, source: SourceSpec, elsewhere: SourceSnapshots | None
+) -> Iterator[Iterator[list[pa.Array]]]:
+    """The rows of ``source``, wherever they are."""
+    if elsewhere is None or source.table_oid not in elsewhere.stand_ins:
+        with contextlib.closing(reader.read(conn, source)) as batches:
+            yield batches
+        return
+    with (
+        elsewhere.reading(source) as (other, there),
+        job.cancelling(lambda: other.cancel_safe(timeout=5.0)),
+        contextlib.closing(reader.read(other, there, plain=True)) as batches,
+    ):
+        yield batches
 
 
 def instant(dsn: str, ref: SnapshotRef) -> int:

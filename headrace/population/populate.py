@@ -29,9 +29,10 @@ from headrace.errors import (
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
-from headrace.population import choice, local, reader, rights, staging, tables, uses
+from headrace.population import choice, elsewhere, local, reader, rights, staging, tables, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
+from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.feeding import Feeding
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
@@ -45,7 +46,7 @@ from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
-from headrace.sql import points, reads, results, views, watched
+from headrace.sql import origins, points, reads, results, views, watched
 from headrace.sql.status import Status
 from headrace.types import format_lsn
 
@@ -138,6 +139,7 @@ class Population:
         self._view_id = 0
         self._committed = False
         self._feeding: Feeding | None = None
+        self._elsewhere: SourceSnapshots | None = None
         self._idle: Connection | None = None
         self._log = _log.bind(view=name)
         self._worker = Handover(context, job, self._log)
@@ -189,7 +191,7 @@ class Population:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # Asked again each time: a worker that was restarted knows no holds.
-                return self._populate(staged, self._worker.hold())
+                return self._populate(staged, self._worker.hold(), attempt)
             except (SnapshotLost, TableChanged) as error:
                 self._job.check()
                 with self._connect() as conn:
@@ -200,15 +202,23 @@ class Population:
                 self._log.warning("population starts again", reason=error.message)
         raise AssertionError("the last attempt returns or raises")
 
-    def _populate(self, staged: Staging, position: dict[str, Any]) -> int:
+    def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
         job, context = self._job, self._context
         self._rename()
         job.phase("snapshot")
         staged.make()
         with contextlib.ExitStack() as place:
             self._attach(place)
+            with self._connect() as conn:
+                beyond = origins.standing_in(
+                    conn, [source.table_oid for source in self._planned.physical.sources]
+                )
             self.close()  # whoever waits needs no connection
+            number = f"{job.name}_{attempt}"
+            held = elsewhere.held(job, self._settings, beyond, number)
+            self._elsewhere, standing = place.enter_context(held)
             with context.snapshots.join(job, self._settings) as snapshot:
+                standing.close()
                 if self._feeding is not None:
                     self._feeding.reach(snapshot)
                 loaded, taken = self._load_at(snapshot, staged, place)
@@ -251,12 +261,12 @@ class Population:
         except HeadraceError:
             # What went wrong may be a consequence of one of these, which say more.
             job.check()
-            snapshot.check()
+            _check(snapshot, self._elsewhere)
             with self._connect() as conn:
                 tables.check_same(before, tables.shape(conn, sources))
                 uses.check_kept(taken, self._facts_now(conn, taken))
             raise
-        snapshot.check()
+        _check(snapshot, self._elsewhere)
         faults.point(faults.POPULATION_LOADED)
         with self._connect() as conn:
             if self._feeding is not None:
@@ -298,11 +308,15 @@ class Population:
             sizes = {source.id: tables.size(conn, source) for source in sources}
             if self._feeding is not None:
                 sizes[self._feeding.node.id] = self._feeding.size(conn)
-            return sizes
+        if self._elsewhere is not None:
+            for source in sources:
+                if source.table_oid in self._elsewhere.stand_ins:
+                    sizes[source.id] = self._elsewhere.size(source)
+        return sizes
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
         physical, options = self._planned.physical, self._options
-        if physical.feeds:
+        if physical.feeds or self._elsewhere is not None:
             options = replace(options, population=choice.LOCAL)
         return choice.choose(physical, sizes, self._settings, options)
 
@@ -331,7 +345,7 @@ class Population:
         )
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                inputs = local.Inputs(planned.physical, sizes, self._feeding)
+                inputs = local.Inputs(planned.physical, sizes, self._feeding, self._elsewhere)
                 return local.populate(self._job, self._dsn, inputs, snapshot.ref, remote, staged)
         finally:
             remote.close()
@@ -435,6 +449,13 @@ class Population:
         if self._idle is not None:
             self._idle.close()
             self._idle = None
+
+
+def _check(snapshot: Snapshot, elsewhere: SourceSnapshots | None) -> None:
+    """Raise SnapshotLost unless all that is read is still there."""
+    snapshot.check()
+    if elsewhere is not None:
+        elsewhere.check()
 
 
 def _nothing() -> None:

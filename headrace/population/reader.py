@@ -95,9 +95,11 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
 
 
 def read(
-    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE
+    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE, *, plain: bool = False
 ) -> Generator[list[pa.Array], None, None]:
     """Typed columns of ``load_columns(source)``, batch by batch.
+
+    ``plain``: nothing is asked of the server but the rows, whose order of texts may be another.
 
     REQUIRES: ``conn`` comes from ``joined``; it is closed before ``conn`` is.
 
@@ -109,7 +111,7 @@ def read(
         raise BugError(f'source "{source.id}" reads no column')
     name = sql.Identifier(source.schema_name, source.table_name)
     tables.hold(conn, name, source.table_oid, tables.changed(source))
-    planned = tables.may_plan(conn, source)
+    planned = not plain and tables.may_plan(conn, source)
     if planned:
         statement = copy_statement(source, columns, blocks)
     elif blocks == WHOLE:

@@ -121,6 +121,11 @@ class Staging:
                 os.fsync(file.fileno())
         return path
 
+    @property
+    def moved(self) -> Path:
+        """The run of states that another worker has had."""
+        return self.path / "state" / "moved.sst"
+
     # --- what the builder reads
 
     def rows_read(self) -> int:
@@ -183,6 +188,15 @@ def sealed(staging_dir: Path) -> list[int]:
         for folder in staging_dir.iterdir()
         if folder.name.isdecimal() and (folder / MANIFEST).exists()
     )
+
+
+def is_moved(staging_dir: Path, view_id: int) -> bool:
+    """Whether what is staged are states that a view has had elsewhere."""
+    try:
+        facts = msgspec.json.decode((staging_dir / str(view_id) / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return "mark" in facts
 
 
 def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:

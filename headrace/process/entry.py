@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+import setproctitle
 import structlog
 
 from headrace.errors import HeadraceError
+from headrace.process import nursery, parent, rpc
+from headrace.process.rpc import Progress
 
 _log = structlog.get_logger(__name__)
+
+_CLOSE_S: Final = 5.0
+"""After which a process ends amid what it is at."""
+
+
+class Acts(Protocol):
+    """What a process does."""
+
+    def status(self) -> dict[str, Any]:
+        """What it tells who asks how it is."""
+
+    def close(self) -> None:
+        """End it; called on a thread."""
 
 
 def run(serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -24,3 +43,42 @@ def run(serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
         _log.error("worker ended", reason=str(error))
         return 1
     return 0
+
+
+async def stand(name: str, socket: Path, begin: Callable[[], Acts]) -> None:
+    """Be the process ``name`` until told to end, or until the parent is gone.
+
+    ``begin`` is called on a thread; at ``socket`` one can ask for the status, or to stop.
+    """
+    os.umask(0o077)
+    _clear(socket)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    parent.watch(loop, ended.set)
+    setproctitle.setproctitle(nursery.title(name))
+    acts = await asyncio.to_thread(begin)
+
+    async def status(params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        return {"pid": os.getpid(), **acts.status()}
+
+    async def stop(params: dict[str, Any], _: Progress) -> None:
+        ended.set()
+
+    server = await rpc.serve(socket, {"status": status, "stop": stop})
+    try:
+        await ended.wait()
+    finally:
+        server.close()
+        _clear(socket)
+        closing = loop.run_in_executor(None, acts.close)
+        await asyncio.wait((closing,), timeout=_CLOSE_S)
+        if not closing.done():
+            _log.warning("ended amid work")
+            os._exit(0)
+
+
+def _clear(socket: Path) -> None:
+    """Its folder is there, and it is not."""
+    socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    socket.unlink(missing_ok=True)

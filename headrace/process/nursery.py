@@ -75,6 +75,7 @@ CHILDREN: Final = {
     "worker": "headrace.runtime.worker",
     "builder": "headrace.views.builder",
     "host": "headrace.runtime.host",
+    "carrier": "headrace.sources.process",
 }
 """The modules whose ``main()`` they run."""
 

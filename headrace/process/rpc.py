@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,8 @@ import structlog
 from headrace import errors
 from headrace.process import tasks
 
+SOCKET_BYTES_MAX: Final = 107
+"""The longest path of a Unix socket."""
 Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
 
@@ -183,6 +186,22 @@ async def connect(path: Path, handlers: dict[str, Handler] | None = None) -> Pee
     """Connect to the Unix socket at ``path``."""
     reader, writer = await asyncio.open_unix_connection(str(path), limit=_LIMIT)
     return Peer(reader, writer, handlers or {})
+
+
+def check(*paths: Path) -> None:
+    """Raise UserError (22023) unless sockets can be at these paths.
+
+    Source: unix(7).
+    """
+    longest = max(paths, key=lambda path: len(os.fsencode(path)))
+    size = len(os.fsencode(longest))
+    if size > SOCKET_BYTES_MAX:
+        raise errors.UserError(
+            "the path of the data directory is too long for a worker's sockets",
+            detail=f"{longest} would have {size} bytes; {SOCKET_BYTES_MAX} may be.",
+            hint="Choose a data directory with a shorter path, or a shorter name.",
+            sqlstate="22023",
+        )
 
 
 async def serve(

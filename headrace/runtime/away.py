@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import OutOfReach
 from headrace.network.link import FlightLink, Joining
-from headrace.network.messages import AskClock, AskStats, Commits, GoBack, Mark, ToWorker
+from headrace.network.messages import (
+    AskClock,
+    AskStats,
+    Commits,
+    Export,
+    GoBack,
+    Mark,
+    ToWorker,
+)
+
+
+class Sending:
+    """Staged states on their way to a worker on another machine."""
+
+    def __init__(self, link: FlightLink, runs: Sequence[Path], poke: Callable[[], None]) -> None:
+        """``poke`` is called, on another thread, when they are there."""
+        self.link: Final = link
+        self.names: Final = [f"{uuid.uuid4().hex}.sst" for _ in runs]
+        self._runs: Final = list(runs)
+        self._poke = poke
+        self._done = threading.Event()
+        self._error: OutOfReach | OSError | None = None
+        threading.Thread(target=self._send, name="headrace-send", daemon=True).start()
+
+    def there(self, timeout_s: float) -> bool:
+        """Whether they are there, after so long at most.
+
+        Raises:
+            OutOfReach: the link died.
+            OSError: they cannot be read.
+        """
+        if not self._done.wait(timeout_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _send(self) -> None:
+        try:
+            for run, name in zip(self._runs, self.names, strict=True):
+                self.link.send_file(run, name)
+        except (OutOfReach, OSError) as error:
+            self._error = error
+        self._done.set()
+        self._poke()
 
 
 @dataclass(slots=True)
@@ -26,6 +73,8 @@ class Outpost:
     """Txids that are in the result tables, and it has not been told."""
     retry_at: float = 0.0
     """When to try again to reach it, on the monotonic clock."""
+    sending: dict[int, Sending] = field(default_factory=dict)
+    """By view."""
     joining: Joining | None = None
     """The link that is being made."""
     slow: bool = False
@@ -115,6 +164,19 @@ class AwayStore:
         self.link.send(AskStats(number, self.unit_id))
         found: dict[str, Any] = msgspec.json.decode(self.link.reply(number).text)
         return found
+
+    def export(self, path: Path) -> None:
+        """Write its durable states into a sorted file here; any thread.
+
+        Raises:
+            HeadraceError: what went wrong there.
+            OutOfReach: it is gone.
+        """
+        far = self.link.end.far
+        name = f"{uuid.uuid4().hex}.sst" if far else str(path)
+        self.call(lambda number: Export(number, self.unit_id, name))
+        if far:
+            self.link.fetch_file(name, path)
 
     def call(self, word: Callable[[int], ToWorker]) -> int:
         """What the worker answers to ``word``, which is given its number.

@@ -26,11 +26,13 @@ from typing import Final
 from headrace.config import Settings
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
-from headrace.forwarder.stream import Identity, Stream
+from headrace.forwarder.receiver import Identity
+from headrace.forwarder.stream import Stream
 from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.away import Outpost
 from headrace.runtime.checkpoints import Checkpoints
+from headrace.runtime.gauges import Gauges
 from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
@@ -69,6 +71,7 @@ class Book:
         """What the source was told, or may be."""
         self.batches = 0
         """How many were committed."""
+        self.gauges: Final = Gauges()
         self.reconnects = 0
         self.error: HeadraceError | None = None
         """Why the stream does not run now."""

@@ -65,6 +65,7 @@ class Commits:
     def _move(self, answer: Answer) -> None:
         """Move the marks of those that have the txid."""
         book, job = self._book, answer.job
+        moved = []
         for part in job.parts:
             view = book.views.get(part.view_id)
             if view is None:
@@ -77,6 +78,8 @@ class Commits:
             lsn = max(job.lsn, view.start_lsn)
             view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
             self._taps.passed(view, job, part.diffs)
+            moved.append(view.id)
+        book.gauges.committed(answer, moved)
         for shared_id in job.shared:
             shared = book.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:

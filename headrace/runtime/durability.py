@@ -38,7 +38,7 @@ class Durability:
         ahead = self._confirmable() > self._book.confirmed
         due = self._due(ahead=ahead)
         if due <= clock.monotonic():
-            self._begin()
+            self.begin()
             due = self._due(ahead=ahead)
         return min(due, self._confirm_at, urgency_at)
 
@@ -56,7 +56,7 @@ class Durability:
         """Make everything that is committed durable; the engine ends."""
         self.end(wait=True)
         if self._book.checkpoints.pending or self._confirmable() > self._book.confirmed:
-            self._begin()
+            self.begin()
             self.end(wait=True)
 
     def trim(self) -> None:
@@ -122,8 +122,8 @@ class Durability:
         owed = book.side.left_out and not book.side.working
         return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
 
-    def _begin(self) -> None:
-        """Begin a checkpoint of everything that is committed."""
+    def begin(self) -> None:
+        """Begin a checkpoint of everything that is committed; REQUIRES: none is under way."""
         faults.point(faults.BEFORE_CHECKPOINT)
         book = self._book
         owned = [view for view in book.views.values() if view.owned]
@@ -181,7 +181,7 @@ class Durability:
             return
         # A server that stops waits for us to confirm everything.
         if self._confirmable() > book.confirmed and not book.checkpoints.underway:
-            self._begin()
+            self.begin()
         if now >= self._check_at:
             # If we cannot (a hold, a blocked view), ending the stream lets it go.  Its other
             # connections are gone then.

@@ -48,6 +48,7 @@ from headrace.runtime.lane import SideLane
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
+from headrace.runtime.moving import Moving
 from headrace.runtime.recovery import Recovery
 from headrace.runtime.returning import Returning
 from headrace.runtime.sharing import Sharing
@@ -118,6 +119,7 @@ class Engine:
         self.lifecycle: Final = Lifecycle(
             book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
         )
+        self.moving: Final = Moving(book, loading, self.lifecycle, self.durability)
 
     # --- for other threads
 

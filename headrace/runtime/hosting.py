@@ -8,32 +8,33 @@ computes goes back there.  What is its own is a state database and its checkpoin
 
 * Invariant 1: a session begins with the durable marks; what was in flight when the last one ended
   is forgotten, for the coordinator sends all after the marks again.
-* Invariant 2: a checkpoint is written only after the coordinator has said that its own records of
-  these txids are durable: else they might be cut otherwise when they come again.
+* Invariant 2: what is written when is told (``snapshots.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 import structlog
+from psycopg.conninfo import make_conninfo
 
 from headrace import clock, errors
 from headrace.collections import plan
+from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, Interrupted, RowsLost
+from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
+from headrace.network.ends import End
 from headrace.network.link import ALIVE_S
 from headrace.network.messages import (
     AbortBatch,
@@ -46,14 +47,12 @@ from headrace.network.messages import (
     Commits,
     Deploy,
     Drop,
-    EndBatch,
+    Export,
     GoBack,
     Greeted,
     Greeting,
     Reply,
-    TableRows,
     TakeSnapshot,
-    ToWorker,
     UnitDiffs,
     UnitRecord,
     WriteSnapshot,
@@ -62,26 +61,19 @@ from headrace.network.port import Ended, FlightPort, FlightSession
 from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
-from headrace.runtime.edges import TableDiffs
-from headrace.runtime.incoming import Frames
 from headrace.runtime.positions import Meta, StateMark
+from headrace.runtime.sent import GivenUp, Inbox, SentFrames
+from headrace.runtime.snapshots import ToldCheckpoints
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit
 from headrace.state import files
-from headrace.state.rocks import RocksCheckpoint, RocksDatabase
-from headrace.types import Diffs
+from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)
 
-_WAITING_MAX: Final = 64
-"""Words that wait; then the coordinator does."""
-_KEPT_BYTES_MAX: Final = 64 << 20
-"""Of a batch's rows, for who is to be blamed."""
 _TEND_S: Final = 0.005
 """Between slices of the memory regulator's work when there is no batch."""
 _REST_S: Final = 1.0
-
-Word = tuple[ToWorker, pa.RecordBatch | None]
 
 
 @dataclass(slots=True)
@@ -96,158 +88,49 @@ class Placed(Unit):
         return f"owner {self.owner}"
 
 
-class _Inbox:
-    """Words of one session, in order; ended when the coordinator is gone."""
-
-    def __init__(self) -> None:
-        self._words: queue.Queue[Word | None] = queue.Queue(_WAITING_MAX)
-        self._over = False
-
-    def put(self, word: Word | None) -> None:
-        """Add a word; None: there will be no other."""
-        while not self._over:
-            with contextlib.suppress(queue.Full):
-                self._words.put(word, timeout=_REST_S)
-                return
-
-    def get(self, timeout_s: float | None = None) -> Word | None:
-        """The next word; None: nothing for so long.
-
-        Raises:
-            Ended: there will be none.
-        """
-        try:
-            found = None if self._over else self._words.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if found is None:
-            self._over = True
-            raise Ended
-        return found
-
-    def next(self) -> Word:
-        """The next word, for which it waits; see ``get``."""
-        while (found := self.get()) is None or isinstance(found[0], Alive):
-            pass
-        return found
-
-    def close(self) -> None:
-        """Nobody reads on; who waits for a word hears it."""
-        self._over = True
-        with contextlib.suppress(queue.Full):
-            self._words.put_nowait(None)
-
-
-class _SentFrames(Frames):
-    """The rows of a batch as the coordinator sends them."""
-
-    def __init__(
-        self,
-        begin: BeginBatch,
-        inbox: _Inbox,
-        aside: Callable[[WriteSnapshot | AskStats], None],
-    ) -> None:
-        """``aside`` is given what comes from other threads of the coordinator meanwhile."""
-        super().__init__(begin.txid, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
-        self._inbox = inbox
-        self._aside = aside
-        self._kept: list[TableDiffs] | None = []
-        self._bytes = 0
-        self._rows = 0
-        self.ended = False
-        """Whether all of them, or that there are no more, has come."""
-
-    def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Chunks of frames.
-
-        Raises:
-            Interrupted: the coordinator has given the batch up.
-            Ended: it is gone.
-        """
-        if self.ended:
-            yield from [] if self._kept is None else [self._kept]
-            return
-        while (frame := self._next()) is not None:
-            yield [frame]
-
-    def _next(self) -> TableDiffs | None:
-        word, batch = self._inbox.next()
-        while isinstance(word, WriteSnapshot | AskStats):
-            self._aside(word)
-            word, batch = self._inbox.next()
-        match word:
-            case TableRows() if batch is not None:
-                self._rows += batch.num_rows
-                frame = TableDiffs(word.table_oid, Diffs(self.txid, self.attempt, batch))
-                self._keep(frame)
-                return frame
-            case EndBatch():
-                self.ended = True
-                if (word.txid, word.rows) != (self.txid, self._rows):
-                    raise RowsLost(f"got {self._rows} of the {word.rows} rows of txid {word.txid}")
-                return None
-            case AbortBatch():
-                self.ended = True
-                self._kept = None
-                raise _GivenUp
-        raise BugError(f"{word!r} amid a batch")
-
-    def _keep(self, frame: TableDiffs) -> None:
-        self._bytes += frame.diffs.batch.nbytes
-        if self._bytes > _KEPT_BYTES_MAX:
-            self._kept = None
-        if self._kept is not None:
-            self._kept.append(frame)
-
-    def rest(self) -> None:
-        """Take in what is still to come."""
-        while not self.ended:
-            with contextlib.suppress(RowsLost):
-                self._next()
-
-    def all(self) -> list[TableDiffs] | None:
-        """Every frame; None when they are too many to keep."""
-        return self._kept
-
-
-class _GivenUp(Exception):
-    """The coordinator wants nothing of the batch any more."""
-
-
 class Host:
     """The units of one worker process."""
 
-    def __init__(self, settings: Settings, socket: Path) -> None:
-        """``settings`` are the worker's own; ``socket`` is where it listens."""
+    def __init__(self, settings: Settings) -> None:
+        """``settings`` are the worker's own."""
         self._settings = settings
+        self._files: Final = settings.tmp_dir / "sent"
+        _empty(self._files)
         self._db: Final = _opened(settings)
         self._suspects: Final = Suspects(settings.run_dir)
         self._evaluators: Final = Pool(settings.eval_connections_max)
-        grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
-        self._processor: Final = Processor(
-            settings, self._suspects, _unaltered, self._evaluators, grants
-        )
+        self._processor = _processor(settings, self._suspects, self._evaluators)
         self._units: dict[int, Placed] = {}
         self._writing: Final = ThreadPoolExecutor(1, "headrace-host-checkpoint")
-        self._underway: tuple[int, RocksCheckpoint, dict[int, StateMark]] | None = None
-        self._written: Future[None] | None = None
+        self._snapshots: Final = ToldCheckpoints(self._db, self._writing)
         self._answers: deque[Reply] = deque()
-        self._inbox = _Inbox()
+        self._inbox = Inbox()
         """Of the session there is."""
         self._closed = False
         self._turn: Final = threading.Lock()
         """One session at a time."""
-        self._port: Final = FlightPort(socket, self._serve, self._interrupt)
+        self._port: FlightPort | None = None
 
     @property
     def units(self) -> set[int]:
         """Ids of those that are placed here; from any thread."""
         return set(self._units.copy())
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the states in memory; from any thread."""
-        return self._db.memory_bytes
+    def status(self) -> dict[str, Any]:
+        """What it tells who asks how it is; from any thread."""
+        return {"memory_bytes": self._db.memory_bytes}
+
+    def listen(self, end: End) -> None:
+        """Take coordinators there, and nowhere else; what is under way is given up.
+
+        Raises:
+            OSError: nobody can listen there.
+        """
+        if self._port is not None:
+            self._interrupt(())
+            self._inbox.close()
+            self._port.shutdown()
+        self._port = FlightPort(end, self._serve, self._interrupt, self._files)
 
     def close(self) -> None:
         """End: what is under way is given up."""
@@ -260,13 +143,14 @@ class Host:
             self._writing.shutdown()
             self._evaluators.close()
             self._db.close()
-        self._port.shutdown()
+        if self._port is not None:
+            self._port.shutdown()
 
     # --- sessions
 
     def _serve(self, session: FlightSession) -> None:
         """Read what comes; a thread works on it until no more does."""
-        inbox, ended = _Inbox(), threading.Event()
+        inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
             threading.Thread(target=_beat, args=(session, ended), name="headrace-beat"),
@@ -282,7 +166,7 @@ class Host:
             for thread in threads:
                 thread.join()
 
-    def _work(self, session: FlightSession, inbox: _Inbox) -> None:
+    def _work(self, session: FlightSession, inbox: Inbox) -> None:
         with self._turn:
             if self._closed:
                 inbox.close()
@@ -301,7 +185,7 @@ class Host:
         with contextlib.suppress(Ended):
             session.send(Bye())
 
-    def _read(self, session: FlightSession, inbox: _Inbox) -> None:
+    def _read(self, session: FlightSession, inbox: Inbox) -> None:
         try:
             while True:
                 word, batch = session.receive()
@@ -309,7 +193,7 @@ class Host:
         except Ended:
             self._interrupt(())
 
-    def _run(self, session: FlightSession, inbox: _Inbox) -> None:
+    def _run(self, session: FlightSession, inbox: Inbox) -> None:
         worked_s = 0.0
         while True:
             wait_s = _TEND_S if self._db.regulate(worked_s) else _REST_S
@@ -330,9 +214,9 @@ class Host:
                     session.send(self._join(word))
                 case TakeSnapshot():
                     self._snapshot(word)
-                case WriteSnapshot():
-                    self._write(word)
-                case Deploy() | GoBack() | AskClock() | AskStats():
+                case WriteSnapshot() | AskStats() | Export():
+                    self._aside(word)
+                case Deploy() | GoBack() | AskClock():
                     session.send(self._answered(word))
                 case Drop():
                     self._drop(word.unit)
@@ -348,6 +232,7 @@ class Host:
         for unit in self._units.values():
             unit.release()
         self._units.clear()
+        _empty(self._files)
 
     def _interrupt(self, units: Sequence[int]) -> None:
         for unit in list(self._units.values()):
@@ -356,9 +241,27 @@ class Host:
                     Interrupted("the view was interrupted by a command", sqlstate="57014")
                 )
 
+    def _aside(self, word: WriteSnapshot | AskStats | Export) -> None:
+        """What comes from other threads of the coordinator, also amid a batch."""
+        match word:
+            case WriteSnapshot():
+                wake = self._inbox.put
+                self._snapshots.write(word.number, lambda: wake((Alive(), None)))
+            case Export():
+                self._export(word)
+            case AskStats():
+                self._answers.append(self._answered(word))
+
     # --- units come and go
 
     def _join(self, word: Greeting) -> Greeted:
+        if word.login is not None:
+            user, password = word.login
+            dsn = make_conninfo(self._settings.source, user=user, password=password)
+            if dsn != self._settings.eval_dsn:
+                self._settings = self._settings.replace(eval_dsn=dsn)
+                self._processor.close()
+                self._processor = _processor(self._settings, self._suspects, self._evaluators)
         marks = positions.views(self._db)
         listed = {record.id for record in word.units}
         for gone in (marks.keys() | self._db.views()) - listed:
@@ -381,10 +284,11 @@ class Host:
                 case GoBack():
                     return Reply(word.call, self._back(word))
                 case AskClock():
-                    return Reply(word.call, self._ask(word))
+                    flow = self._unit(word.unit).flow(self._settings, self._evaluators)
+                    return Reply(word.call, _clock(flow, word))
                 case AskStats():
-                    flow = self._unit(word.unit).dataflow
-                    numbers = flow.metrics() if flow is not None else {}
+                    known = self._unit(word.unit).dataflow
+                    numbers = known.metrics() if known is not None else {}
                     return Reply(word.call, text=msgspec.json.encode(numbers).decode())
         except (HeadraceError, OSError) as error:
             return _failed(word.call, error)
@@ -395,7 +299,11 @@ class Host:
         known = self._units.pop(unit.id, None)
         if known is not None:
             known.release()
-        self._db.ingest(unit.id, [Path(run) for run in word.runs])
+        runs = [self._files / run for run in word.runs]
+        self._db.ingest(unit.id, runs)
+        for run in runs:
+            if run.parent == self._files:
+                run.unlink(missing_ok=True)
         meta: Meta = {}
         positions.put_view(meta, unit.id, mark)
         self._db.put_meta(meta, sync=True)
@@ -403,6 +311,21 @@ class Host:
         self._units[unit.id] = unit
         _log.info("unit deployed", view=unit.id, txid=mark.txid)
         return mark.txid
+
+    def _export(self, word: Export) -> None:
+        """Beside the batches: nothing of the unit changes meanwhile."""
+        self._finish_checkpoint()
+
+        def export() -> None:
+            try:
+                self._db.export(word.unit, self._files / word.path)
+            except (HeadraceError, OSError) as error:
+                self._answers.append(_failed(word.call, error))
+            else:
+                self._answers.append(Reply(word.call))
+            self._inbox.put((Alive(), None))
+
+        self._writing.submit(export)
 
     def _drop(self, unit_id: int) -> None:
         self._finish_checkpoint()
@@ -420,16 +343,6 @@ class Host:
         unit = self._unit(word.unit)
         unit.back(word.txid)
         return unit.processed
-
-    def _ask(self, word: AskClock) -> int:
-        flow = self._unit(word.unit).flow(self._settings, self._evaluators)
-        match word.what:
-            case "near":
-                return flow.near(word.instant)
-            case "crossing":
-                return int(flow.crossing(word.instant))
-            case "now":
-                return flow.now or 0
 
     def _commit(self, commits: Commits) -> None:
         for unit_id, txids in commits.items():
@@ -449,16 +362,10 @@ class Host:
 
     # --- batches
 
-    def _batch(self, session: FlightSession, word: BeginBatch, inbox: _Inbox) -> None:
+    def _batch(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
         self._commit(word.commits)
 
-        def aside(other: WriteSnapshot | AskStats) -> None:
-            if isinstance(other, WriteSnapshot):
-                self._write(other)
-            else:
-                self._answers.append(self._answered(other))
-
-        frames = _SentFrames(word, inbox, aside)
+        frames = SentFrames(word, inbox, self._aside)
         trouble: HeadraceError | None = None
         outcome = Outcome(frames)
         try:
@@ -466,17 +373,17 @@ class Host:
             outcome = self._processor.run(units, frames)
             for unit_id, error in outcome.failed.items():
                 outcome.failed[unit_id] = self._processor.blame(self._unit(unit_id), error, frames)
-        except _GivenUp:
+        except GivenUp:
             return
         except HeadraceError as error:
             trouble = error
             try:
                 frames.rest()
-            except _GivenUp:
+            except GivenUp:
                 return
         for unit_id, diffs in outcome.diffs.items():
             if unit_id not in outcome.failed and trouble is None:
-                session.send(UnitDiffs(unit_id), diffs)
+                session.send_rows(UnitDiffs(unit_id), diffs)
         session.send(self._done(word, outcome, trouble))
 
     def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
@@ -510,27 +417,14 @@ class Host:
             unit.commit(mark)
             positions.put_view(meta, unit_id, mark)
             stores.append((unit.here, mark.txid))
-        self._underway = word.number, self._db.begin_checkpoint(stores, meta), marks
-
-    def _write(self, word: WriteSnapshot) -> None:
-        if self._underway is None or self._underway[0] != word.number:
-            raise BugError(f"snapshot {word.number} is not under way")
-        checkpoint = self._underway[1]
-        self._written = self._writing.submit(checkpoint.write, sync=True)
-        wake = self._inbox.put
-        self._written.add_done_callback(lambda _: wake((Alive(), None)))
+        self._snapshots.take(word.number, stores, meta, marks)
 
     def _end_checkpoint(self, *, wait: bool = False) -> None:
         """Take note of one that was written; one that is not to be written yet goes on."""
-        if self._underway is None or self._written is None:
+        found = self._snapshots.ended(wait=wait)
+        if found is None:
             return
-        number, checkpoint, marks = self._underway
-        checkpoint.pace.hurried |= wait
-        if not wait and not self._written.done():
-            return
-        error = self._written.exception()
-        self._underway = self._written = None
-        self._db.end_checkpoint(checkpoint)
+        number, marks, error = found
         if error is not None:
             self._answers.append(_failed(number, error))
             return
@@ -542,9 +436,7 @@ class Host:
     def _finish_checkpoint(self) -> None:
         """None is under way afterwards; one that was not to be written yet is given up."""
         self._end_checkpoint(wait=True)
-        if self._underway is not None:
-            self._db.end_checkpoint(self._underway[1])
-            self._underway = None
+        self._snapshots.give_up()
 
 
 def _opened(settings: Settings) -> RocksDatabase:
@@ -557,12 +449,33 @@ def _opened(settings: Settings) -> RocksDatabase:
         return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
 
 
+def _processor(settings: Settings, suspects: Suspects, evaluators: Pool) -> Processor:
+    grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+    return Processor(settings, suspects, _unaltered, evaluators, grants)
+
+
+def _empty(folder: Path) -> None:
+    """What was sent and is here still is nobody's any more."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def _made(record: UnitRecord) -> Placed:
     return Placed(
         *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
         record.owner,
         limits=record.limits,
     )
+
+
+def _clock(flow: Dataflow, word: AskClock) -> int:
+    match word.what:
+        case "near":
+            return flow.near(word.instant)
+        case "crossing":
+            return int(flow.crossing(word.instant))
+        case "now":
+            return flow.now or 0
 
 
 def _failed(call: int, error: BaseException) -> Reply:

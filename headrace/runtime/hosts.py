@@ -18,10 +18,12 @@ from typing import Final
 
 import pyarrow as pa
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 
 from headrace import clock, errors
 from headrace.collections import plan
 from headrace.errors import BugError, OutOfReach, TransientError
+from headrace.network.ends import End, Far, Near
 from headrace.network.link import FlightLink, Joining
 from headrace.network.messages import (
     AbortBatch,
@@ -34,17 +36,21 @@ from headrace.network.messages import (
     ToWorker,
     UnitRecord,
 )
-from headrace.runtime.away import AwayStore, Outpost, lost
+from headrace.process import keys
+from headrace.runtime.away import AwayStore, Outpost, Sending, lost
 from headrace.runtime.batches import Outcome
 from headrace.runtime.book import Book
 from headrace.runtime.edges import TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.runtime.positions import StateMark
 from headrace.runtime.views import View
+from headrace.sql import meta, nodes
 
 _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
+_SENT_S: Final = 0.2
+"""Seconds for which all wait for states to arrive on another machine."""
 _PATIENCE_S: Final = 1.0
 """Seconds for which all wait for a worker to answer, but for one that did not the last time."""
 
@@ -175,18 +181,39 @@ class Hosts:
 
         Raises:
             HeadraceError: it cannot.
-            OutOfReach: it is gone.
+            OutOfReach: it is gone; or it is on another machine, and they are on their way there.
         """
         host, link = self._reached(view.placed, ())
+        names = self._sent(view, host, link, runs) if link.end.far else [str(run) for run in runs]
         number = link.number()
         at = (mark.txid, mark.lsn, mark.sink_txid)
-        link.send(Deploy(number, _record(view), [str(run) for run in runs], at))
+        link.send(Deploy(number, _record(view), names, at))
         link.answer(number)
         self._restore(view, host, link, mark)
+
+    def _sent(self, view: View, host: Outpost, link: FlightLink, runs: Sequence[Path]) -> list[str]:
+        """The names of staged states that were sent.
+
+        Raises:
+            OutOfReach: they are on their way; nobody waits for that.
+        """
+        sending = host.sending.get(view.id)
+        if sending is None or sending.link is not link:
+            sending = host.sending[view.id] = Sending(link, runs, self._poke)
+        try:
+            there = sending.there(_SENT_S)
+        except (OutOfReach, OSError):
+            del host.sending[view.id]
+            raise
+        if not there:
+            raise OutOfReach(f'the view\'s states are on their way to worker "{host.name}"')
+        del host.sending[view.id]
+        return sending.names
 
     def drop(self, view_id: int) -> None:
         """A view is gone; a worker that cannot be asked hears it when it is back."""
         for host in self._book.hosts.values():
+            host.sending.pop(view_id, None)
             if view_id in host.units:
                 host.units.discard(view_id)
                 host.marks.pop(view_id, None)
@@ -251,14 +278,16 @@ class Hosts:
         host = self._book.hosts.setdefault(name, Outpost(name))
         if host.link is not None and host.link.up:
             return host, host.link
-        path = self._book.settings.flight_socket(name)
         there = {v.id: v for v in (*self._book.views.values(), *views) if v.placed == name}
         if host.joining is None:
-            if clock.monotonic() < host.retry_at or not path.exists():
+            if clock.monotonic() < host.retry_at:
                 raise lost(name)
             host.retry_at = clock.monotonic() + _RETRY_S
-            greeting = Greeting([_record(view) for view in there.values()])
-            host.joining = Joining(name, path, greeting, self._poke)
+            end = self._end(name)
+            if end is None:
+                raise lost(name)
+            greeting = Greeting([_record(view) for view in there.values()], self._login(end))
+            host.joining = Joining(name, end, greeting, self._poke)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
             host.slow = True
             raise lost(name)
@@ -273,6 +302,29 @@ class Hosts:
             self.drop(gone)  # since the worker was asked
         _log.info("worker joined", worker=name, pid=joined.pid, views=sorted(joined.marks))
         return host, link
+
+    def _end(self, name: str) -> End | None:
+        """Where a worker listens; None: it does not."""
+        settings = self._book.settings
+        path = settings.flight_socket(name)
+        if path.exists():
+            return Near(path)
+        conn = self._book.owner.conn
+        found = nodes.whereabouts(conn, name)
+        if found is None:
+            return None
+        own = keys.kept(settings.keys_dir)
+        # It takes no other, and hears of this one when it joins next.
+        meta.put(conn, "certificate", own.certificate.decode())
+        return Far(*found, own)
+
+    def _login(self, end: End) -> tuple[str, str] | None:
+        """Who evaluates there what nobody trusts; on this machine the settings say it."""
+        dsn = self._book.settings.eval_dsn
+        if not end.far or not dsn:
+            return None
+        parts = conninfo_to_dict(dsn)
+        return str(parts.get("user") or ""), str(parts.get("password") or "")
 
     def _restore(self, view: View, host: Outpost, link: FlightLink, mark: StateMark) -> None:
         host.units.add(view.id)

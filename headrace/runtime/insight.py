@@ -15,11 +15,13 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from headrace import clock
 from headrace.collections.plan import kind
 from headrace.errors import HeadraceError
 from headrace.runtime import side
 from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
+from headrace.runtime.gauges import ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -211,6 +213,40 @@ def _numbers(unit: Unit) -> dict[str, Any]:
             return store.stats()
         return {}
     return flow.metrics() if flow is not None else {}
+
+
+def gauges(book: Book) -> dict[str, Any]:
+    """How fresh each view was of late (``gauges.ViewNumbers``), and what the worker does."""
+    now = clock.monotonic()
+    states: dict[int, int] = {}
+    for row in _states(book):
+        for view_id in row.views or ():
+            states[view_id] = states.get(view_id, 0) + row.bytes // len(row.views or (0,))
+    views = {}
+    for view in list(book.views.values()):
+        known = book.gauges.views.get(view.id)
+        numbers = (known or ViewGauge.empty()).told(now)
+        views[view.id] = {
+            **msgspec.structs.asdict(numbers),
+            "state_bytes": states.get(view.id, 0),
+            "worker": view.placed or MAIN,
+        }
+    return {
+        "views": views,
+        "reconnects": book.reconnects,
+        "batches_total": book.batches,
+        "checkpoints": book.checkpoints.statistics(),
+    }
+
+
+def batches(book: Book) -> list[dict[str, Any]]:
+    """The last batches that were committed, the newest first, behind those in flight."""
+    done = [msgspec.structs.asdict(row) for row in reversed(list(book.gauges.batches))]
+    flying = [
+        {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
+        for f in book.pipeline.flights()
+    ]
+    return [*reversed(flying), *({**row, "state": "committed"} for row in done)]
 
 
 def memory(book: Book) -> list[dict[str, Any]]:

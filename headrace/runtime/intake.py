@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from headrace import clock
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import BugError, HeadraceError, Interrupted, OwnerGone, RightEnded
 from headrace.forwarder.batcher import Batch
@@ -77,7 +78,7 @@ class Intake:
 
     def process(self, batch: Batch) -> Outcome:
         """The processing phase: the dataflows; what comes out goes to the sink thread."""
-        book = self._book
+        book, began_s = self._book, clock.monotonic()
         txid = batch.txid if batch.txid is not None else book.next_txid
         careful = book.suspects.careful(txid)
         if careful:
@@ -106,7 +107,9 @@ class Intake:
         if side.groups:
             side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
-        job = self.finished(outcome, behind, needed, batch.end_lsn, batch.transactions)
+        job = self.finished(
+            *(outcome, behind, needed, batch.end_lsn, batch.transactions), began_s=began_s
+        )
         book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
         book.pipeline.processed(job)
         if careful:
@@ -133,6 +136,8 @@ class Intake:
         needed: Sequence[Shared],
         end_lsn: int,
         transactions: int,
+        *,
+        began_s: float = 0.0,
     ) -> CommitJob:
         """What is to be written of what was processed; those who have failed stop."""
         if outcome.failed:
@@ -147,6 +152,7 @@ class Intake:
             *(frames.txid, frames.attempt, end_lsn, transactions, frames.instant, tuple(parts)),
             tuple(shared.id for shared in needed if shared.processed == frames.txid),
             sum(diffs.nbytes for diffs in outcome.diffs.values()),
+            *(frames.oldest_us, began_s, clock.monotonic()),
         )
 
     def pass_time(self, instant: int) -> None:

@@ -75,6 +75,12 @@ class CommitJob:
     """Ids of the shared subplans that have processed it for their readers."""
     size: int = 0
     """Bytes of the rows to be written."""
+    oldest_us: int = 0
+    """Commit time of its first transaction, as ``commit_time_us``; 0: it is not known."""
+    began_s: float = 0.0
+    """When it was taken, on the monotonic clock; 0: beside the others."""
+    done_s: float = 0.0
+    """When it was computed."""
 
     @property
     def moment(self) -> Moment:

@@ -54,6 +54,7 @@ class Leaving:
         if view is not None:
             view.release()
             view.status = Status.ERROR
+        book.gauges.forget(view_id)
         if book.connections is not None:
             book.owner.forget(view_id)
         self.drop_state(view_id)

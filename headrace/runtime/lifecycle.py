@@ -48,8 +48,11 @@ class Lifecycle:
         """End the suspension of a view, which may have another id or name by now."""
         view.suspended = None
         try:
-            view.target = views.load_one(self._book.owner.conn, view.id).target
+            found = views.load_one(self._book.owner.conn, view.id)
+            view.target = found.target
             self._book.owner.forget(view.id)
+            if found.placed != view.placed:  # whoever moved it has ended amid that
+                self._loading.relocate(view, found.placed)
         except UndefinedError:
             self._leaving.forget(view.id)
             return

@@ -139,6 +139,35 @@ class Loading:
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
+    def relocate(self, view: View, placed: str) -> None:
+        """The catalog says that a view, which stands still, is elsewhere: so are its states.
+
+        They are staged.  A worker that cannot be asked gets them when it is back.
+
+        REQUIRES: nothing of it is in flight.
+        """
+        book = self._book
+        self._durability.still()
+        view.release()
+        view.placed = placed
+        meta: positions.Meta = {}
+        positions.put_view(meta, view.id, None)
+        book.db.put_meta(meta, sync=True)
+        book.db.drop_view(view.id)
+        self._hosts.drop(view.id)
+        found = views.manifest(book.settings, view.id)
+        if found is None or found.mark is None:
+            raise BugError(f"view {view.id} has moved without its states")
+        self._stand(view, found.mark)
+        try:
+            with book.suspects.during(view.id, LOADING):
+                self._ingest(view)
+        except (DefiniteFailure, OutOfReach) as error:
+            self._leaving.fail(view, error)
+            return
+        view.story.add("moved", worker=placed)
+        _log.info("view moved", view=view.id, worker=placed, txid=view.mark.txid)
+
     def _replace(self, view: View) -> None:
         """Forget who has written a view's table: two may never do so."""
         for other in list(self._book.views.values()):
@@ -202,7 +231,9 @@ class Loading:
         """Know of a view, which is out of reach, how far its states are at least."""
         if mark is None:
             found = views.manifest(self._book.settings, view.id)
-            mark = StateMark(found.txid, found.lsn, found.txid) if found is not None else None
+            mark = found.mark if found is not None else None
+            if mark is None and found is not None:
+                mark = StateMark(found.txid, found.lsn, found.txid)
         if mark is not None:
             view.restore(None, mark)
 
@@ -216,10 +247,15 @@ class Loading:
         """
         try:
             if view.placed:
+                if view.id in self._book.db.views():
+                    self._durability.still()
+                    self._book.db.drop_view(view.id)  # it has moved, and we have ended amid that
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)
                     return
+            elif mark is not None and self._came_back(view, mark):
+                mark = None
             if mark is not None:
                 self._take_back(view, mark)
                 return
@@ -235,6 +271,13 @@ class Loading:
             )
             self._leaving.fail(view, known)
 
+    def _came_back(self, view: View, mark: StateMark) -> bool:
+        """Whether its states are staged, and the mark says how far they were elsewhere."""
+        if view.id in self._book.db.views():
+            return False
+        found = views.manifest(self._book.settings, view.id)
+        return found is not None and found.mark is not None and found.mark.txid >= mark.txid
+
     def _take_back(self, view: View, mark: StateMark) -> None:
         """Give a view the state that the state database has."""
         self._durability.still()
@@ -248,10 +291,12 @@ class Loading:
         found = views.manifest(book.settings, view.id)
         if found is None:
             return False
-        txid = self._txid_before(found.lsn, found.txid)
+        mark = found.mark
+        if mark is None:
+            mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
+        txid = mark.txid
         self._durability.still()
         view.start_lsn = found.lsn
-        mark = StateMark(txid, found.lsn, found.txid)
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(book.owner.conn, found.fed_by):
             raise FeedLost("the view that it is fed from was filled anew", hint=RESYNC)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import BugError
-from headrace.forwarder.stream import Identity
+from headrace.forwarder.receiver import Identity
 from headrace.state.rocks import RocksDatabase
 
 _POSITION: Final = b"position"

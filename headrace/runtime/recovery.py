@@ -21,7 +21,7 @@ from headrace.runtime.loading import Loading
 from headrace.runtime.ownership import Owner
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Sharing
-from headrace.sql import watched
+from headrace.sql import origins, watched
 from headrace.state import files
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
@@ -96,6 +96,7 @@ class Recovery:
         stream = book.stream = Stream(
             *(book.settings, book.owner.conn, plan.stream_lsn, plan.cuts, book.identity),
             plan.backlog,
+            origins.token(book.owner.conn),
         )
         if book.identity is None:
             book.identity = stream.identity

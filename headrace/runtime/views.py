@@ -313,6 +313,8 @@ class Manifest:
     """Nodes whose rows come from shared subplans, from a connection point: id of each."""
     fed_by: int
     """The view whose table the first rows are from; 0: it is not fed."""
+    mark: StateMark | None
+    """Of states that were exported; None: of a population."""
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -336,6 +338,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             [folder / file for file in data["runs"]],
             {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
             int(data.get("fed_by", 0)),
+            StateMark(*map(int, data["mark"])) if "mark" in data else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -36,6 +37,7 @@ _TELL_S: Final = 1.0
 _TELL_S_MAX: Final = 10.0
 """Seconds after which who waits for the engine hears why: at first, and then ever more rarely."""
 _POLL_S: Final = 0.05
+_SOON_S: Final = 0.01
 
 
 class Worker:
@@ -82,7 +84,12 @@ class Worker:
                 "status": self._status,
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
+                "gauges": _telling(self._engine, insight.gauges),
+                "batches": _telling(self._engine, insight.batches),
                 "stats": _telling_of_view(self._engine, insight.stats),
+                "carries": self._doing(_carries(self._engine)),
+                "move": _move(self._engine, self._suspending),
+                "place": self._doing(_place(self._engine)),
                 "stop": self._stop,
             },
         )
@@ -258,6 +265,11 @@ class Worker:
             "batches": book.batches,
             "reconnects": book.reconnects,
             "error": error.fields() if error else None,
+            "linked": {
+                host.name: {"pid": host.pid, "memory_bytes": host.memory_bytes}
+                for host in list(book.hosts.values())
+                if host.up
+            },
         }
 
     async def _on_engine(
@@ -340,6 +352,48 @@ def _attached(engine: Engine) -> Callable[[dict[str, Any]], bool]:
     return lambda params: engine.attaching.attached(
         int(_need(params, "feeder")), _job(_need(params, "job"))
     )
+
+
+def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
+    """Have a view's states written into a file; what there is to say of them.  None: cannot be."""
+
+    async def move(params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
+        view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
+        path = Path(_need(params, "path"))
+
+        async def ask(work: Callable[[], Any]) -> Any:
+            return await asyncio.wrap_future(engine.submit(work))
+
+        suspending.add(job)
+        if not await ask(lambda: engine.moving.begin(view_id, job)):
+            return None
+        facts: dict[str, Any] | None = None
+        while facts is None:
+            facts = await ask(lambda: engine.moving.ready(view_id, job))
+            await asyncio.sleep(0 if facts else _SOON_S)
+        await asyncio.to_thread(await ask(lambda: engine.moving.exporter(view_id, job, path)))
+        return facts
+
+    return move
+
+
+def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
+    return lambda params: engine.moving.place(
+        int(_need(params, "view_id")), str(_need(params, "worker")), _job(_need(params, "job"))
+    )
+
+
+def _carries(engine: Engine) -> Callable[[dict[str, Any]], bool]:
+    """Whether changes of other databases are read; if not, they will be soon."""
+
+    def carries(params: dict[str, Any]) -> bool:
+        stream = engine.book.stream
+        if stream is None or stream.carries:
+            return stream is not None
+        engine.rewind_soon()
+        return False
+
+    return carries
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:

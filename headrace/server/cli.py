@@ -1,4 +1,4 @@
-"""The command line: ``headrace start``, ``check``, ``uninstall``, ``demo``, ``version``."""
+"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
-from headrace.config import ENV_PREFIX, Settings, has_secret, redact
+from headrace.config import ENV_PREFIX, Settings, explained, has_secret, redact
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
 
@@ -29,6 +29,16 @@ _FLAGS: Final = {
     "tls_cert": "PEM certificate chain for clients",
     "tls_key": "PEM key of the certificate",
     "log_level": "debug, info, warning or error",
+}
+
+
+# Those of ``headrace worker``.
+_WORKER_FLAGS: Final = {
+    "token_file": ("--token-file", "FILE", "what create_worker_token() answered"),
+    "worker_listen": ("--listen", "HOST:PORT", "where it listens (default 127.0.0.1:6433)"),
+    "worker_address": ("--address", "HOST:PORT", "where the engine finds that (default: the same)"),
+    "data_dir": ("--data-dir", "DIR", "directory of its states and keys"),
+    "log_level": ("--log-level", "LEVEL", "debug, info, warning or error"),
 }
 
 
@@ -50,6 +60,20 @@ def parser() -> argparse.ArgumentParser:
         if name in ("slot_name", "publication_name"):
             check.add_argument(flag, dest=name, help=text)
             remove.add_argument(flag, dest=name, help=text)
+    for name, text in (
+        ("status", "whether the engine of a database works, and what holds its views"),
+        ("config", "every setting: value, origin, and what it is"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
+        command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    worker = commands.add_parser("worker", help="keep views of an engine on another machine")
+    worker.add_argument(
+        "--join", dest="source", metavar="DSN", help="the engine's database (HEADRACE_SOURCE)"
+    )
+    worker.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    for name, (flag, what, text) in _WORKER_FLAGS.items():
+        worker.add_argument(flag, dest=name, metavar=what, help=text)
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
     commands.add_parser("demo", help="everything embedded, with data", add_help=False)
     commands.add_parser("version", help="print the version")
@@ -68,10 +92,14 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if not settings.source:
         raise HeadraceError(
             "no source database given",
-            hint='Say --source "host=… dbname=… user=…" or set HEADRACE_SOURCE.',
+            hint=f'Say {_source_flag(arguments)} "host=… dbname=… user=…" or set HEADRACE_SOURCE.',
             sqlstate="22023",
         )
     return settings
+
+
+def _source_flag(arguments: argparse.Namespace) -> str:
+    return "--join" if arguments.command == "worker" else "--source"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,15 +112,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(demo.main(words[1:]) or 0)
     arguments = parser().parse_args(words)
     if argv is None and has_secret(getattr(arguments, "source", None) or ""):
-        _start_again(arguments.source)
+        _start_again(arguments.source, _source_flag(arguments))
     try:
         match arguments.command:
             case "version":
                 return _version()
             case "start":
                 return _start(settings_of(arguments))
+            case "worker":
+                return _worker(settings_of(arguments))
             case "check":
                 return _check(settings_of(arguments))
+            case "status":
+                return _status(settings_of(arguments))
+            case "config":
+                return _config(arguments)
             case _:
                 return _uninstall(settings_of(arguments), tables=arguments.drop_tables)
     except HeadraceError as error:
@@ -103,27 +137,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _start_again(source: str) -> NoReturn:
+def _start_again(source: str, flag: str) -> NoReturn:
     """Become the same command, with ``source`` in the environment: others see the arguments."""
     _say(
-        "headrace: warning: --source has a password, which others can read in the list of"
+        f"headrace: warning: {flag} has a password, which others can read in the list of"
         " processes: it was taken out.\n"
         "  Hint: Set HEADRACE_SOURCE instead, or use a password file.",
         err=True,
     )
     sys.stderr.flush()
-    words = without_source(sys.orig_argv[1:])
+    words = without_source(sys.orig_argv[1:], flag)
     environment = os.environ | {f"{ENV_PREFIX}SOURCE": source}
     os.execve(sys.executable, [sys.orig_argv[0], *words], environment)  # noqa: S606  no shell
 
 
-def without_source(words: Sequence[str]) -> list[str]:
-    """Command line ``words`` without ``--source DSN``, however it was shortened."""
+def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
+    """Command line ``words`` without flag ``source`` and its value, however it was shortened."""
     out: list[str] = []
     rest = iter(words)
     for word in rest:
         flag, equals, _ = word.partition("=")
-        if not (len(flag) > len("--s") and "--source".startswith(flag)):
+        if not (len(flag) >= len("--s") and source.startswith(flag)):
             out.append(word)
         elif not equals:
             next(rest, None)
@@ -140,17 +174,53 @@ def _start(settings: Settings) -> int:
         return server.run(settings, nursery)
 
 
-def _check(settings: Settings) -> int:
-    from headrace.postgres import slot as setup
-    from headrace.sql import install
+def _worker(settings: Settings) -> int:
+    from headrace.process.nursery import Nursery
 
-    with connect.session(settings.source, name="headrace") as conn:
-        problems = [*install.problems(conn), *setup.preflight(conn, settings)]
-    for problem in problems:
-        _say(_shown(problem))
-    if not problems:
-        _say(f"{redact(settings.source)}: ready for headrace")
+    with Nursery() as nursery:
+        from headrace.server import outside
+
+        return outside.run(settings, nursery)
+
+
+def _check(settings: Settings) -> int:
+    from headrace.server import doctor
+
+    findings = doctor.look(settings)
+    for finding in findings:
+        for line in finding.lines():
+            _say(line)
+    problems = sum(finding.problem is not None for finding in findings)
+    source = redact(settings.source)
+    _say(f"{source}: {f'{problems} to mend' if problems else 'ready for headrace'}")
     return 1 if problems else 0
+
+
+def _status(settings: Settings) -> int:
+    with connect.session(settings.source, name="headrace") as conn:
+        there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
+        if there.fetchone() != (True,):
+            _say(f"{redact(settings.source)}: there is no headrace", err=True)
+            return 1
+        facts = conn.execute("SELECT fact, value, ok, hint FROM headrace.status()").fetchall()
+        views = conn.execute(
+            "SELECT name, status, held_by FROM headrace.list_views()"
+            " WHERE held_by IS NOT NULL ORDER BY name"
+        ).fetchall()
+    for fact, value, ok, hint in facts:
+        mark = {None: " ", True: "✓", False: "✗"}[ok]
+        _say(f"{mark} {fact}: {value}{f'  ({hint})' if hint else ''}")
+    for name, status, held in views:
+        _say(f"  {name}: {status}, {held}")
+    return 1 if any(ok is False for _, _, ok, _ in facts) else 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    names = {f.name for f in dataclasses.fields(Settings)}
+    flags = {k: v for k, v in vars(arguments).items() if k in names}
+    for line in explained(flags, arguments.config):
+        _say(line)
+    return 0
 
 
 def _uninstall(settings: Settings, *, tables: bool) -> int:

@@ -23,9 +23,7 @@ from headrace.server.progress import Reporter, ready
 from headrace.server.waits import SessionWaits
 from headrace.sql.verbs import (
     VERBS,
-    AddWorker,
     CreateView,
-    RemoveWorker,
     Request,
     Verb,
     ViewRequest,
@@ -51,6 +49,12 @@ QUEUES: Final = (
     *(("kind", TEXT), ("priority", INT8), ("resident_pct", INT8), ("running", BOOL)),
 )
 """Columns of queues; ``sql/queues.sql`` has the same."""
+BATCHES: Final = (
+    *(("txid", INT8), ("attempt", INT8), ("state", TEXT), ("at", TEXT), ("transactions", INT8)),
+    *(("rows", INT8), ("views", INT8), ("process_us", INT8), ("wait_us", INT8)),
+    *(("write_us", INT8), ("fresh_us", INT8)),
+)
+"""Columns of batches; ``sql/batches.sql`` has the same."""
 MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))
 """Columns of memory; ``sql/memory.sql`` has the same."""
 VIEW_STATS: Final = (
@@ -60,9 +64,19 @@ VIEW_STATS: Final = (
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
-    *(("memory_bytes", INT8), ("since", TEXT)),
+    *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
 )
 """Columns of workers; ``sql/workers.sql`` has the same."""
+REBALANCE: Final = (
+    *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
+    *(("moved", BOOL), ("problem", TEXT)),
+)
+"""Columns of rebalance; ``sql/rebalance.sql`` has the same."""
+SOURCES: Final = (
+    *(("source", TEXT), ("state", TEXT), ("position", TEXT), ("lag_bytes", INT8)),
+    *(("changes", INT8), ("heard_at", TEXT), ("views", INT8), ("tables", INT8), ("problem", TEXT)),
+)
+"""Columns of sources; ``sql/sources.sql`` has the same."""
 
 Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
@@ -91,12 +105,12 @@ class Commands:
         waits: SessionWaits | None = None,
         worker: Callable[[], Awaitable[CommandPeer]] | None = None,
         per_role_max: int = 0,
-        see: Callable[[list[str]], Awaitable[str | None]] | None = None,
+        see: Callable[[dict[str, list[str]]], Awaitable[str | None]] | None = None,
     ) -> None:
         """``builder`` and ``worker`` wait until it can be asked and give its peer.
 
         ``per_role_max``: calls of one role under way; 0: any number.  ``see`` is told which other
-        workers there are, when that has changed, and may have something to say of it.
+        processes there should be, when that has changed, and may have something to say of it.
         """
         self._see = see
         self._per_role_max = per_role_max
@@ -206,8 +220,9 @@ class Commands:
         if verb.tells and isinstance(request, ViewRequest):
             reporter = Reporter(request.name, report)
         answer = await self._ask(verb, request, reporter)
-        if isinstance(request, AddWorker | RemoveWorker) and self._see is not None:
-            answer["notice"] = await self._see(answer["workers"])
+        if isinstance(answer, dict) and "others" in answer and self._see is not None:
+            slow = await self._see(answer["others"])
+            answer["notice"] = "; ".join(filter(None, (answer.get("notice"), slow)))
         if reporter is not None and verb.fills:
             reporter.flush()
         _say(answer, report)
@@ -279,10 +294,14 @@ def _verified(answer: dict[str, Any]) -> ResultSet:
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_view": _explained,
     "check_view": _checked,
+    "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
     "verify_view": _verified,
     "queues": partial(ResultSet, QUEUES),
     "memory": partial(ResultSet, MEMORY),
+    "batches": partial(ResultSet, BATCHES),
     "workers": partial(ResultSet, WORKERS),
+    "sources": partial(ResultSet, SOURCES),
+    "rebalance": partial(ResultSet, REBALANCE),
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""

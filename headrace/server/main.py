@@ -30,6 +30,7 @@ from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
+from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
 from headrace.server.upstream import SourceAddress
@@ -51,6 +52,7 @@ def run(settings: Settings, nursery: Nursery) -> int:
     """Run until a signal; returns the exit status."""
     events.configure(settings.log_level, process="commander")
     os.umask(0o077)
+    rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
         settings, database = prepare(settings)
         return uvloop.run(Commander(settings, database, nursery).run())
@@ -89,10 +91,13 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
         with connect.session(settings.source, name="headrace") as conn:
             problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
+                if len(problems) > 1:
+                    _log.error("more is missing", count=len(problems) - 1, see="headrace check")
                 raise problems[0]
             ownership.check_alone(conn)
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
+            meta.put(conn, "release", version())
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
@@ -121,6 +126,7 @@ class Commander:
         )
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._purge = janitor.Purge(settings)
+        self._observer = Observer(settings, worker)
         self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions)
         self._again: set[asyncio.Task[None]] = set()
@@ -142,6 +148,7 @@ class Commander:
                 self._direct.start()
                 self._resumer.start()
                 self._purge.start()
+                self._observer.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
                     http = HttpServer(self._settings.http, self._health)
@@ -159,6 +166,7 @@ class Commander:
                 await http.close()
             await self._listener.close()
             await self._purge.stop()
+            await self._observer.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()

@@ -71,7 +71,7 @@ ALONE_HINT: Final = (
 )
 """How to leave the transaction that a driver or a script has begun without saying so."""
 
-PLANNED: Final = frozenset(("add_link", "add_source", "drain_worker", "drop_source", "rebalance"))
+PLANNED: Final = frozenset(("add_link", "explain_placement"))
 """Procedures of the design that this version does not have."""
 
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,7 +174,7 @@ class Supervisor:
         self._settings = settings
         self._nursery = nursery
         self.others: dict[str, Child] = {}
-        """The workers besides ``main``, by name."""
+        """The processes besides, as ``worker w1`` or ``source eu``."""
         self._seeing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
         socket = settings.worker_socket
@@ -208,15 +208,16 @@ class Supervisor:
         await self.worker.stop()
         await asyncio.gather(*(child.stop() for child in self.others.values()))
 
-    async def see(self, names: Collection[str]) -> str | None:
-        """Other workers are these: start who is new, end who is not among them any more.
+    async def see(self, others: Mapping[str, Collection[str]]) -> str | None:
+        """Other processes are these, by kind: start who is new, end who is not among them.
 
         Returns what there is to say of it.
         """
+        names = {f"{kind} {name}" for kind in others for name in others[kind]}
         async with self._seeing:
             gone = [name for name in self.others if name not in names]
             await asyncio.gather(*(self.others.pop(name).stop() for name in gone))
-            await asyncio.to_thread(self._tidy, names)
+            await asyncio.to_thread(self._tidy, others)
             new = {name: self._other(name) for name in names if name not in self.others}
             self.others |= new
             for child in new.values():
@@ -229,17 +230,22 @@ class Supervisor:
             return f"not started within {_UP_S:.0f} s; it is tried on"
         return None
 
-    def _other(self, name: str) -> Child:
-        own = self._settings.of_worker(name)
-        child = Child(f"worker {name}", self._nursery, own.worker_socket, own, _nothing, "host")
+    def _other(self, title: str) -> Child:
+        kind, name = title.split()
+        worker = kind == "worker"
+        own = self._settings.of_worker(name) if worker else self._settings.of_carrier(name)
+        module = "host" if worker else "carrier"
+        child = Child(title, self._nursery, own.worker_socket, own, _nothing, module)
         own.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return child
 
-    def _tidy(self, names: Collection[str]) -> None:
-        """Remove what workers have left that are no more."""
-        for folder in self._settings.workers_dir.glob("*"):
-            if folder.name not in names:
-                shutil.rmtree(folder, ignore_errors=True)
+    def _tidy(self, others: Mapping[str, Collection[str]]) -> None:
+        """Remove what processes have left that are no more."""
+        homes = {"worker": self._settings.workers_dir, "source": self._settings.sources_dir}
+        for kind, home in homes.items():
+            for folder in home.glob("*"):
+                if folder.name not in others[kind]:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     async def _worker_up(self, peer: rpc.Peer) -> None:
         """Tell a new worker which WAL populations still need."""
@@ -270,11 +276,11 @@ class Supervisor:
         look.add_done_callback(self._looking.discard)
 
     async def _look(self, peer: rpc.Peer) -> None:
-        """Find out which other workers there are."""
+        """Find out which other processes there are to be."""
         try:
             await self.see(await peer.call("nodes", {}))
         except HeadraceError as error:
-            _log.warning("workers unknown", reason=error.message)
+            _log.warning("workers and sources unknown", reason=error.message)
 
 
 async def _nothing(peer: rpc.Peer) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 import structlog
@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.postgres import failures
 from headrace.postgres.connect import async_session
 from headrace.process import rpc
-from headrace.sql import states
+from headrace.sql import origins, states
 from headrace.sql.states import WaitedView
 from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.verbs import WaitFor
@@ -41,6 +41,9 @@ _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
+_POLL_S: Final = 0.01
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class WaitTarget:
     timeout_s: float | None
     owns: bool
     """Whether the caller may see why the view does not run."""
+    beyond: bool
+    """Whether other databases have to come as far as they are."""
 
 
 class SessionWaits:
@@ -81,15 +86,66 @@ class SessionWaits:
             UndefinedError: 42P01, there is no such view.
         """
         target = await self._target(request)
+        late = f"It does not cover {format_lsn(target.lsn)} after {target.timeout_s or 0:g} s."
         try:
             async with asyncio.timeout(target.timeout_s):
+                if target.beyond:
+                    for name, dsn in (await self._sources(target)).items():
+                        late = f'Changes of source "{name}" have not come.'
+                        await self._reached(name, dsn)
+                    # What has come of them is before now.
+                    target = await self._target(request)
+                    late = f"It does not cover {format_lsn(target.lsn)}."
                 await self._covered(target, request)
         except TimeoutError as error:
             raise QueryCancelled(
                 f"canceling wait for view {target.name} due to timeout",
-                detail=f"It does not cover {format_lsn(target.lsn)} after {target.timeout_s:g} s.",
+                detail=late,
                 hint="See headrace.list_views() for its status and lag.",
             ) from error
+
+    async def _sources(self, target: WaitTarget) -> dict[str, str]:
+        """The other databases that the view reads, and how they are reached."""
+        async with self._lock:
+            conn = await self._connected()
+            return await self._asking(origins.read_by(conn, target.view_id))
+
+    async def _reached(self, name: str, dsn: str) -> None:
+        """Wait until what is committed in a source by now is in our stream."""
+        try:
+            there = await async_session(dsn, name="headrace waits")
+            async with there:
+                # Flushed with it is all that was before, which is all that the source sends.
+                cursor = await there.execute(
+                    "SELECT pg_logical_emit_message(true, 'headrace', '')::text"
+                )
+                row = await cursor.fetchone()
+        except psycopg.Error as error:
+            raise TransientError(
+                f'source "{name}" cannot be reached now',
+                detail=str(error).strip(),
+                hint="See SELECT * FROM headrace.sources();",
+            ) from error
+        assert row is not None, "a function gives a row"
+        lsn = parse_lsn(str(row[0]))
+        while True:
+            async with self._lock:
+                conn = await self._connected()
+                if await self._asking(origins.reach(conn, name, lsn)) is not False:
+                    return
+            await asyncio.sleep(_POLL_S)
+
+    async def _asking(self, work: Awaitable[Answer]) -> Answer:
+        try:
+            return await work
+        except psycopg.OperationalError as error:
+            await self._disconnect()
+            raise TransientError(
+                "the source database cannot be reached now", detail=str(error).strip()
+            ) from error
+        except asyncio.CancelledError:
+            await self._disconnect()
+            raise
 
     async def _covered(self, target: WaitTarget, request: WaitFor) -> None:
         view_id = target.view_id
@@ -138,7 +194,7 @@ class SessionWaits:
         if found.timeout is not None and found.timeout < 0:
             raise UserError("timeout must not be negative")
         wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
-        return WaitTarget(found.id, found.name, wanted, found.timeout, found.owns)
+        return WaitTarget(found.id, found.name, wanted, found.timeout, found.owns, found.beyond)
 
     async def _ask(self, asked: dict[str, Any]) -> WaitedView:
         for attempt in range(1, _ATTEMPTS + 1):

@@ -1,15 +1,56 @@
--- All views with their state (view_states.sql tells what the columns are); readable by everybody, also
--- while the engine is down.  query and message are shown to the owner of a view and his members:
+-- All views with their state (view_states.sql tells what the first columns are); readable by everybody, also
+-- while the engine is down.  query, message, owner and errors are shown to the owner of a view and his members:
 -- a message may have a value of a row in it.
+-- since: when it came to be as it is.  held_by: what keeps it from being up to date, and until when as far as
+-- that can be told; NULL: nothing does.  p50_ms, p99_ms: from the commit of a change to its being in the table, of the
+-- last minute, with rows_per_s (rows written, each change of a row being two); NULL where nothing was written.
+-- state_bytes: in memory.  last_error: also one that is over.
 CREATE FUNCTION headrace.list_views(
     OUT name text, OUT status text, OUT message text, OUT query text, OUT rows bigint,
-    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn)
+    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT owner text, OUT since timestamptz,
+    OUT held_by text, OUT p50_ms float8, OUT p99_ms float8, OUT rows_per_s float8, OUT state_bytes bigint,
+    OUT last_error text, OUT last_error_at timestamptz)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), v.query, s.rows, s.lag_ms,
-           s.lag_bytes, s.txid, s.lsn
+           s.lag_bytes, s.txid, s.lsn, pg_get_userbyid(v.owner), CASE WHEN s.status = v.status THEN v.since END,
+           CASE s.status
+                WHEN 'stopped' THEN 'no engine is connected'
+                WHEN 'starting' THEN 'its worker is starting, or silent'
+                WHEN 'pending' THEN 'it waits for its turn to be filled'
+                WHEN 'populating' THEN 'it is being filled'
+                WHEN 'paused' THEN format('pause_view, %s ago', date_trunc('second', clock_timestamp() - v.since))
+                WHEN 'error' THEN 'it has stopped: see message'
+                WHEN 'sink_error' THEN coalesce(
+                     'its table is locked by ' || l.who,
+                     CASE WHEN v.options ->> 'placement' <> 'main'
+                          THEN format('it waits for worker "%s"', v.options ->> 'placement') END,
+                     'its table cannot be written now: see message')
+                ELSE coalesce(
+                     'its table is locked by ' || l.who,
+                     CASE WHEN s.lag_ms > 1000 AND n.lag_bytes > s.lag_bytes AND n.at < clock_timestamp() - interval '1 s'
+                          THEN format('it catches up: %s behind, about %s s to go', pg_size_pretty(s.lag_bytes),
+                               ceil(s.lag_bytes * extract(epoch FROM clock_timestamp() - n.at) / (n.lag_bytes - s.lag_bytes)))
+                          WHEN s.lag_ms > 1000 AND b.batch_s > 1 THEN format('a batch under way for %s s', round(b.batch_s::numeric))
+                          WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END) END,
+           CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
+           CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at
       FROM headrace.view_states() WITH ORDINALITY s
       LEFT JOIN headrace.views v ON v.id = s.id  -- row security decides
+      LEFT JOIN LATERAL (
+           SELECT m.at, m.lag_bytes, m.p50_ms, m.p99_ms, m.rows_per_s, m.state_bytes,
+                  m.at > clock_timestamp() - interval '30 s' AS fresh
+             FROM headrace.samples m WHERE m.view_id = v.id AND m.step_s = 10 ORDER BY m.at DESC LIMIT 1) n ON true
+      LEFT JOIN LATERAL (
+           SELECT string_agg(format('process %s (%s)%s', k.pid, coalesce(a.usename, '?'),
+                  coalesce(': ' || left(nullif(a.query, ''), 100), '')), '; ' ORDER BY k.pid) AS who
+             FROM pg_locks k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
+            WHERE k.locktype = 'relation' AND k.relation = v.result_oid AND k.granted
+              AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+              AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+              AND coalesce(a.application_name, '') NOT LIKE 'headrace%'
+              AND s.lag_ms > 0) l ON true
+     CROSS JOIN (SELECT headrace.batch_s() AS batch_s) b
      ORDER BY s.ordinality
 $$;

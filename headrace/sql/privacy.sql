@@ -20,12 +20,20 @@ CREATE POLICY own ON headrace.view_tables FOR SELECT
 DROP POLICY IF EXISTS own ON headrace.view_uses;
 CREATE POLICY own ON headrace.view_uses FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
+ALTER TABLE headrace.samples ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.samples;
+CREATE POLICY own ON headrace.samples FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
 ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
 -- Workers are told to members of the engine's role, by the engine.
 ALTER TABLE headrace.nodes ENABLE ROW LEVEL SECURITY;
+-- So are other databases; how to log in there is told to nobody.
+ALTER TABLE headrace.origins ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.stand_ins ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.carrier ENABLE ROW LEVEL SECURITY;
 -- Version, system, names of slot and backends.
 DROP POLICY IF EXISTS public ON headrace.meta;
 CREATE POLICY public ON headrace.meta FOR SELECT USING (true);

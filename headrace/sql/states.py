@@ -21,7 +21,10 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 _BECOME: Final = """
 UPDATE headrace.views v
    SET status = %(to)s, sqlstate = %(code)s, message = %(message)s, culprit = %(culprit)s,
-       detail = %(detail)s, hint = %(hint)s, tried = NULL
+       detail = %(detail)s, hint = %(hint)s, tried = NULL,
+       since = CASE WHEN v.status = %(to)s THEN v.since ELSE clock_timestamp() END,
+       last_error = coalesce(%(message)s, v.last_error),
+       last_error_at = CASE WHEN %(message)s IS NULL THEN v.last_error_at ELSE clock_timestamp() END
  WHERE v.id = %(id)s AND v.status = ANY (%(before)s)
    AND (v.status, v.sqlstate, v.message, v.culprit, v.detail, v.hint, v.tried)
        IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
@@ -77,6 +80,8 @@ SELECT v.id, v.status, headrace.view_message(v.id) AS message,
        CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END AS name,
        coalesce(%(lsn)s::pg_lsn, now.lsn)::text AS lsn, now.lsn::text AS now,
        pg_current_wal_flush_lsn()::text AS flushed,
+       %(lsn)s::pg_lsn IS NULL AND EXISTS (SELECT FROM headrace.view_tables t
+         JOIN headrace.stand_ins i ON i.table_oid = t.table_oid WHERE t.view_id = v.id) AS beyond,
        extract(epoch FROM %(timeout)s::interval)::float8 AS timeout
   FROM (SELECT parse_ident(%(name)s) AS parts, pg_current_wal_insert_lsn() AS lsn) now
   LEFT JOIN LATERAL (
@@ -131,6 +136,8 @@ class WaitedView:
     lsn: str
     now: str
     flushed: str
+    beyond: bool
+    """Whether other databases have to be asked where they are."""
     timeout: float | None
 
 

@@ -154,10 +154,62 @@ class AddWorker(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateWorkerToken(Request):
+    """What a worker on another machine joins by, or another such token for it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveWorker(Request):
     """The end of a worker on which none is."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWorker(Request):
+    """All views of a worker elsewhere."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance(Request):
+    """Which views should move for the workers to have alike to do; ``apply``: they do."""
+
+    apply: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddSource(Request):
+    """Another database, whose ``tables`` views may read; ``dsn`` is how it is reached.
+
+    ``tables`` are names, separated by commas; None: those that are here as well.
+    """
+
+    name: str
+    dsn: str
+    tables: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropSource(Request):
+    """The end of a source that no view reads."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLogicalTable(Request):
+    """A view that unites ``of_table`` here and in all sources that have it.
+
+    ``source_column``: what the column is called that tells where a row comes from; None: none.
+    """
+
+    name: str
+    of_table: str
+    source_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +381,12 @@ _ALL: Final = (
         answer=Inout("memory", "jsonb"),
     ),
     Verb(
+        *("batches", Request, "what the last batches were, and took (for members of our role)"),
+        selected=True,
+        procedure="show_batches",
+        answer=Inout("batches", "jsonb"),
+    ),
+    Verb(
         *("set_placement", SetPlacement),
         "puts a view's states and work on another worker; its table is read on meanwhile",
         fills=True,
@@ -351,8 +409,45 @@ _ALL: Final = (
         "starts another process on which views may be placed (for members of our role)",
     ),
     Verb(
+        *("create_worker_token", CreateWorkerToken),
+        "what a worker on another machine joins by (for members of our role)",
+        answer=Inout(
+            *("token", "text"),
+            "({} OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->>) 'token'",
+        ),
+    ),
+    Verb(
         *("remove_worker", RemoveWorker),
         "ends such a process, when no view is placed on it (for members of our role)",
+    ),
+    Verb(
+        *("drain_worker", DrainWorker),
+        "moves all views of a worker to others (for members of our role)",
+    ),
+    Verb(
+        *("rebalance", Rebalance),
+        "which views should move for workers to have alike to do, or moves them",
+        selected=True,
+        procedure="show_rebalance",
+        answer=Inout("moves", "jsonb"),
+    ),
+    Verb(
+        *("sources", Request, "the other databases that views read, and how far each has come"),
+        selected=True,
+        procedure="show_sources",
+        answer=Inout("sources", "jsonb"),
+    ),
+    Verb(
+        *("add_source", AddSource),
+        "lets views read tables of another database (for members of our role)",
+    ),
+    Verb(
+        *("drop_source", DropSource),
+        "forgets it, when no view reads it (for members of our role)",
+    ),
+    Verb(
+        *("create_logical_table", CreateLogicalTable),
+        "a Postgres view that unites a table here with the same of all sources",
     ),
     Verb(
         *("wait_for", WaitFor),

@@ -55,3 +55,7 @@ ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS culprit text;
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS tried text;
 -- What the server has done by itself, or is about to (server/resumer.py).
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS note text;
+-- Since when it has its status; the last error of all, and when.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS since timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp();
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error text;
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error_at timestamptz;

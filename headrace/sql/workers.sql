@@ -2,10 +2,14 @@
 -- members of the engine's role; nobody else is told any.
 -- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
 -- there is the procedure show_workers.
--- state: running, or lost: its process cannot be asked now, and views placed on it stand still.
+-- state: running, or lost: its process cannot be asked now, and views placed on it stand still; or invited:
+-- on another machine, with a token, and it has not joined yet.
+-- address: where one on another machine listens; pid: there, as far as known.
 -- Whoever gets here has written something else than the statement that the commander answers.
-CREATE OR REPLACE FUNCTION headrace.workers(
-    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text)
+DROP FUNCTION IF EXISTS headrace.workers();
+CREATE FUNCTION headrace.workers(
+    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text,
+    OUT address text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE
 AS $$

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import HeadraceError, StateDamaged
-from headrace.state import checkpoint, columns, packs
+from headrace.state import checkpoint, columns, layout, packs
 from headrace.state.checkpoint import RocksCheckpoint
+from headrace.state.columns import Section
 from headrace.state.disk import Disk, Meta
 from headrace.state.files import write_run
 from headrace.state.homes import Homes
+from headrace.state.loaded import Pieces
 from headrace.state.packs import Pack
 from headrace.state.regulator import Load, Regulator
 from headrace.state.store import RocksStore
@@ -37,6 +39,8 @@ _MAPS_SHARE: Final = 0.625
 """The rest is for a checkpoint at work and for gaps in the maps' memory."""
 _PENDING_SHARE: Final = 0.1
 _SYNCED: Final = b"synced"
+_PAIRS_PER_PIECE: Final = 4096
+_BYTES_PER_PIECE: Final = 1 << 20
 """An entry that says nothing."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 
@@ -156,6 +160,16 @@ class RocksDatabase:
             with contextlib.suppress(OSError, StateDamaged):  # the run has it all
                 self._packs[name] = Pack(packs.of_run(listed[0]))
 
+    def export(self, view_id: int | str, path: Path) -> int:
+        """Write the states of a view, as of the last checkpoint, as a run; returns the pairs.
+
+        From any thread.  REQUIRES: no checkpoint that has it is written meanwhile.
+        """
+        family = self.disk.known(self._homes.home(f"v{view_id}"))
+        if family is None:
+            return 0
+        return write_run(path, {name: _pieces(Section(family, name)) for name in family.states()})
+
     def regulate(self, worked_s: float = 0.0) -> bool:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
 
@@ -274,3 +288,13 @@ class RocksDatabase:
         for name in list(self._stores):
             self._retract(name)
         self.disk.close()
+
+
+def _pieces(section: Section) -> Pieces:
+    """All pairs of a state on disk."""
+    groups = section.groups(0, layout.GROUPS - 1)
+    try:
+        while (piece := groups.read(_PAIRS_PER_PIECE, _BYTES_PER_PIECE))[0]:
+            yield piece
+    finally:
+        groups.close()

@@ -33,9 +33,10 @@ from headrace.population.spark import Spark
 from headrace.postgres.connect import for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
-from headrace.sql import nodes, views
+from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
+    balance,
     check,
     create,
     drop,
@@ -50,6 +51,7 @@ from headrace.views import (
     points,
     rename,
     resync,
+    sources,
     verify,
     workers,
 )
@@ -87,10 +89,18 @@ DOES: Final[dict[str, Act]] = {
     "verify_view": verify.verify_view,
     "queues": insight.queues,
     "memory": insight.memory,
+    "batches": insight.batches,
     "view_stats": insight.view_stats,
     "workers": workers.workers,
     "add_worker": workers.add_worker,
+    "create_worker_token": workers.create_worker_token,
     "remove_worker": workers.remove_worker,
+    "drain_worker": balance.drain_worker,
+    "rebalance": balance.rebalance,
+    "sources": sources.shown,
+    "add_source": sources.add_source,
+    "drop_source": sources.drop_source,
+    "create_logical_table": sources.create_logical_table,
 }
 """What carries a verb out, given its request."""
 
@@ -193,11 +203,15 @@ class Builder:
 
         In this order: a hold keeps what a view that is not handed over needs.
         """
-        sealed = await asyncio.to_thread(staging.sealed, self._settings.staging_dir)
+        folder = self._settings.staging_dir
+        sealed = await asyncio.to_thread(staging.sealed, folder)
+        sealed = [view_id for view_id in sealed if view_id not in self._context.live]
+        # Who was moving one has it suspended, until his hold is released.
+        moved = [i for i in sealed if await asyncio.to_thread(staging.is_moved, folder, i)]
         handovers = [
             asyncio.create_task(self._hand_over(view_id))
             for view_id in sealed
-            if view_id not in self._context.live
+            if view_id not in moved
         ]
         if handovers:
             # One that has to wait for its table must not keep the source's WAL for ever.
@@ -208,6 +222,7 @@ class Builder:
                 break
             except TransientError:
                 await asyncio.sleep(_RETRY_S)
+        handovers += [asyncio.create_task(self._hand_over(view_id)) for view_id in moved]
         await asyncio.gather(*handovers)
         with contextlib.suppress(HeadraceError):
             await self._forget_gone()
@@ -272,11 +287,11 @@ class Builder:
         return self.holds
 
     async def _nodes(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        """The names of the workers besides ``main``."""
+        """What processes there are besides (``workers.others``)."""
 
-        def work(job: Job) -> list[str]:
+        def work(job: Job) -> dict[str, list[str]]:
             with job.connection(self._settings.source, what="builder") as conn:
-                return [node.name for node in nodes.listed(conn)]
+                return workers.others(conn)
 
         return await self._run(work, progress)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from headrace import clock
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -71,6 +72,30 @@ def memory(context: JobContext, job: Job, request: Request) -> list[Row]:
         if names:
             out.append([row["part"], names, row["bytes"], row["limit"]])
     return out
+
+
+def batches(context: JobContext, job: Job, request: Request) -> list[Row]:
+    """A row for each batch of late; the columns of ``sql/batches.sql``.
+
+    Raises:
+        TransientError: the worker is not running.
+    """
+    found = context.worker.call("batches", {}, job)
+    if not _seen(context, job, request).everything:
+        return []
+    return [
+        [
+            *(row["txid"], row["attempt"], row["state"]),
+            None if "at_us" not in row else clock.text(row["at_us"]),
+            *(row.get("transactions"), row.get("rows"), row.get("views")),
+            *(_us(row.get(name)) for name in ("process_ms", "wait_ms", "write_ms", "fresh_ms")),
+        ]
+        for row in found
+    ]
+
+
+def _us(ms: float | None) -> int | None:
+    return None if ms is None else round(ms * 1000)
 
 
 def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]:

@@ -37,9 +37,10 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.planner.analyse.present import inlined
-from headrace.population import names, rights, tables
+from headrace.population import elsewhere, names, rights, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.context import JobContext
+from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.job import Job
 from headrace.population.reader import prove
 from headrace.population.snapshot import SnapshotRef
@@ -48,7 +49,7 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
-from headrace.sql import points, progress, states, views, watched
+from headrace.sql import origins, points, progress, states, views, watched
 from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
 from headrace.sql.views import ViewRow
@@ -91,6 +92,8 @@ class _Subject:
     open: Open
     grouped: bool
     """Whether not every digit is determined by the query."""
+    sources: tuple[int, ...]
+    """Tables that the query reads, also by way of views that it is fed from."""
 
 
 def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str, Any]:
@@ -166,7 +169,19 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     query = inlined(conn, stored.canonical, stored.named)
     name = sql.Identifier(schema, table)
     leaves = _left_open(conn, rebuilt)
-    return _Subject(view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves)
+    read = tuple(_tables_read(conn, rebuilt))
+    return _Subject(
+        *(view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves), read
+    )
+
+
+def _tables_read(conn: Connection, physical: plan.PhysicalPlan) -> Iterator[int]:
+    yield from (source.table_oid for source in physical.sources)
+    for feed in physical.feeds:
+        view_id = points.view_of(conn, feed.table_oid)
+        stored = None if view_id is None else views.stored(conn, view_id)
+        if stored is not None:
+            yield from _tables_read(conn, plan.from_json(stored.plan))
 
 
 def _left_open(conn: Connection, physical: plan.PhysicalPlan) -> tuple[Open, bool]:
@@ -251,6 +266,7 @@ class _Proof:
         # Not the names of the view: any two of them may be the same.
         self._columns = [f"a{n}" for n in range(len(schema))]
         self._open = subject.open
+        self._elsewhere: SourceSnapshots | None = None
 
     def run(self) -> dict[str, Any]:
         job, settings = self._job, self._context.settings
@@ -260,19 +276,27 @@ class _Proof:
         ):
             first = self._see_table(before)
             job.phase("snapshot")
-            with snapshots.export(
-                job,
-                self._dsn,
-                slot_name=settings.slot_name,
-                number=f"v{job.name.replace('-', '_')}_{self._attempt}",
-                wait_ms=settings.population_lock_wait_ms,
-            ) as snapshot:
+            number = f"v{job.name.replace('-', '_')}_{self._attempt}"
+            beyond = origins.standing_in(before, self._subject.sources)
+            with (
+                elsewhere.held(job, settings, beyond, number) as (self._elsewhere, standing),
+                snapshots.export(
+                    job,
+                    self._dsn,
+                    slot_name=settings.slot_name,
+                    number=number,
+                    wait_ms=settings.population_lock_wait_ms,
+                ) as snapshot,
+            ):
+                standing.close()
                 last = self._boundary(int(snapshot.ref.start_lsn))
                 job.phase("verifying")
                 self._prepare(scratch)
                 with job.connection(self._dsn, what="verify") as conn:
                     self._read_query(conn, scratch, snapshot.ref)
                 snapshot.check()
+                if self._elsewhere is not None:
+                    self._elsewhere.check()
             self._read_table(before, scratch)
             self._read_pending(scratch, first, last)
             return self._compare(scratch)
@@ -322,9 +346,12 @@ class _Proof:
             self._become_caller(conn)
             conn.execute(_ROWS_OF)
             conn.execute(_MAY_CALL)
-        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        access = "READ ONLY" if self._elsewhere is None else "READ WRITE"
+        conn.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ {access}")
         conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
         prove(conn, ref)
+        if self._elsewhere is not None:
+            self._elsewhere.fill(conn)
         captured = {k.lower(): v for k, v in self._subject.settings.items()}
         for name in EVALUATION:
             if (value := captured.get(name.lower())) is not None:

@@ -1,13 +1,16 @@
 """add_worker, remove_worker and workers: the processes that views may be placed on.
 
 Here they are entered into the catalog; the commander, who hears of it with the answer, starts and
-ends the processes (``server/supervisor.py``).
+ends the processes (``server/supervisor.py``).  Those on other machines are begun there
+(``runtime/joined.py``), by whoever was given the token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import secrets
 from typing import Any, Final
 
 from headrace.config import Settings
@@ -21,14 +24,12 @@ from headrace.errors import (
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.process import rpc
-from headrace.sql import nodes, views
+from headrace.process import keys, rpc
+from headrace.sql import meta, nodes, origins, views
 from headrace.sql.nodes import MAIN
-from headrace.sql.verbs import AddWorker, RemoveWorker, Request
+from headrace.sql.verbs import AddWorker, CreateWorkerToken, RemoveWorker, Request
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
-_SOCKET_BYTES_MAX: Final = 107
-"""The longest path of a Unix socket."""
 _ASK_S: Final = 2.0
 
 
@@ -40,28 +41,37 @@ def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, A
         DuplicateError: 42710, there is one of that name.
         PrivilegeError: the caller is no member of the engine's role.
     """
-    if not _NAME.fullmatch(request.name):
-        raise UserError(
-            f'invalid name of a worker: "{request.name}"',
-            hint="It has 1 to 20 characters of a-z, 0-9 and _, and begins with a letter.",
-            sqlstate="42602",
-        )
-    if request.name == MAIN:
-        raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
+    _check_name(request.name)
     settings = context.settings
-    own = settings.of_worker(request.name)
-    longest = max(settings.flight_socket(request.name), own.worker_socket, key=_length)
-    if _length(longest) > _SOCKET_BYTES_MAX:
-        raise UserError(
-            "the path of the data directory is too long for a worker's sockets",
-            detail=f"{longest} would have {_length(longest)} bytes; {_SOCKET_BYTES_MAX} may be.",
-            hint="Choose a shorter name, or a data directory with a shorter path.",
-        )
+    rpc.check(settings.flight_socket(request.name), settings.of_worker(request.name).worker_socket)
     with job.connection(settings.source, what="builder") as conn, job.translating():
-        _check_caller(conn, request)
+        check_caller(conn, request)
         if not nodes.insert(conn, request.name):
             raise DuplicateError(f'worker "{request.name}" already exists')
-        return {"workers": [node.name for node in nodes.listed(conn)]}
+        return {"others": others(conn)}
+
+
+def create_worker_token(
+    context: JobContext, job: Job, request: CreateWorkerToken
+) -> dict[str, Any]:
+    """Enter a worker on another machine, and what it joins by; a token for it that was is void.
+
+    Raises:
+        UserError: 42602, a bad name.
+        DuplicateError: 42710, a worker of that name is on this machine.
+        PrivilegeError: the caller is no member of the engine's role.
+    """
+    _check_name(request.name)
+    settings, secret = context.settings, secrets.token_urlsafe(32)
+    with job.connection(settings.source, what="builder") as conn, job.translating():
+        check_caller(conn, request)
+        with conn.transaction():
+            meta.put(conn, "certificate", keys.kept(settings.keys_dir).certificate.decode())
+            if not nodes.invite(conn, request.name, hashlib.sha256(secret.encode()).digest()):
+                raise DuplicateError(
+                    f'worker "{request.name}" is on this machine', hint="It needs no token."
+                )
+    return {"token": f"{request.name}.{secret}"}
 
 
 def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[str, Any]:
@@ -73,7 +83,7 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
         UserError: 55006, views are placed on it.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
-        _check_caller(conn, request)
+        check_caller(conn, request)
         with conn.transaction():
             if not nodes.delete(conn, request.name):
                 raise UndefinedError(f'worker "{request.name}" does not exist')
@@ -85,7 +95,7 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
                     hint="CALL headrace.set_placement(view, worker) puts them elsewhere.",
                     sqlstate="55006",
                 )
-        return {"workers": [node.name for node in nodes.listed(conn)]}
+        return {"others": others(conn)}
 
 
 def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
@@ -97,9 +107,31 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
     if not seen.everything:
         return []
     away = sum(node.views for node in found)
-    rows = [_row(MAIN, _asked(settings), len(seen.names) - away, None)]
-    rows += [_row(n.name, _asked(settings.of_worker(n.name)), n.views, n.since) for n in found]
+    main = _asked(settings)
+    linked = main["linked"] if main is not None else {}
+    rows = [_row(MAIN, main, len(seen.names) - away, None)]
+    for node in found:
+        if not node.far:
+            rows.append(
+                _row(node.name, _asked(settings.of_worker(node.name)), node.views, node.since)
+            )
+            continue
+        known = linked.get(node.name)
+        if known is None and node.seen and not node.views:
+            known = {"pid": None, "memory_bytes": None}  # nobody has had reason to ask it
+        row = _row(node.name, known, node.views, node.since, node.address)
+        if node.address is None:
+            row[1] = "invited"
+        rows.append(row)
     return rows
+
+
+def others(conn: Connection) -> dict[str, list[str]]:
+    """What processes the commander is to have besides its own: names, by kind."""
+    return {
+        "worker": [node.name for node in nodes.listed(conn) if not node.far],
+        "source": [row.name for row in origins.listed(conn)],
+    }
 
 
 def check(conn: Connection, name: str) -> None:
@@ -113,10 +145,27 @@ def check(conn: Connection, name: str) -> None:
     )
 
 
-def _row(name: str, status: dict[str, Any] | None, count: int, since: str | None) -> list[Any]:
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f'invalid name of a worker: "{name}"',
+            hint="It has 1 to 20 characters of a-z, 0-9 and _, and begins with a letter.",
+            sqlstate="42602",
+        )
+    if name == MAIN:
+        raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
+
+
+def _row(
+    name: str,
+    status: dict[str, Any] | None,
+    count: int,
+    since: str | None,
+    address: str | None = None,
+) -> list[Any]:
     if status is None:
-        return [name, "lost", None, count, None, since]
-    return [name, "running", status["pid"], count, status["memory_bytes"], since]
+        return [name, "lost", None, count, None, since, address]
+    return [name, "running", status["pid"], count, status["memory_bytes"], since, address]
 
 
 def _asked(settings: Settings) -> dict[str, Any] | None:
@@ -136,13 +185,10 @@ def _asked(settings: Settings) -> dict[str, Any] | None:
         return None
 
 
-def _check_caller(conn: Connection, request: Request) -> None:
+def check_caller(conn: Connection, request: Request) -> None:
+    """Raise PrivilegeError unless the caller is a member of the engine's role."""
     if not views.seen(conn, request.caller).everything:
         raise PrivilegeError(
-            "permission denied to control workers",
+            "permission denied to control workers and sources",
             hint=f'Only members of role "{conn.info.user}" may.',
         )
-
-
-def _length(path: object) -> int:
-    return len(str(path).encode())

@@ -34,6 +34,7 @@ SMALL = {
     "freshness": ("--rows 20000 --seconds 2", 5),
     "growth": ("--rows 40000", 3),
     "memory": ("--views 10 --seconds 1", 2),
+    "moving": ("--rows 2000 --seconds 1", 2),
     "oltp_tax": ("--seconds 1", 3),
     "placement": ("--rows 600 --only q3,Q3", 2),
     "queues": ("--rows 100", 5),

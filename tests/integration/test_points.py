@@ -247,9 +247,13 @@ def test_a26_no_point_relies_on_an_index_that_goes(engine, commander, source):
         create = threads.submit(outcome, engine.dsn, point)
         wait_until(lambda: waiting(source) == 2, "who makes the point waits", every_s=0.001)
         holder.rollback()
-        assert (drop.result(), create.result()) == (None, "55006")
-    assert (source.execute(POINTS).fetchall(), indexed(source, "g")) == ([], [])
-    commander.execute(f"CALL headrace.{point}")
+        assert drop.result() is None
+        made = create.result()
+    if made is not None:
+        assert made == "55006"
+        assert (source.execute(POINTS).fetchall(), indexed(source, "g")) == ([], [])
+        commander.execute(f"CALL headrace.{point}")
+    # Who came when the index was gone already has made another.
     assert len(indexed(source, "g")) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -21,7 +22,8 @@ CREATE TABLE items (id int PRIMARY KEY, g int, x numeric);
 INSERT INTO items SELECT i, i % 50, i * 1.50 FROM generate_series(1, 1000) i;
 """
 SUMS = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-MOST = "SELECT g, max(x) AS most FROM items GROUP BY g"
+# Equal numbers may be written with more zeros or fewer: which of them is the greatest, nobody says.
+MOST = "SELECT g, round(max(x), 2) AS most FROM items GROUP BY g"
 
 
 def refused(conn: psycopg.Connection, call: str) -> psycopg.errors.Diagnostic:
@@ -33,7 +35,7 @@ def refused(conn: psycopg.Connection, call: str) -> psycopg.errors.Diagnostic:
 def listed(conn: psycopg.Connection) -> dict[str, tuple]:
     """Workers by name: state, pid, number of views."""
     rows = conn.execute("SELECT * FROM headrace.workers()")
-    return {name: (state, pid, count) for name, state, pid, count, _, _ in rows.fetchall()}
+    return {name: (state, pid, count) for name, state, pid, count, _, _, _ in rows.fetchall()}
 
 
 def place(conn: psycopg.Connection, name: str, query: str, worker: str, **options: object) -> None:
@@ -281,3 +283,102 @@ def test_also_on_direct_connections(commander, source):
     source.execute("CALL headrace.remove_worker('w1')")
     assert listed(commander).keys() == {"main"}
     assert refused(source, "SELECT * FROM headrace.workers()").sqlstate == "0A000"
+
+
+def test_views_are_spread_and_a_worker_is_drained(engine, commander, source):
+    for name in ("a", "b", "c", "d"):
+        place(commander, name, SUMS if name < "c" else MOST, "main", sharing=False)
+    commander.execute("CALL headrace.add_worker('w1')")
+    rng = random.Random(6)
+    for _ in range(20):
+        change(source, rng)
+    check(commander, a=SUMS, d=MOST)
+    shown = commander.execute("SELECT * FROM headrace.rebalance()").fetchall()
+    assert shown
+    assert {row[1:3] for row in shown} == {("main", "w1")}
+    assert {row[4:] for row in shown} == {(False, None)}
+    assert listed(commander)["w1"][2] == 0  # it has only said so
+    done = commander.execute("SELECT * FROM headrace.rebalance(true)").fetchall()
+    assert {row[4:] for row in done} == {(True, None)}
+    assert listed(commander)["w1"][2] == len(done)
+    for _ in range(5):
+        change(source, rng)
+    check(commander, a=SUMS, b=SUMS, c=MOST, d=MOST)
+    commander.execute("CALL headrace.drain_worker('w1')")
+    assert listed(commander)["w1"][2] == 0
+    for _ in range(5):
+        change(source, rng)
+    check(commander, a=SUMS, b=SUMS, c=MOST, d=MOST)
+    commander.execute("CALL headrace.remove_worker('w1')")
+    assert commander.execute("SELECT * FROM headrace.rebalance()").fetchall() == []
+    assert refused(commander, "CALL headrace.drain_worker('w1')").sqlstate == "42704"
+    assert refused(commander, "CALL headrace.drain_worker('main')").sqlstate == "55000"
+    with role(source, "nobody") as name, connect(engine.dsn, name) as stranger:
+        for call in ("CALL headrace.drain_worker('w1')", "SELECT * FROM headrace.rebalance(true)"):
+            assert refused(stranger, call).sqlstate == "42501"
+
+
+@pytest.mark.parametrize(
+    "fault", [None, ("cp08d", "kill"), ("cp08e", "kill"), ("cp08e", "hang"), ("cp08d", "raise")]
+)
+def test_a_view_moves_with_its_states(trapped, fault):
+    """Its changes go on one after the other: nothing of it was made anew, whoever dies amid it."""
+    engine, traps, source = trapped
+    with psycopg.connect(engine.dsn, autocommit=True) as commander:
+        commander.execute("CALL headrace.add_worker('w1')")
+        place(commander, "sums", SUMS, "main", sharing=False, history="1 hour")
+        place(commander, "most", MOST, "main", sharing=False)
+        rng = random.Random(7)
+        for worker in ("w1", "main", "w1"):
+            for _ in range(5):
+                change(source, rng)
+            [(before,)] = source.execute(OLDEST).fetchall()
+            if fault:
+                (traps / f"{fault[0]}.sprung").unlink(missing_ok=True)
+                (traps / fault[0]).write_text(f"{fault[1]}:1")
+            moved = threading.Thread(target=moves, args=(engine.dsn, "sums", worker))
+            moved.start()
+            if fault and fault[1] == "hang":
+                wait_until((traps / f"{fault[0]}.sprung").exists, "it is amid the move")
+                os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+                os.kill(engine.child("headrace.views.builder"), signal.SIGKILL)
+            for _ in range(10):
+                change(source, rng)
+            moved.join()
+            wait_until(lambda: running(commander, "sums"), "the view goes on")
+            for _ in range(5):
+                change(source, rng)
+            check(commander, sums=SUMS, most=MOST)
+            assert source.execute(OLDEST).fetchall() == [(before,)]
+            if not fault:
+                assert placed_on(commander, "sums") == worker
+    engine.restart()
+    with psycopg.connect(engine.dsn, autocommit=True) as commander:
+        wait_until(lambda: running(commander, "sums"), "the view goes on")
+        change(source, rng)
+        check(commander, sums=SUMS, most=MOST)
+        assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+    assert not list((engine.data_dir / "staging").glob("[0-9]*"))
+
+
+OLDEST = "SELECT id FROM headrace.views WHERE view_name = 'sums'"
+
+
+def moves(dsn: str, view: str, worker: str) -> None:
+    with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.set_placement(%s, %s)", (view, worker))
+
+
+def placed_on(conn: psycopg.Connection, view: str) -> str:
+    rows = conn.execute("SELECT * FROM headrace.view_stats(%s)", (view,)).fetchall()
+    return rows[0][3]
+
+
+@pytest.fixture
+def trapped(start_engine, database, tmp_path):
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    with psycopg.connect(database, autocommit=True, prepare_threshold=None) as source:
+        source.execute(TABLES)
+        yield engine, traps, source

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.errors import OutOfReach, RowError
 from headrace.network import link
+from headrace.network.ends import Near
 from headrace.network.link import FlightLink
 from headrace.network.messages import (
     Alive,
@@ -41,7 +42,7 @@ class Other:
         self.interrupted: list[Sequence[int]] = []
         self.ended = threading.Event()
         self._answer = answer
-        self.port = FlightPort(path, self._serve, self.interrupted.append)
+        self.port = FlightPort(Near(path), self._serve, self.interrupted.append, path.parent)
 
     def _serve(self, session: FlightSession) -> None:
         try:
@@ -57,7 +58,7 @@ class Other:
 def linked(path: Path, answer: Answer) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
     """A link, its other end, and whether somebody was woken by its death."""
     other, woken = Other(path, answer), threading.Event()
-    made = FlightLink("w1", path, woken.set)
+    made = FlightLink("w1", Near(path), woken.set)
     try:
         yield made, other, woken
     finally:
@@ -116,7 +117,7 @@ def test_who_waits_hears_that_it_is_gone(path: Path) -> None:
 
 def test_nobody_is_there(path: Path) -> None:
     with pytest.raises(OutOfReach):
-        FlightLink("w1", path, lambda: None).join(Greeting([]))
+        FlightLink("w1", Near(path), lambda: None).join(Greeting([]))
 
 
 def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psycopg
 
 from headrace.config import Settings
+from headrace.network.ends import Near
 from headrace.runtime.hosting import Host
 from tests.runtime.harness import Running
 from tests.waiting import wait_until
@@ -28,7 +29,8 @@ def hosting(settings: Settings, name: str) -> Iterator[Host]:
     own = settings_of(settings, name)
     for folder in (own.run_dir, settings.run_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    host = Host(own, settings.flight_socket(name))
+    host = Host(own)
+    host.listen(Near(settings.flight_socket(name)))
     try:
         yield host
     finally:

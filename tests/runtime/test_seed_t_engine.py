@@ -10,7 +10,7 @@ import pytest
 from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost
-from headrace.forwarder import stream
+from headrace.forwarder import receiver
 from headrace.postgres.slot import drop_slot
 from headrace.process import faults
 from headrace.process.bounds import Bound
@@ -196,7 +196,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot))
     source.execute("SELECT pg_drop_replication_slot(%s)", (f"{slot}_old",))
     # Postgres would skip them at our asking; a server that does not must do no harm either.
-    monkeypatch.setattr(stream, "format_lsn", lambda _: "0/0")
+    monkeypatch.setattr(receiver, "format_lsn", lambda _: "0/0")
     running = start()
     write(source, "last")
     settle(running, source)

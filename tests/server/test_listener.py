@@ -395,7 +395,7 @@ def test_planned_and_unknown_procedures(commander):
     with connect(commander) as conn:
         for parameters in (None, ()):
             with pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
-                conn.execute("CALL headrace.add_source('w')", parameters)
+                conn.execute("CALL headrace.add_link('w')", parameters)
             assert "planned" in caught.value.diag.message_hint
         with pytest.raises(psycopg.errors.UndefinedFunction):
             conn.execute("CALL headrace.nonsense('v')")

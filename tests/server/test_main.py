@@ -128,6 +128,8 @@ def test_wrong_usage(capsys, monkeypatch):
     assert main(["check"]) == 2
     assert "no source database given" in capsys.readouterr().err
     assert main(["check", "--source", "host=127.0.0.1 port=1 dbname=x"]) == 1
+    assert "✗ source" in capsys.readouterr().out
+    assert main(["status", "--source", "host=127.0.0.1 port=1 dbname=x"]) == 1
     assert main(["version"]) == 0
     with pytest.raises(SystemExit):
         main(["nonsense"])

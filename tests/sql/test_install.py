@@ -216,7 +216,10 @@ def test_list_views(conn, database):
         " SELECT id, 1, 7, pg_current_wal_lsn() - 100, now() - interval '2 s' FROM headrace.views"
     )
     cursor = conn.execute("SELECT * FROM headrace.list_views()")
-    names = "name status message query rows lag_ms lag_bytes txid lsn"
+    names = (
+        "name status message query rows lag_ms lag_bytes txid lsn owner since held_by p50_ms p99_ms"
+        " rows_per_s state_bytes last_error last_error_at"
+    )
     assert [c.name for c in cursor.description] == names.split()
 
     def status() -> str:

@@ -140,6 +140,31 @@ def at_drop_point(point: str, how: str) -> Card:
     return Card(f"drop {point} {how}", do)
 
 
+def at_move_point(point: str, how: str) -> Card:
+    """A view moves to another worker, or back; whoever dies, it is at one of both and goes on."""
+
+    def do(world: World) -> None:
+        if not world.placed:
+            error = world.call(f"CALL headrace.add_worker('{OTHER}')")
+            assert error is None, error
+            world.placed = True
+        # One whose states are its own, and who may stand still for a moment.
+        name, query = "moved", "SELECT tag, count(*) AS n, sum(size) AS s FROM notes GROUP BY tag"
+        error = world.attempt_create(name, query, sharing=False, placement="main")
+        assert error is None, error
+        world.views[name] = query
+        world.trap(point, how)
+        for worker in (OTHER, "main"):
+            error = world.call(f"CALL headrace.set_placement('{name}', '{worker}')")
+            world.say(f"set_placement {worker}: {describe(error)}")
+        assert world.untrap(point), f"{point} must have been passed"
+        assert decide(world, name, query), "it stays"
+        world.settle()
+        world.drop(name)
+
+    return Card(f"move {point} {how}", do)
+
+
 CREATE_POINTS = (
     faults.TABLES_PUBLISHED, faults.SLOT_ASKED, faults.SLOT_MADE,
     faults.POPULATION_BEGINS, faults.POPULATION_LOADED, faults.POPULATION_SEALED,
@@ -185,6 +210,11 @@ def builder_cards(rng: random.Random) -> list[Card]:
     ]
     cards += [
         at_drop_point(point, how) for point in DROP_POINTS for how in ("kill:1", "alarm:1:0.1")
+    ]
+    cards += [
+        at_move_point(point, how)
+        for point in (faults.MOVE_STAGED, faults.MOVE_SAID)
+        for how in ("kill:1", "alarm:1:0.1", "raise:1")
     ]
     return cards + [churn(victim) for victim in (None, "worker", "builder", "engine")]
 

@@ -187,11 +187,11 @@ class World:
             raise error
         self.views[name] = query
 
-    def attempt_create(self, name: str, query: str, **options: str) -> Exception | None:
+    def attempt_create(self, name: str, query: str, **options: str | bool) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
         # Those that are read together must not stand still, as a view does whose worker is gone.
         if self.placed and name not in load.CORE and self.rng.random() < 0.6:
-            options["placement"] = OTHER
+            options.setdefault("placement", OTHER)
         given = json.dumps(options)
         error = None
         for _ in range(5):

@@ -1,0 +1,94 @@
+"""Files on their way between two ends, as streams of pieces (Arrow Flight's put and get).
+
+A file is there whole, and on the disk, or it is not there: an empty piece ends it, without which
+it was cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from headrace.process import durable
+
+_PIECE_BYTES: Final = 1 << 18
+"""So much may stand before a word that goes over the same wire."""
+_SCHEMA: Final = pa.schema([pa.field("piece", pa.binary())])
+_NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,99}")
+
+
+def within(folder: Path, name: bytes) -> Path:
+    """The file called ``name`` in ``folder``, and nowhere else.
+
+    Raises:
+        ArrowInvalid: that is no name.
+    """
+    text = name.decode(errors="replace")
+    if not _NAME.fullmatch(text):
+        raise pa.ArrowInvalid(f"no name of a file: {text!r}")
+    return folder / text
+
+
+def send(client: Any, path: Path, name: str) -> None:
+    """Send a file; returns when the other end has it."""
+    writer, _ = client.do_put(flight.FlightDescriptor.for_path(name), _SCHEMA)
+    with writer:
+        for batch in _pieces(path):
+            writer.write_batch(batch)
+
+
+def keep(reader: Any, path: Path) -> None:
+    """Write what is sent."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(path, (chunk.data for chunk in reader))
+
+
+def fetch(client: Any, name: str, path: Path) -> None:
+    """Get a file from the other end."""
+    reader = client.do_get(flight.Ticket(name.encode()))
+    _write(path, (chunk.data for chunk in reader))
+
+
+def given(path: Path) -> Any:
+    """What sends a file, which is removed then.
+
+    Raises:
+        ArrowKeyError: there is none.
+    """
+    if not path.exists():
+        raise pa.ArrowKeyError(f"no file {path.name}")
+
+    def pieces() -> Iterator[pa.RecordBatch]:
+        yield from _pieces(path)
+        path.unlink(missing_ok=True)
+
+    return flight.GeneratorStream(_SCHEMA, pieces())
+
+
+def _pieces(path: Path) -> Iterator[pa.RecordBatch]:
+    with path.open("rb") as file:
+        piece = None
+        while piece != b"":
+            piece = file.read(_PIECE_BYTES)
+            yield pa.record_batch([pa.array([piece], pa.binary())], schema=_SCHEMA)
+
+
+def _write(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    draft = path.with_name(f".{path.name}.new")
+    whole = False
+    try:
+        with draft.open("wb") as file:
+            for batch in batches:
+                [piece] = batch.column(0)
+                whole = file.write(piece.as_buffer()) == 0
+        if not whole:
+            raise pa.ArrowInvalid(f"file {path.name} was cut off")
+        durable.sync(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

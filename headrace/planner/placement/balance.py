@@ -1,0 +1,90 @@
+"""Whole views over workers: which to move so that the busiest worker has less to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_WORTH: Final = 0.1
+"""Part of the busiest worker's load that a move has to take off: each costs filling a view anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLoad:
+    """What a view gives its worker to do."""
+
+    view: int
+    worker: str
+    busy: float
+    """Time of its collections, in any unit that is the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewMove:
+    """A view that goes to another worker."""
+
+    view: int
+    worker: str
+
+
+def balanced(loads: Sequence[ViewLoad], workers: Sequence[str]) -> list[ViewMove]:
+    """The moves that leave the busiest worker less to do: each from it to who has least.
+
+    Each view moves once at most; with equal loads the first one of ``workers``, or of ``loads``.
+    """
+    at = {load.view: load.worker for load in loads}
+    moves: list[ViewMove] = []
+    least = max(_totals(loads, at, workers).values())
+    worth = 0
+    while (move := _best(loads, at, workers, {move.view for move in moves})) is not None:
+        at[move.view] = move.worker
+        moves.append(move)
+        # Of several that are the busiest each has to lose something for it to be worth it.
+        if (most := max(_totals(loads, at, workers).values())) < least:
+            least, worth = most, len(moves)
+    return moves[:worth]
+
+
+def _best(
+    loads: Sequence[ViewLoad], at: dict[int, str], workers: Sequence[str], moved: set[int]
+) -> ViewMove | None:
+    """The move that takes most off the busiest worker; None: none takes enough."""
+    total = _totals(loads, at, workers)
+    busiest = max(workers, key=total.__getitem__)
+    idlest = min(workers, key=total.__getitem__)
+    there = [x for x in loads if at[x.view] == busiest and x.view not in moved and x.busy > 0]
+
+    def after(load: ViewLoad) -> float:
+        return max(total[busiest] - load.busy, total[idlest] + load.busy)
+
+    best = min(there, key=after, default=None)
+    if best is None or total[busiest] - after(best) < _WORTH * total[busiest]:
+        return None
+    return ViewMove(best.view, idlest)
+
+
+def emptied(loads: Sequence[ViewLoad], leaving: str, workers: Sequence[str]) -> list[ViewMove]:
+    """The moves that leave nothing on ``leaving``: the heaviest first, each to who has least to do.
+
+    REQUIRES: ``workers`` has another one.
+    """
+    others = [name for name in workers if name != leaving]
+    at = {load.view: load.worker for load in loads}
+    moves = []
+    for load in sorted(loads, key=lambda x: -x.busy):
+        if load.worker == leaving:
+            total = _totals(loads, at, others)
+            at[load.view] = min(others, key=total.__getitem__)
+            moves.append(ViewMove(load.view, at[load.view]))
+    return moves
+
+
+def _totals(
+    loads: Iterable[ViewLoad], at: dict[int, str], workers: Sequence[str]
+) -> dict[str, float]:
+    out = dict.fromkeys(workers, 0.0)
+    for load in loads:
+        if at[load.view] in out:
+            out[at[load.view]] += load.busy
+    return out

@@ -1,0 +1,222 @@
+"""Tables of other databases in a population: what they were when our own snapshot was made.
+
+    carrier stands still at p ─► snapshot of the source, at R ─► carrier goes on to R, and stands
+                         ─► snapshot here, at L ─► carrier goes on
+
+So before L there is in the WAL here exactly what was committed in the source before R, and what a
+view reads there at R fits what it reads here at L: from L on the stream has the rest.  What is
+held up is the source's part of views, for as long as the longest transaction that writes there, or
+here, goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec.structs import replace
+from psycopg import sql
+
+from headrace import clock
+from headrace.collections.plan import SourceSpec
+from headrace.collections.source import load_columns
+from headrace.config import Settings
+from headrace.errors import TransientError
+from headrace.population import reader, tables
+from headrace.population import snapshot as snapshots
+from headrace.population.job import Job
+from headrace.population.snapshot import Snapshot
+from headrace.population.tables import TableChanged, TableSize
+from headrace.postgres.connect import Connection, for_job
+from headrace.sql import origins
+from headrace.sql.origins import SourceRow, StandIn
+from headrace.types import Lsn
+
+_POLL_S: Final = 0.005
+_PATIENCE_S: Final = 60.0
+"""How long a source may take to come as far as its own snapshot."""
+
+
+@dataclass(slots=True)
+class SourceSnapshots:
+    """Snapshots of sources, and the tables that stand for theirs, by OID."""
+
+    stand_ins: Mapping[int, StandIn]
+    rows: Mapping[str, SourceRow]
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    """By source, as are ``rows``."""
+
+    @contextlib.contextmanager
+    def reading(self, spec: SourceSpec) -> Iterator[tuple[Connection, SourceSpec]]:
+        """A connection inside the snapshot that has the rows of ``spec``, and what it is there."""
+        row = self.stand_ins[spec.table_oid]
+        snapshot = self.snapshots[row.source]
+        with reader.joined(self.rows[row.source].dsn, snapshot.ref) as conn:
+            yield conn, _there(conn, spec, row)
+
+    def size(self, spec: SourceSpec) -> TableSize:
+        """How much of it there is to read."""
+        row = self.stand_ins[spec.table_oid]
+        with for_job(self.rows[row.source].dsn, what="population") as conn:
+            return tables.size(conn, _there(conn, spec, row))
+
+    def fill(self, conn: Connection) -> None:
+        """Put the rows of then into the stand-ins, in a transaction that is rolled back.
+
+        As seen there the stand-ins are what they stand for.
+        """
+        conn.execute("SELECT set_config('headrace.filling', 'on', true)")
+        for row in self.stand_ins.values():
+            here, columns = _here(conn, row.table_oid)
+            names = sql.SQL(", ").join(map(sql.Identifier, columns))
+            there = sql.Identifier(row.schema_name, row.table_name)
+            snapshot = self.snapshots[row.source]
+            with (
+                reader.joined(self.rows[row.source].dsn, snapshot.ref) as other,
+                conn.cursor() as target,
+                other.cursor() as cursor,
+            ):
+                tables.hold(other, there, row.origin_oid, _changed(row))
+                # Before the first write: what is refused there leaves nothing half done here.
+                out = cursor.copy(sql.SQL("COPY {} ({}) TO STDOUT").format(there, names))
+                into = target.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(here, names))
+                with out as pieces, into as copy:
+                    for piece in pieces:
+                        copy.write(piece)
+
+    def check(self) -> None:
+        """Raise SnapshotLost unless all snapshots are still there."""
+        for snapshot in self.snapshots.values():
+            snapshot.check()
+
+
+@contextlib.contextmanager
+def held(
+    job: Job, settings: Settings, stand_ins: Mapping[int, StandIn], number: str
+) -> Iterator[tuple[SourceSnapshots | None, contextlib.ExitStack]]:
+    """Snapshots of the sources of ``stand_ins``, whose carriers stand until the stack is closed.
+
+    None where there are no stand-ins.
+
+    Raises:
+        TransientError: a source, or its carrier, cannot be reached.
+        PrerequisiteError: 55P03, transactions stay open there.
+    """
+    with contextlib.ExitStack() as kept, contextlib.ExitStack() as standing:
+        if not stand_ins:
+            yield None, standing
+            return
+        conn = kept.enter_context(job.connection(settings.source, what="source"))
+        names = sorted({row.source for row in stand_ins.values()})
+        rows = {name: _running(conn, name) for name in names}
+        out = SourceSnapshots(stand_ins, rows)
+        for name in names:  # all lock in the same order
+            row = rows[name]
+            job.phase("snapshot", message=f"waiting for source {name}")
+            origins.lock(conn, name)
+            standing.callback(_release, settings, name)
+            origins.hold_here(conn, name)
+            out.snapshots[name] = kept.enter_context(
+                snapshots.export(
+                    job,
+                    row.dsn,
+                    slot_name=row.slot,
+                    number=number.replace("-", "_"),
+                    wait_ms=settings.population_lock_wait_ms,
+                )
+            )
+            origins.hold_at(conn, name, out.snapshots[name].ref.start_lsn)
+        for name in names:
+            _reached(job, conn, name, out.snapshots[name].ref.start_lsn)
+        yield out, standing
+
+
+def _release(settings: Settings, name: str) -> None:
+    with for_job(settings.source, what="source") as conn:
+        origins.release(conn, name)
+
+
+def _running(conn: Connection, name: str) -> SourceRow:
+    row = origins.find(conn, name)
+    if row is None:
+        raise TableChanged(f'source "{name}" was dropped')
+    if row.state in ("down", "lost"):
+        raise TransientError(
+            f'source "{name}" cannot be read now: it is {row.state}',
+            detail=row.problem,
+            hint="See SELECT * FROM headrace.sources();",
+            sqlstate="55000",
+        )
+    return row
+
+
+def _reached(job: Job, conn: Connection, name: str, lsn: Lsn) -> None:
+    """Wait until all that was committed in the source before ``lsn`` is in the WAL here."""
+    until = clock.monotonic() + _PATIENCE_S
+    while True:
+        asked = origins.asked(conn, name)
+        if asked is None:
+            raise TableChanged(f'source "{name}" was dropped')
+        if asked.position >= lsn:
+            return
+        _running(conn, name)
+        if clock.monotonic() > until:
+            raise TransientError(
+                f'changes of source "{name}" do not come',
+                hint="See SELECT * FROM headrace.sources();",
+                sqlstate="55000",
+            )
+        job.wait(_POLL_S)
+
+
+def _there(conn: Connection, spec: SourceSpec, row: StandIn) -> SourceSpec:
+    """``spec`` as the table that it stands for is: columns by name.
+
+    Raises:
+        TableChanged: it is not like its stand-in any more.
+    """
+    found = conn.execute(
+        "SELECT n.nspname, c.relname, (SELECT jsonb_object_agg(a.attname, a.attnum)"
+        "  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (row.origin_oid,),
+    ).fetchone()
+    numbers: dict[str, Any] = found[2] or {} if found else {}
+    if found is None or any(c.name not in numbers for c in load_columns(spec)):
+        raise _changed(row)
+    columns, key = (
+        tuple(replace(c, attnum=int(numbers.get(c.name, c.attnum))) for c in part)
+        for part in (spec.columns, spec.key)
+    )
+    there = replace(
+        spec,
+        table_oid=row.origin_oid,
+        schema_name=found[0],
+        table_name=found[1],
+        columns=columns,
+        key=key,
+    )
+    # Also types and identity.
+    tables.shape(conn, [there])
+    return there
+
+
+def _here(conn: Connection, oid: int) -> tuple[sql.Identifier, list[str]]:
+    """A stand-in's name, and its columns."""
+    row: Any = conn.execute(
+        "SELECT n.nspname, c.relname, (SELECT array_agg(a.attname::text ORDER BY a.attnum)"
+        "  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (oid,),
+    ).fetchone()
+    return sql.Identifier(*row[:2]), row[2]
+
+
+def _changed(row: StandIn) -> TableChanged:
+    return TableChanged(
+        f'table "{row.schema_name}"."{row.table_name}" of source "{row.source}" is not what'
+        " it was when the source was added",
+        hint="Drop what reads the source, drop_source, and add it again.",
+    )

@@ -1,0 +1,91 @@
+"""The key and the certificate by which the two ends of a link know each other.
+
+Nobody signs them: each end is told the other's certificate by the catalog, and takes no other.
+
+Source: RFC 5280; ``cryptography`` makes them, gRPC checks them (TLS 1.2 or later, both ways).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from headrace import clock
+from headrace.process import durable
+
+HOST_NAME: Final = "headrace"
+"""What certificates are for: they are compared whole, so a name says nothing more."""
+_FOREVER: Final = datetime.timedelta(days=36_500)
+_SKEW: Final = datetime.timedelta(days=2)
+"""By which another machine's clock may be behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Both in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def kept(folder: Path) -> KeyPair:
+    """The pair that ``folder`` has; made if it has none.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    path = folder / "link.pem"
+    try:
+        return _read(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = _made()
+    draft = folder / f".link.{os.getpid()}"
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(made.certificate + made.key)
+        file.flush()
+        os.fsync(handle)
+    try:
+        os.link(draft, path)  # another process may have been first
+    except FileExistsError:
+        return _read(path.read_bytes())
+    finally:
+        draft.unlink()
+    durable.sync(folder)
+    return made
+
+
+def _read(text: bytes) -> KeyPair:
+    middle = text.index(b"-----BEGIN PRIVATE KEY-----")
+    return KeyPair(text[:middle], text[middle:])
+
+
+def _made() -> KeyPair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST_NAME)])
+    now = clock.now()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _FOREVER)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return KeyPair(certificate.public_bytes(pem), key.private_bytes(pem, form, plain))

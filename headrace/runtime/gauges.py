@@ -1,0 +1,149 @@
+"""How fresh views are, and what batches took: kept in memory, for who asks.
+
+Freshness of a committed batch is the time from the commit of its oldest transaction in the source
+to the moment at which its answer is taken in; so it is counted once for each view that it changed.
+Written on the engine's thread, read on any.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headrace import clock
+from headrace.runtime.jobs import Answer
+
+BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+"""Upper bounds of the freshness histogram, in ms; one more bucket has what is above."""
+WINDOW_S: Final = 60.0
+"""What percentiles and rates are of."""
+_POINTS_MAX: Final = 4_096
+_BATCHES_MAX: Final = 256
+
+
+class ViewGauge(msgspec.Struct):
+    """What was written of one view since the worker began."""
+
+    points: deque[tuple[float, float, int]]
+    """Moment (monotonic), freshness in ms, and rows, of each batch of late."""
+    counts: list[int]
+    """Batches, by bucket."""
+    sum_ms: float = 0.0
+    rows: int = 0
+    batches: int = 0
+
+    @classmethod
+    def empty(cls) -> ViewGauge:
+        """Nothing was."""
+        return cls(deque(maxlen=_POINTS_MAX), [0] * (len(BUCKETS_MS) + 1))
+
+    def note(self, at: float, fresh_ms: float, rows: int) -> None:
+        """A batch with ``rows`` of its diffs is in its table."""
+        self.points.append((at, fresh_ms, rows))
+        self.counts[bisect.bisect_left(BUCKETS_MS, fresh_ms)] += 1
+        self.sum_ms += fresh_ms
+        self.rows += rows
+        self.batches += 1
+
+    def told(self, now: float) -> ViewNumbers:
+        """The numbers of the last ``WINDOW_S``, and of all time."""
+        recent = [point for point in list(self.points) if point[0] > now - WINDOW_S]
+        late = sorted(ms for _, ms, _ in recent)
+        return ViewNumbers(
+            len(recent),
+            sum(rows for _, _, rows in recent) / WINDOW_S,
+            percentile(late, 0.5),
+            percentile(late, 0.99),
+            late[-1] if late else None,
+            list(self.counts),
+            self.sum_ms,
+            self.rows,
+            self.batches,
+        )
+
+
+class ViewNumbers(msgspec.Struct, frozen=True):
+    """See ``ViewGauge``."""
+
+    recent: int
+    rows_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    counts: list[int]
+    sum_ms: float
+    rows: int
+    batches: int
+
+
+class BatchNumbers(msgspec.Struct, frozen=True):
+    """What one batch was, and what it took; times in ms."""
+
+    txid: int
+    attempt: int
+    at_us: int
+    """When its answer was taken in, in microseconds since 1970."""
+    transactions: int
+    rows: int
+    """That were written."""
+    views: int
+    """That it changed."""
+    process_ms: float
+    """From its being taken to its being computed."""
+    wait_ms: float
+    """Until it could be written."""
+    write_ms: float
+    fresh_ms: float
+
+
+class Gauges:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self.views: Final[dict[int, ViewGauge]] = {}
+        self.batches: Final[deque[BatchNumbers]] = deque(maxlen=_BATCHES_MAX)
+
+    def committed(self, answer: Answer, moved: Sequence[int]) -> None:
+        """An answer is taken in; ``moved``: the views that have its txid now."""
+        job, at, today = answer.job, clock.monotonic(), clock.now()
+        since = clock.from_postgres(job.oldest_us or job.commit_time_us)
+        fresh_ms = max((today - since).total_seconds() * 1e3, 0.0)
+        rows = views = 0
+        written = set(moved)
+        for part in job.parts:
+            if part.diffs is None or not part.diffs.num_rows or part.view_id not in written:
+                continue
+            views += 1
+            rows += part.diffs.num_rows
+            gauge = self.views.get(part.view_id)
+            if gauge is None:
+                gauge = self.views[part.view_id] = ViewGauge.empty()
+            gauge.note(at, fresh_ms, part.diffs.num_rows)
+        if not job.began_s:
+            return
+        write_s = sum(answer.seconds.values())
+        self.batches.append(
+            BatchNumbers(
+                *(job.txid, job.attempt, round(today.timestamp() * 1e6)),
+                *(job.transactions, rows, views),
+                (job.done_s - job.began_s) * 1e3,
+                max(at - job.done_s - write_s, 0.0) * 1e3,
+                write_s * 1e3,
+                fresh_ms,
+            )
+        )
+
+    def forget(self, view_id: int) -> None:
+        """A view is gone."""
+        self.views.pop(view_id, None)
+
+
+def percentile(ordered: Sequence[float], part: float) -> float | None:
+    """The value below which ``part`` of them are (nearest rank); None: there are none."""
+    if not ordered:
+        return None
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]

@@ -1,0 +1,111 @@
+"""A worker on another machine: it makes itself known in the catalog, again and again.
+
+    headrace worker ─► join_worker(token, address, certificate) ─► certificate of the engine
+    engine ─► catalog: address, certificate ─► link (TLS, both ends known)
+
+Nothing but the catalog brings the two together: the engine opens no port for it, and who has no
+token is not in the catalog.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace.config import Settings
+from headrace.errors import HeadraceError, PrerequisiteError
+from headrace.network.ends import Far
+from headrace.postgres import connect, failures
+from headrace.process import keys
+from headrace.runtime.hosting import Host
+from headrace.sql import nodes
+
+_log = structlog.get_logger(__name__)
+
+
+def token(settings: Settings) -> str:
+    """The token that this worker was given.
+
+    Raises:
+        PrerequisiteError: there is none, or it is none.
+    """
+    hint = "CALL headrace.create_worker_token(name) answers one, for a file that only you may read."
+    if not settings.token_file:
+        raise PrerequisiteError("no token given", hint=f"Say --token-file FILE. {hint}")
+    try:
+        text = Path(settings.token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrerequisiteError(f"the token cannot be read: {error}", hint=hint) from error
+    name, dot, secret = text.partition(".")
+    if not (name and dot and secret):
+        raise PrerequisiteError(f'file "{settings.token_file}" has no token in it', hint=hint)
+    return text
+
+
+def join(settings: Settings) -> bytes:
+    """Say where this worker listens; returns the certificate of its engine.
+
+    Raises:
+        TransientError: the database cannot be reached now.
+        PrerequisiteError: it does not know the token, or has no engine.
+    """
+    own = keys.kept(settings.keys_dir)
+    where = settings.worker_address or settings.worker_listen
+    name = f"headrace worker {settings.worker}"
+    try:
+        with connect.connect(settings.source, name=name) as conn:
+            return nodes.join(conn, token(settings), where, own.certificate)
+    except psycopg.Error as error:
+        raise failures.classify(error) from error
+
+
+class Joined:
+    """The worker's process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """It takes what is sent, from the engine that the catalog tells of."""
+        self._settings: Final = settings
+        self._host: Final = Host(settings)
+        self._ended = threading.Event()
+        self._engine = b""
+        self._problem: str | None = None
+        self._thread = threading.Thread(target=self._run, name="headrace-join", daemon=True)
+        self._look()
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """What it tells who asks how it is; from any thread."""
+        return {**self._host.status(), "units": len(self._host.units), "problem": self._problem}
+
+    def close(self) -> None:
+        """End: what is under way is given up."""
+        self._ended.set()
+        self._host.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(nodes.JOIN_S):
+            try:
+                self._look()
+            except (HeadraceError, OSError) as error:
+                self._say(str(error))
+            else:
+                self._say(None)
+
+    def _look(self) -> None:
+        """Join, and listen for the engine that there is now."""
+        engine = join(self._settings)
+        if engine != self._engine and not self._ended.is_set():
+            own = keys.kept(self._settings.keys_dir)
+            self._host.listen(Far(self._settings.worker_listen, engine, own))
+            self._engine = engine
+            _log.info("joined", worker=self._settings.worker, listen=self._settings.worker_listen)
+
+    def _say(self, problem: str | None) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            if problem is not None:
+                _log.warning("cannot join", worker=self._settings.worker, reason=problem)

@@ -1,0 +1,154 @@
+"""Rows of a batch as another worker is sent them: words of one session, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from headrace.errors import BugError, RowsLost
+from headrace.network.messages import (
+    AbortBatch,
+    Alive,
+    AskStats,
+    BeginBatch,
+    EndBatch,
+    Export,
+    TableRows,
+    ToWorker,
+    WriteSnapshot,
+)
+from headrace.network.port import Ended
+from headrace.runtime.edges import TableDiffs
+from headrace.runtime.incoming import Frames
+from headrace.types import Diffs
+
+_REST_S: Final = 1.0
+
+Word = tuple[ToWorker, pa.RecordBatch | None]
+
+_KEPT_BYTES_MAX: Final = 64 << 20
+"""Of a batch's rows, for who is to be blamed."""
+_WAITING_MAX: Final = 64
+"""Words that wait; then the coordinator does."""
+
+
+class Inbox:
+    """Words of one session, in order; ended when the coordinator is gone."""
+
+    def __init__(self) -> None:
+        self._words: queue.Queue[Word | None] = queue.Queue(_WAITING_MAX)
+        self._over = False
+
+    def put(self, word: Word | None) -> None:
+        """Add a word; None: there will be no other."""
+        while not self._over:
+            with contextlib.suppress(queue.Full):
+                self._words.put(word, timeout=_REST_S)
+                return
+
+    def get(self, timeout_s: float | None = None) -> Word | None:
+        """The next word; None: nothing for so long.
+
+        Raises:
+            Ended: there will be none.
+        """
+        try:
+            found = None if self._over else self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if found is None:
+            self._over = True
+            raise Ended
+        return found
+
+    def next(self) -> Word:
+        """The next word, for which it waits; see ``get``."""
+        while (found := self.get()) is None or isinstance(found[0], Alive):
+            pass
+        return found
+
+    def close(self) -> None:
+        """Nobody reads on; who waits for a word hears it."""
+        self._over = True
+        with contextlib.suppress(queue.Full):
+            self._words.put_nowait(None)
+
+
+class SentFrames(Frames):
+    """The rows of a batch as the coordinator sends them."""
+
+    def __init__(
+        self,
+        begin: BeginBatch,
+        inbox: Inbox,
+        aside: Callable[[WriteSnapshot | AskStats | Export], None],
+    ) -> None:
+        """``aside`` is given what comes from other threads of the coordinator meanwhile."""
+        super().__init__(begin.txid, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
+        self._inbox = inbox
+        self._aside = aside
+        self._kept: list[TableDiffs] | None = []
+        self._bytes = 0
+        self._rows = 0
+        self.ended = False
+        """Whether all of them, or that there are no more, has come."""
+
+    def __iter__(self) -> Iterator[list[TableDiffs]]:
+        """Chunks of frames.
+
+        Raises:
+            Interrupted: the coordinator has given the batch up.
+            Ended: it is gone.
+        """
+        if self.ended:
+            yield from [] if self._kept is None else [self._kept]
+            return
+        while (frame := self._next()) is not None:
+            yield [frame]
+
+    def _next(self) -> TableDiffs | None:
+        word, batch = self._inbox.next()
+        while isinstance(word, WriteSnapshot | AskStats | Export):
+            self._aside(word)
+            word, batch = self._inbox.next()
+        match word:
+            case TableRows() if batch is not None:
+                self._rows += batch.num_rows
+                frame = TableDiffs(word.table_oid, Diffs(self.txid, self.attempt, batch))
+                self._keep(frame)
+                return frame
+            case EndBatch():
+                self.ended = True
+                if (word.txid, word.rows) != (self.txid, self._rows):
+                    raise RowsLost(f"got {self._rows} of the {word.rows} rows of txid {word.txid}")
+                return None
+            case AbortBatch():
+                self.ended = True
+                self._kept = None
+                raise GivenUp
+        raise BugError(f"{word!r} amid a batch")
+
+    def _keep(self, frame: TableDiffs) -> None:
+        self._bytes += frame.diffs.batch.nbytes
+        if self._bytes > _KEPT_BYTES_MAX:
+            self._kept = None
+        if self._kept is not None:
+            self._kept.append(frame)
+
+    def rest(self) -> None:
+        """Take in what is still to come."""
+        while not self.ended:
+            with contextlib.suppress(RowsLost):
+                self._next()
+
+    def all(self) -> list[TableDiffs] | None:
+        """Every frame; None when they are too many to keep."""
+        return self._kept
+
+
+class GivenUp(Exception):
+    """The coordinator wants nothing of the batch any more."""

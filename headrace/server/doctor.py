@@ -1,0 +1,268 @@
+"""``headrace check``: everything that ``start`` needs, one by one, with what mends it.
+
+Nothing is made or changed; what cannot be looked at is told as not looked at.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from headrace import clock
+from headrace.config import Settings, address, redact
+from headrace.errors import HeadraceError, PrerequisiteError
+from headrace.postgres import connect
+from headrace.postgres import slot as setup
+from headrace.process import rpc
+from headrace.sql import install
+
+Connection = psycopg.Connection[Any]
+
+_DISK_BYTES_MIN: Final = 1 << 30
+_SKEW_S_MAX: Final = 5.0
+_UNREADABLE_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    found: str = ""
+    problem: HeadraceError | None = None
+    """Why ``start`` would fail, and what to do."""
+    warning: str | None = None
+    """What ``start`` lives with, and somebody may want to mend."""
+
+    @property
+    def mark(self) -> str:
+        """✓, ✗, or ! for what it lives with."""
+        return "✗" if self.problem else "!" if self.warning else "✓"
+
+    def lines(self) -> Iterator[str]:
+        """As people read it."""
+        yield f"{self.mark} {self.name}{': ' if self.found else ''}{self.found}"
+        if self.warning:
+            yield f"    {self.warning}"
+        if self.problem is not None:
+            for text in (self.problem.message, self.problem.detail, self.problem.hint):
+                if text:
+                    yield f"    {text}"
+
+
+def look(settings: Settings) -> list[Finding]:
+    """All findings, in the order in which ``start`` meets them."""
+    out = [*_machine(settings)]
+    try:
+        conn = connect.connect(settings.source, name="headrace check")
+    except HeadraceError as error:
+        return [*out, Finding("source", redact(settings.source), error)]
+    with conn:
+        out.append(Finding("source", redact(settings.source)))
+        out += _database(conn, settings)
+    return out
+
+
+# --- this machine
+
+
+def _machine(settings: Settings) -> Iterator[Finding]:
+    yield _tried("data directory", lambda: _data_dir(settings.data_dir))
+    yield _tried("sockets", lambda: _sockets(settings))
+    yield _memory(settings)
+    for name, where in (("port", settings.listen), ("http port", settings.http)):
+        if where:
+            yield _tried(name, lambda where=where: _port(where))  # type: ignore[misc]
+
+
+def _tried(name: str, act: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, act())
+    except HeadraceError as error:
+        return Finding(name, problem=error)
+    except OSError as error:
+        return Finding(name, problem=PrerequisiteError(str(error)))
+
+
+def _data_dir(path: Path) -> str:
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PrerequisiteError(
+            f'"{there}" cannot be written', hint="Say --data-dir DIR, or give the rights to it."
+        )
+    lock = path / "lock"
+    if lock.exists():
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PrerequisiteError(
+                    f'another headrace uses data directory "{path}"', sqlstate="55006"
+                ) from error
+    free = shutil.disk_usage(there).free
+    if free < _DISK_BYTES_MIN:
+        raise PrerequisiteError(
+            f"{free >> 20} MB are free on its disk",
+            hint="States, queues and populations are there: have some gigabytes.",
+            sqlstate="53100",
+        )
+    return f"{path}, {free >> 30} GB free"
+
+
+def _sockets(settings: Settings) -> str:
+    rpc.check(settings.worker_socket, settings.builder_socket)
+    return str(settings.run_dir)
+
+
+def _memory(settings: Settings) -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = f"memory_bytes {settings.memory_bytes >> 20} MB of {total >> 20} MB"
+    if settings.memory_bytes > total * 3 // 4:
+        return Finding("memory", found, warning="Leave a quarter to all else: lower memory_bytes.")
+    return Finding("memory", found)
+
+
+def _port(where: str) -> str:
+    host, port = address(where)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            raise PrerequisiteError(
+                f"nobody can listen on {where}: {error.strerror}",
+                hint="Another program may; say another --listen or --http.",
+                sqlstate="55006",
+            ) from error
+    return where
+
+
+# --- the source
+
+
+def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
+    version = conn.info.server_version
+    yield from _told("server", f"Postgres {version // 10_000}.{version % 10_000}", conn, settings)
+    yield _create(conn)
+    problems = install.problems(conn)
+    yield Finding("schema headrace", "ours, or not there", problems[0] if problems else None)
+    yield _slot(conn, settings)
+    yield _senders(conn)
+    yield _tables(conn)
+    yield _clock(conn)
+
+
+def _told(name: str, found: str, conn: Connection, settings: Settings) -> Iterator[Finding]:
+    """What ``start`` itself asks of the server, each problem a finding of its own."""
+    problems = setup.preflight(conn, settings)
+    if not problems:
+        yield Finding(name, f"{found}, wal_level logical, a slot free, replication allowed")
+    for problem in problems:
+        yield Finding(name, found, problem)
+
+
+def _create(conn: Connection) -> Finding:
+    row = conn.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE'), current_user,"
+        " quote_ident(current_database()), quote_ident(current_user)"
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    may, user, database, quoted = row
+    if may:
+        return Finding("rights", f'role "{user}" may create in the database')
+    return Finding(
+        "rights",
+        problem=PrerequisiteError(
+            f'role "{user}" may not create in the database',
+            hint=f"GRANT CREATE ON DATABASE {database} TO {quoted};",
+            sqlstate="42501",
+        ),
+    )
+
+
+def _slot(conn: Connection, settings: Settings) -> Finding:
+    row = conn.execute(
+        "SELECT database, plugin, active, database = current_database()"
+        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+        (settings.slot_name,),
+    ).fetchone()
+    if row is None:
+        return Finding("slot", f"{settings.slot_name} will be made")
+    database, plugin, active, ours = row
+    if ours and plugin == "pgoutput":
+        return Finding("slot", f"{settings.slot_name}{', in use now' if active else ''}")
+    return Finding(
+        "slot",
+        problem=PrerequisiteError(
+            f'slot "{settings.slot_name}" is of database "{database}", plugin "{plugin}"',
+            hint="Slots are per server: say another --slot-name for this database.",
+            sqlstate="55006",
+        ),
+    )
+
+
+def _senders(conn: Connection) -> Finding:
+    row = conn.execute(
+        "SELECT current_setting('max_wal_senders')::int,"
+        " (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'walsender')"
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    most, used = row
+    found = f"{most - used} of {most} free"
+    if most - used >= 2:
+        return Finding("walsenders", found)
+    return Finding(
+        "walsenders",
+        found,
+        PrerequisiteError(
+            "two are needed: one for the stream, one for a population",
+            hint=f"ALTER SYSTEM SET max_wal_senders = {used + 4}; and restart Postgres.",
+            sqlstate="53300",
+        ),
+    )
+
+
+def _tables(conn: Connection) -> Finding:
+    rows = conn.execute(
+        "SELECT format('%I.%I', n.nspname, c.relname), has_table_privilege(c.oid, 'SELECT')"
+        "       AND has_schema_privilege(n.oid, 'USAGE'),"
+        "       pg_has_role(c.relowner, 'USAGE')"
+        "  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
+        "   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')"
+        " ORDER BY 1"
+    ).fetchall()
+    lacking = [name for name, readable, owned in rows if not (readable and owned)]
+    found = f"views may be made of {len(rows) - len(lacking)} of {len(rows)}"
+    if not lacking:
+        return Finding("tables", found)
+    shown = ", ".join(lacking[:_UNREADABLE_SHOWN])
+    more = (
+        f" and {len(lacking) - _UNREADABLE_SHOWN} more" if len(lacking) > _UNREADABLE_SHOWN else ""
+    )
+    return Finding(
+        "tables",
+        found,
+        warning=f"Not of {shown}{more}: the engine's role has to own a table (to publish it), as a"
+        " superuser does, or a member of its owner; GRANT owner TO that role.",
+    )
+
+
+def _clock(conn: Connection) -> Finding:
+    before = clock.now()
+    row = conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    skew = (row[0] - before).total_seconds()
+    found = f"{abs(skew):.1f} s apart"
+    if abs(skew) > _SKEW_S_MAX:
+        return Finding("clocks", found, warning="lag_ms and p50_ms are wrong by that.")
+    return Finding("clocks", found)

@@ -1,0 +1,61 @@
+"""``headrace worker``: keeps the process of a worker on another machine running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import uvloop
+
+from headrace import events
+from headrace.config import Settings
+from headrace.process import rpc
+from headrace.process.nursery import Nursery
+from headrace.runtime import joined
+from headrace.server.main import lock_data_dir
+from headrace.server.supervisor import Child
+
+
+def run(settings: Settings, nursery: Nursery) -> int:
+    """Run until a signal; returns the exit status.
+
+    Raises:
+        UserError: the data directory's path is too long.
+        PrerequisiteError: the token is missing or not valid; another one uses the directory.
+        TransientError: the database cannot be reached.
+    """
+    settings = settings.replace(worker=joined.token(settings).partition(".")[0])
+    events.configure(settings.log_level, process=f"worker {settings.worker}")
+    os.umask(0o077)
+    rpc.check(settings.worker_socket)
+    with lock_data_dir(settings.data_dir):
+        settings.run_dir.mkdir(mode=0o700, exist_ok=True)
+        joined.join(settings)
+        uvloop.run(_stand(settings, nursery))
+    return 0
+
+
+async def _stand(settings: Settings, nursery: Nursery) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    name = f"worker {settings.worker}"
+    child = Child(name, nursery, settings.worker_socket, settings, _nothing, "host")
+    child.start()
+    try:
+        stopped, ready = asyncio.create_task(stop.wait()), asyncio.create_task(child.peer())
+        await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            where = settings.worker_listen
+            sys.stdout.write(f"headrace worker {settings.worker} ready on {where}\n")
+            sys.stdout.flush()
+        await stopped
+        ready.cancel()
+    finally:
+        await child.stop()
+
+
+async def _nothing(peer: rpc.Peer) -> None:
+    """There is nothing to tell it."""

@@ -1,0 +1,1 @@
+"""Other databases: their tables, their changes on the way into our stream, their snapshots."""

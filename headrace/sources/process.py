@@ -1,0 +1,62 @@
+"""The process of a carrier: a fork of the nursery, or ``python -m headrace.sources.process``.
+
+It ends by itself when its parent dies; killed at any moment it loses nothing (``carrier.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import structlog
+
+from headrace import events
+from headrace.config import Settings
+from headrace.process import entry, imports
+from headrace.sources.carrier import SourceCarrier
+
+_log = structlog.get_logger(__name__)
+
+
+class _Running:
+    """A carrier on its thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._carrier = SourceCarrier(settings, settings.carrier)
+        self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._carrier.run()
+        except Exception:  # noqa: BLE001  whatever it is, the process ends with it
+            _log.exception("carrier ended by a bug")
+            os._exit(1)  # the commander begins another
+
+    def status(self) -> dict[str, Any]:
+        """See ``entry.Acts``."""
+        return {"alive": self._thread.is_alive()}
+
+    def close(self) -> None:
+        """See ``entry.Acts``."""
+        self._carrier.stop()
+        self._thread.join()
+
+
+async def _main() -> None:
+    settings = Settings.from_env()
+    imports.keep_pandas_out()
+    name = f"source {settings.carrier}"
+    events.configure(settings.log_level, process=name, pid=os.getpid())
+    await entry.stand(name, settings.worker_socket, lambda: _Running(settings))
+
+
+def main() -> int:
+    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    return entry.run(_main)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""A source, as it is when somebody looks: its tables, its slot and publication, who it is.
+
+What stands in for a table has its columns, in their order, and its row identity.  Types must be
+built in: those of users have other OIDs in each database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.config import Settings
+from headrace.errors import PrerequisiteError, UndefinedError, UnsupportedError
+from headrace.forwarder.receiver import Identity
+from headrace.postgres import publication
+from headrace.postgres import slot as setup
+from headrace.postgres.connect import Connection, for_job
+from headrace.types import FIRST_USER_OID, Lsn
+
+_TABLES: Final = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
+       c.relispartition, c.relhassubclass, c.relrowsecurity,
+       has_table_privilege(c.oid, 'SELECT'), c.relreplident::text,
+       (SELECT ARRAY(SELECT a.attname FROM unnest(indkey::int2[]) WITH ORDINALITY k (n, place)
+                       JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.n
+                      WHERE k.place <= indnkeyatts ORDER BY k.place)::text[]
+          FROM pg_index WHERE indrelid = c.oid AND indisvalid AND indimmediate AND indpred IS NULL
+           AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
+_COLUMNS: Final = """
+SELECT a.attname, a.attnum, a.atttypid::bigint, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       (SELECT l.collname FROM pg_collation l JOIN pg_type t ON t.oid = a.atttypid
+         WHERE l.oid = a.attcollation AND l.oid <> t.typcollation)
+  FROM pg_attribute a
+ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ ORDER BY a.attnum"""
+_PORTABLE: Final = ("C", "POSIX", "ucs_basic")
+"""Collations that sort alike everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteColumn:
+    """A column of a table of a source."""
+
+    name: str
+    attnum: int
+    oid: int
+    type: str
+    not_null: bool
+    collation: str | None
+    """None: that of its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTable:
+    """A table of a source that can be followed."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[RemoteColumn, ...]
+    key: tuple[str, ...]
+    """The columns of its row identity; empty: the whole row."""
+
+
+def settings_of(settings: Settings, dsn: str, slot: str) -> Settings:
+    """Those by which a source's slot and publication are made as ours are."""
+    return settings.replace(source=dsn, slot_name=slot, publication_name=slot)
+
+
+def identity(dsn: str) -> Identity:
+    """Which server it is.
+
+    Raises:
+        HeadraceError: it cannot be reached, or does not let us replicate.
+    """
+    with for_job(dsn, what="source", replication=True) as conn:
+        row: Any = conn.execute("IDENTIFY_SYSTEM").fetchone()
+    return Identity(str(row[0]), int(row[1]))
+
+
+def find(conn: Connection, name: str) -> RemoteTable:
+    """The table that ``name`` means in a source, as regclass has it; by default in public.
+
+    Raises:
+        UndefinedError: 42P01, there is none.
+        UnsupportedError: it cannot be followed from another database.
+        PrerequisiteError: we may not read it, or nothing tells its rows from each other.
+    """
+    try:
+        row = conn.execute(
+            "SELECT to_regclass(CASE cardinality(parse_ident(%(name)s)) WHEN 1 THEN 'public.'"
+            " ELSE '' END || %(name)s)::oid",
+            {"name": name},
+        ).fetchone()
+        found = conn.execute(_TABLES, (row[0] if row else None,)).fetchone()
+    except (psycopg.errors.InvalidParameterValue, psycopg.errors.InvalidName) as error:
+        raise UndefinedError(f'"{name}" is no name of a table', sqlstate="42602") from error
+    if found is None:
+        raise UndefinedError(f'table "{name}" does not exist in the source', sqlstate="42P01")
+    oid, schema, table, kind, persistence, part, parents, secured, readable, ident, key = found
+    shown = f'table "{schema}"."{table}" of the source'
+    if kind != "r" or persistence != "p" or part or parents or oid < FIRST_USER_OID:
+        raise UnsupportedError(
+            f"{shown} is not supported",
+            detail="It is no ordinary table, or one of a partitioned or inherited one.",
+            hint="Name ordinary tables; partitions are named one by one and united in a view.",
+        )
+    if secured:
+        raise UnsupportedError(f"{shown} with row security is not supported")
+    if not readable:
+        raise PrerequisiteError(
+            f"permission denied for {shown}",
+            hint="GRANT SELECT on it to the role that the source is reached as.",
+            sqlstate="42501",
+        )
+    if ident != "f" and (ident == "n" or not key):
+        raise PrerequisiteError(
+            f"{shown} has no primary key and no REPLICA IDENTITY FULL",
+            hint="Add a primary key there, or set REPLICA IDENTITY FULL.",
+        )
+    columns = tuple(RemoteColumn(*row) for row in conn.execute(_COLUMNS, (oid,)).fetchall())
+    for column in columns:
+        if column.oid >= FIRST_USER_OID:
+            raise UnsupportedError(
+                f'type {column.type} of column "{column.name}" of {shown} is not supported',
+                detail="Types that users have made are others in each database.",
+                hint="Leave the table out, or give the column a built-in type such as text.",
+            )
+        if column.collation is not None and column.collation not in _PORTABLE:
+            raise UnsupportedError(
+                f'collation "{column.collation}" of column "{column.name}" of {shown}'
+                " is not supported",
+                hint='Only the default collation and "C" mean the same in both databases.',
+            )
+    return RemoteTable(oid, schema, table, columns, () if ident == "f" else tuple(key))
+
+
+def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[RemoteTable]) -> Lsn:
+    """Make publication and slot; the position from which on the slot has all changes.
+
+    Raises:
+        PrerequisiteError: what the source lacks, or does not let us do.
+    """
+    own = settings_of(settings, settings.source, slot)
+    state = setup.ensure(conn, own, _no_views)
+    publication.add_tables(conn, own, [table.oid for table in tables], _no_views)
+    return state.confirmed
+
+
+def published(conn: Connection, slot: str) -> str:
+    """What is published, and since when: any change of it shows."""
+    row: Any = conn.execute(
+        "SELECT jsonb_build_object('by', (SELECT p.oid || ' ' || p.xmin FROM pg_publication p"
+        "  WHERE p.pubname = %(slot)s), 'tables', (SELECT jsonb_agg(r.oid || ' ' || r.xmin"
+        "   ORDER BY r.oid) FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
+        "  WHERE p.pubname = %(slot)s))::text",
+        {"slot": slot},
+    ).fetchone()
+    return str(row[0])
+
+
+def remove(conn: Connection, settings: Settings, slot: str) -> None:
+    """Remove both, where they are."""
+    setup.drop(conn, settings_of(settings, settings.source, slot))
+
+
+def definition(table: RemoteTable, name: sql.Identifier) -> list[sql.Composed]:
+    """The statements that make what stands in for ``table``, called ``name``."""
+    columns = [
+        sql.SQL("{} {}{}{}").format(
+            sql.Identifier(column.name),
+            sql.SQL(column.type),
+            sql.SQL("")
+            if column.collation is None
+            else sql.SQL(" COLLATE {}").format(sql.Identifier("pg_catalog", column.collation)),
+            sql.SQL(" NOT NULL" if column.not_null else ""),
+        )
+        for column in table.columns
+    ]
+    if table.key:
+        keys = sql.SQL(", ").join(map(sql.Identifier, table.key))
+        columns.append(sql.SQL("PRIMARY KEY ({})").format(keys))
+    out = [sql.SQL("CREATE TABLE {} ({})").format(name, sql.SQL(", ").join(columns))]
+    if not table.key:
+        out.append(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
+    out.append(
+        sql.SQL(
+            "CREATE TRIGGER refuse_rows BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION headrace.refuse_rows()"
+        ).format(name)
+    )
+    return out
+
+
+def _no_views(conn: Connection, oid: int | None) -> bool:
+    return False

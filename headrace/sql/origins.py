@@ -1,0 +1,281 @@
+"""Rows of ``headrace.origins`` and ``headrace.stand_ins``: databases that views may read besides.
+
+A source's tables stand here as empty ones of the same columns, *stand-ins*, in a schema of the
+source's name.  ``position`` is moved by its carrier, in the transaction that brings the changes
+before it into the WAL here; so both are there or neither.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import class_row
+
+from headrace.types import Lsn, format_lsn, parse_lsn
+
+Connection = psycopg.Connection[Any]
+
+CHANNEL: Final = "headrace_sources"
+"""Told with a source's name whenever somebody asks something of its carrier."""
+_LOCK: Final = 0x4844_5203
+_NOTIFY: Final = "SELECT pg_catalog.pg_notify('headrace_sources', %s)"
+_CANDIDATES: Final = """
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')
+   AND c.oid NOT IN (SELECT result_oid FROM headrace.views WHERE result_oid IS NOT NULL)
+   AND c.oid NOT IN (SELECT table_oid FROM headrace.stand_ins) ORDER BY 1"""
+_ASKED: Final = """
+SELECT position::text, wanted::text, hold::text FROM headrace.origins WHERE name = %s"""
+_ASKED_LOCKED: Final = f"{_ASKED} FOR NO KEY UPDATE"
+_ROW: Final = """
+SELECT name, dsn, slot, system_id, timeline, published, position::text, state, problem
+  FROM headrace.origins"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A source; ``slot`` is the name of its slot and of its publication."""
+
+    name: str
+    dsn: str
+    slot: str
+    system_id: str
+    timeline: int
+    published: str
+    """What its publication was like when it was made."""
+    position: str
+    state: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A table of a source, and the one that stands in for it here."""
+
+    table_oid: int
+    source: str
+    origin_oid: int
+    schema_name: str
+    """In the source; so is ``table_name``."""
+    table_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierOrders:
+    """What is asked of a carrier; ``hold``: how far it may go, None: any."""
+
+    position: Lsn
+    wanted: Lsn
+    hold: Lsn | None
+
+
+# --- the whole
+
+
+def token(conn: Connection) -> str | None:
+    """What messages of carriers begin with; None: there has never been a source."""
+    row = conn.execute("SELECT token FROM headrace.carrier").fetchone()
+    return None if row is None else str(row[0])
+
+
+def ensure_token(conn: Connection) -> str:
+    """The same, made where it is missing."""
+    conn.execute(
+        "INSERT INTO headrace.carrier (token) VALUES (%s) ON CONFLICT DO NOTHING",
+        (secrets.token_hex(16),),
+    )
+    made = token(conn)
+    assert made is not None, "it was just made"
+    return made
+
+
+def listed(conn: Connection) -> list[SourceRow]:
+    """All of them, by name."""
+    with conn.cursor(row_factory=class_row(SourceRow)) as cursor:
+        return cursor.execute(f"{_ROW} ORDER BY name").fetchall()
+
+
+def find(conn: Connection, name: str) -> SourceRow | None:
+    """The one of that name."""
+    with conn.cursor(row_factory=class_row(SourceRow)) as cursor:
+        return cursor.execute(f"{_ROW} WHERE name = %s", (name,)).fetchone()
+
+
+def insert(conn: Connection, row: SourceRow) -> bool:
+    """Enter one; False: there is one of that name."""
+    made = conn.execute(
+        "INSERT INTO headrace.origins (name, dsn, slot, system_id, timeline, published, position,"
+        " wanted) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING",
+        (
+            *(row.name, row.dsn, row.slot, row.system_id, row.timeline, row.published),
+            *(row.position, row.position),
+        ),
+    )
+    return made.rowcount > 0
+
+
+def delete(conn: Connection, name: str) -> None:
+    """Forget one and its stand-ins, whose tables stay."""
+    conn.execute("DELETE FROM headrace.origins WHERE name = %s", (name,))
+
+
+def add_stand_in(conn: Connection, row: StandIn) -> None:
+    """Enter a stand-in."""
+    conn.execute(
+        "INSERT INTO headrace.stand_ins (table_oid, source, origin_oid, schema_name, table_name)"
+        " VALUES (%s, %s, %s, %s, %s)",
+        (row.table_oid, row.source, row.origin_oid, row.schema_name, row.table_name),
+    )
+
+
+def stand_ins(conn: Connection, source: str) -> list[StandIn]:
+    """Those of a source."""
+    return _stand_ins(conn, source, None)
+
+
+def standing_in(conn: Connection, oids: Collection[int]) -> dict[int, StandIn]:
+    """Those of the tables ``oids`` that are stand-ins, by OID."""
+    found = _stand_ins(conn, None, list(oids))
+    return {row.table_oid: row for row in found}
+
+
+def _stand_ins(conn: Connection, source: str | None, oids: list[int] | None) -> list[StandIn]:
+    rows = conn.execute(
+        "SELECT table_oid::bigint, source, origin_oid::bigint, schema_name, table_name"
+        " FROM headrace.stand_ins WHERE source = %(source)s OR table_oid = ANY (%(oids)s::oid[])"
+        " ORDER BY table_oid",
+        {"source": source, "oids": oids},
+    )
+    return [StandIn(*row) for row in rows.fetchall()]
+
+
+def readers(conn: Connection, name: str) -> list[str]:
+    """The views that read a source."""
+    rows = conn.execute(
+        "SELECT DISTINCT quote_ident(v.schema_name) || '.' || quote_ident(v.view_name)"
+        " FROM headrace.views v JOIN headrace.view_tables t ON t.view_id = v.id"
+        " JOIN headrace.stand_ins s ON s.table_oid = t.table_oid WHERE s.source = %s ORDER BY 1",
+        (name,),
+    )
+    return [str(row[0]) for row in rows]
+
+
+def shown(conn: Connection) -> list[Sequence[Any]]:
+    """A row for each, with what ``sources.sql`` tells but for the lag."""
+    return conn.execute(
+        "SELECT s.name, s.state, s.position::text, s.changed, s.heard_at::text,"
+        " (SELECT count(DISTINCT t.view_id) FROM headrace.stand_ins i"
+        "   JOIN headrace.view_tables t ON t.table_oid = i.table_oid WHERE i.source = s.name),"
+        " (SELECT count(*) FROM headrace.stand_ins i WHERE i.source = s.name),"
+        " s.problem FROM headrace.origins s ORDER BY s.name"
+    ).fetchall()
+
+
+def candidates(conn: Connection) -> list[str]:
+    """Names of the tables here that a source may have as well: neither views' nor stand-ins."""
+    return [str(row[0]) for row in conn.execute(_CANDIDATES).fetchall()]
+
+
+# --- asking a carrier
+
+
+def lock(conn: Connection, name: str) -> None:
+    """Wait until nobody else holds the source; as long as the session lasts nobody does."""
+    conn.execute("SELECT pg_catalog.pg_advisory_lock(%s, hashtext(%s))", (_LOCK, name))
+
+
+def hold_here(conn: Connection, name: str) -> None:
+    """Have its carrier bring nothing more.  REQUIRES: ``lock``; autocommit."""
+    conn.execute("UPDATE headrace.origins SET hold = position WHERE name = %s", (name,))
+
+
+def hold_at(conn: Connection, name: str, lsn: Lsn) -> None:
+    """Have its carrier bring all that was committed before ``lsn``, and nothing after."""
+    conn.execute(
+        "UPDATE headrace.origins SET hold = %(lsn)s, wanted = greatest(wanted, %(lsn)s)"
+        " WHERE name = %(name)s",
+        {"lsn": format_lsn(lsn), "name": name},
+    )
+    conn.execute(_NOTIFY, (name,))
+
+
+def release(conn: Connection, name: str) -> None:
+    """Let its carrier go on."""
+    conn.execute("UPDATE headrace.origins SET hold = NULL WHERE name = %s", (name,))
+    conn.execute(_NOTIFY, (name,))
+
+
+async def reach(conn: psycopg.AsyncConnection[Any], name: str, lsn: Lsn) -> bool | None:
+    """Have its carrier bring what is before ``lsn``; whether it has.  None: the source is gone."""
+    cursor = await conn.execute(
+        "SELECT position >= %(lsn)s, wanted < %(lsn)s FROM headrace.origins WHERE name = %(name)s",
+        {"lsn": format_lsn(lsn), "name": name},
+    )
+    row = await cursor.fetchone()
+    if row is not None and row[1] and not row[0]:
+        await conn.execute(
+            "UPDATE headrace.origins SET wanted = greatest(wanted, %s) WHERE name = %s",
+            (format_lsn(lsn), name),
+        )
+        await conn.execute(_NOTIFY, (name,))
+    return None if row is None else bool(row[0])
+
+
+async def read_by(conn: psycopg.AsyncConnection[Any], view_id: int) -> dict[str, str]:
+    """How the sources that a view reads are reached, by name."""
+    cursor = await conn.execute(
+        "SELECT s.name, s.dsn FROM headrace.origins s WHERE EXISTS (SELECT"
+        " FROM headrace.stand_ins i JOIN headrace.view_tables t ON t.table_oid = i.table_oid"
+        " WHERE i.source = s.name AND t.view_id = %s) ORDER BY s.name",
+        (view_id,),
+    )
+    return {str(name): str(dsn) for name, dsn in await cursor.fetchall()}
+
+
+# --- for a carrier
+
+
+def asked(conn: Connection, name: str, *, lock: bool = False) -> CarrierOrders | None:
+    """What is asked of it; None: the source is gone.  ``lock``: it stays so in the transaction."""
+    row = conn.execute(_ASKED_LOCKED if lock else _ASKED, (name,)).fetchone()
+    if row is None:
+        return None
+    position, wanted, hold = row
+    return CarrierOrders(
+        parse_lsn(position), parse_lsn(wanted), None if hold is None else parse_lsn(hold)
+    )
+
+
+def release_deserted(conn: Connection, name: str) -> None:
+    """Go on where whoever holds the source is gone."""
+    with conn.transaction():
+        row = conn.execute(
+            "SELECT pg_catalog.pg_try_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, name)
+        ).fetchone()
+        if row is not None and row[0]:
+            conn.execute("UPDATE headrace.origins SET hold = NULL WHERE name = %s", (name,))
+
+
+def move(conn: Connection, name: str, old: Lsn, new: Lsn, rows: int) -> bool:
+    """``rows`` changes between the positions have come; False: another carrier has been there."""
+    moved = conn.execute(
+        "UPDATE headrace.origins SET position = %s, changed = changed + %s,"
+        " heard_at = pg_catalog.now() WHERE name = %s AND position = %s",
+        (format_lsn(new), rows, name, format_lsn(old)),
+    )
+    return moved.rowcount > 0
+
+
+def become(conn: Connection, name: str, state: str, problem: str | None = None) -> None:
+    """How its carrier is."""
+    conn.execute(
+        "UPDATE headrace.origins SET state = %(state)s, problem = %(problem)s"
+        " WHERE name = %(name)s AND (state, problem) IS DISTINCT FROM (%(state)s, %(problem)s)",
+        {"state": state, "problem": problem, "name": name},
+    )

@@ -1,0 +1,54 @@
+"""Rows of ``headrace.samples``: how late views were, at falling resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+STEP_S: Final = 10
+_COARSER: Final = ((60, STEP_S), (600, 60))
+_KEPT: Final = {STEP_S: "16 min", 60: "361 min", 600: "7 days"}
+# A view that only stands still is told once a minute: who is idle should write nothing to speak of.
+_PUT: Final = """
+INSERT INTO headrace.samples AS s (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms,
+                                   lag_ms, lag_bytes, state_bytes)
+SELECT v.id, %(step)s, b.at, coalesce(t.batches, 0), coalesce(t.rows_per_s, 0), t.p50_ms, t.p99_ms, t.max_ms,
+       v.lag_ms, v.lag_bytes, t.state_bytes
+  FROM headrace.view_states() v
+  LEFT JOIN jsonb_to_recordset(%(told)s) t(id bigint, batches bigint, rows_per_s float8, p50_ms float8,
+                                           p99_ms float8, max_ms float8, state_bytes bigint) ON t.id = v.id
+ CROSS JOIN (SELECT date_bin(%(step)s * interval '1 s', clock_timestamp(), 'epoch') AS at) b
+ WHERE t.batches > 0 OR v.lag_ms > 1000 AND extract(second FROM b.at) < %(step)s
+    ON CONFLICT DO NOTHING"""
+_COARSEN: Final = """
+INSERT INTO headrace.samples (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms, lag_ms, lag_bytes,
+                              state_bytes)
+SELECT s.view_id, %(step)s, date_bin(%(step)s * interval '1 s', s.at, 'epoch') AS begin, sum(s.batches),
+       sum(s.rows_per_s) * %(fine)s / %(step)s, max(s.p50_ms), max(s.p99_ms), max(s.max_ms), max(s.lag_ms),
+       max(s.lag_bytes), max(s.state_bytes)
+  FROM headrace.samples s
+ WHERE s.step_s = %(fine)s
+   AND s.at < date_bin(%(step)s * interval '1 s', clock_timestamp(), 'epoch')
+   AND s.at >= date_bin(%(step)s * interval '1 s', clock_timestamp(), 'epoch') - %(step)s * interval '3 s'
+ GROUP BY s.view_id, begin
+    ON CONFLICT DO NOTHING"""
+_FORGET: Final = """
+DELETE FROM headrace.samples WHERE step_s = %s AND at < clock_timestamp() - %s::interval"""
+
+
+async def put(conn: AsyncConnection, told: Sequence[dict[str, Any]]) -> None:
+    """A sample of each view that was written, or lags; ``told``: the worker's words, by ``id``."""
+    await conn.execute(_PUT, {"step": STEP_S, "told": msgspec.json.encode(told).decode()})
+
+
+async def coarsen(conn: AsyncConnection) -> None:
+    """Sum up what is past; to be called once a minute or more often."""
+    for step, fine in _COARSER:
+        await conn.execute(_COARSEN, {"step": step, "fine": fine})
+    for step, age in _KEPT.items():
+        await conn.execute(_FORGET, (step, age))

@@ -1,0 +1,16 @@
+-- How late each view was, in steps of step_s seconds (10 for a quarter of an hour, 60 for six hours, 600 for a
+-- week), for lag_history().  Written by the commander, for views that were written or lag; nothing while all is idle.
+CREATE TABLE IF NOT EXISTS headrace.samples (
+    view_id     bigint NOT NULL REFERENCES headrace.views ON DELETE CASCADE,
+    step_s      int NOT NULL,
+    at          timestamptz NOT NULL,
+    batches     bigint,
+    rows_per_s  float8,
+    p50_ms      float8,
+    p99_ms      float8,
+    max_ms      float8,
+    lag_ms      bigint,
+    lag_bytes   bigint,
+    state_bytes bigint,
+    PRIMARY KEY (view_id, step_s, at)
+);

@@ -1,0 +1,392 @@
+"""Workers on other machines: ``headrace worker --join``, tokens, TLS, networks that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyarrow import flight
+
+from headrace.errors import OutOfReach
+from headrace.network.ends import Far
+from headrace.network.link import INTERRUPT, FlightLink
+from headrace.network.messages import Greeting
+from headrace.process import keys
+from tests.integration import test_workers
+from tests.integration.test_fed import change
+from tests.integration.test_workers import MOST, SUMS, check, place, refused, running
+from tests.proxy import Proxy
+from tests.security.roles import connect, role
+from tests.waiting import at_any_moment, wait_until
+
+TABLES = test_workers.TABLES
+FEW = "SELECT g, avg(x) AS mean FROM items GROUP BY g HAVING count(*) < 20"
+
+
+class FarWorker:
+    """``headrace worker`` as a child process, behind a network of its own."""
+
+    def __init__(self, source: str, folder: Path, token: str) -> None:
+        folder.mkdir()
+        self.folder, self.log = folder, folder / "log"
+        self.token = folder / "token"
+        self.write(token)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.network = Proxy("127.0.0.1", self.port)
+        self._source = source
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def write(self, token: str) -> None:
+        self.token.write_text(token)
+
+    def start(self, **environment: str) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "headrace.server.cli", "worker"),
+                    *("--join", self._source, "--token-file", str(self.token)),
+                    *("--listen", f"127.0.0.1:{self.port}"),
+                    *("--address", f"127.0.0.1:{self.network.port}"),
+                    *("--data-dir", str(self.folder / "data")),
+                ],
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    def child(self) -> int:
+        """The process that keeps the states."""
+
+        def found() -> int | None:
+            told = [
+                json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"
+            ]
+            begun = [line["pid"] for line in told if line["event"] == "child started"]
+            return begun[-1] if begun and Path(f"/proc/{begun[-1]}").exists() else None
+
+        return wait_until(found, "it runs")
+
+    def ready(self) -> None:
+        wait_until(lambda: self.said("ready on"), "it has joined")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self._process is not None, "it was started"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        return self._process.wait(30)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.end(signal.SIGKILL)
+        self.network.close()
+
+
+def token(conn: psycopg.Connection, name: str) -> str:
+    [(text,)] = conn.execute("CALL headrace.create_worker_token(%s)", (name,)).fetchall()
+    return str(text)
+
+
+@pytest.fixture
+def far(engine, commander, source, tmp_path) -> Iterator[FarWorker]:
+    """Worker w2, which has joined."""
+    made = FarWorker(engine.source, tmp_path / "far", token(commander, "w2"))
+    try:
+        made.start()
+        made.ready()
+        yield made
+    finally:
+        made.close()
+
+
+def workers(conn: psycopg.Connection) -> dict[str, tuple]:
+    rows = conn.execute("SELECT * FROM headrace.workers()").fetchall()
+    return {name: (state, views, address) for name, state, _, views, _, _, address in rows}
+
+
+def test_a_view_lives_on_another_machine(commander, source, far):
+    rng, address = random.Random(3), f"127.0.0.1:{far.network.port}"
+    assert workers(commander)["w2"] == ("running", 0, address)
+    place(commander, "sums", SUMS, "w2", sharing=False)
+    commander.execute("CALL headrace.create_view('most', %s)", (MOST,))
+    for _ in range(10):
+        change(source, rng)
+        check(commander, sums=SUMS, most=MOST)
+    assert workers(commander)["w2"] == ("running", 1, address)
+    assert far.network.connections, "it goes over the network"
+    for worker in ("main", "w2"):
+        commander.execute("CALL headrace.set_placement('sums', %s)", (worker,))
+        change(source, rng)
+        check(commander, sums=SUMS, most=MOST)
+    assert far.end() == 0
+    wait_until(lambda: workers(commander)["w2"][0] == "lost", "it is missed")
+    change(source, rng)
+    check(commander, most=MOST)
+    far.start()
+    wait_until(lambda: running(commander, "sums"), "it goes on")
+    change(source, rng)
+    check(commander, sums=SUMS, most=MOST)
+    assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+
+
+def test_who_has_no_token_does_not_join(engine, commander, source, tmp_path):
+    given = token(commander, "w2")
+    name, _, secret = given.partition(".")
+    assert workers(commander)["w2"] == ("invited", 0, None)
+    for wrong, said in {
+        "": "has no token in it",
+        "w2": "has no token in it",
+        "w2.": "has no token in it",
+        f"w3.{secret}": "the worker's token is not valid",
+        f"{name}.{secret[1:]}": "the worker's token is not valid",
+    }.items():
+        worker = FarWorker(engine.source, tmp_path / f"far{len(wrong)}", wrong)
+        try:
+            worker.start()
+            assert worker.end(signal.SIGCONT) == 1
+            assert worker.said(said)
+            assert not worker.said("Traceback")
+        finally:
+            worker.close()
+    assert workers(commander)["w2"] == ("invited", 0, None)
+    newer = token(commander, "w2")
+    old, new = (
+        FarWorker(engine.source, tmp_path / name, text)
+        for name, text in (("old", given), ("new", newer))
+    )
+    try:
+        old.start()
+        assert old.end(signal.SIGCONT) == 1
+        new.start()
+        new.ready()
+        # What was given is not in the catalog.
+        stored = source.execute("SELECT n::text FROM headrace.nodes n").fetchall()
+        assert secret not in str(stored)
+        place(commander, "sums", SUMS, "w2")
+        check(commander, sums=SUMS)
+        # A new token ends what the old one began, as soon as it says where it is again.
+        commander.execute("CALL headrace.drop_view('sums')")
+        commander.execute("CALL headrace.remove_worker('w2')")
+        assert (
+            refused(source, f"SELECT headrace.join_worker('{newer}', 'x:1', 'y')").sqlstate
+            == "28000"
+        )
+    finally:
+        old.close()
+        new.close()
+
+
+def test_what_is_refused(engine, commander, source):
+    commander.execute("CALL headrace.add_worker('w1')")
+    for call, code in {
+        "CALL headrace.create_worker_token('w1')": "42710",
+        "CALL headrace.create_worker_token('main')": "42710",
+        "CALL headrace.create_worker_token('W 2')": "42602",
+        "CALL headrace.create_worker_token(NULL)": "22004",
+    }.items():
+        assert refused(commander, call).sqlstate == code, call
+    token(commander, "w2")
+    assert refused(commander, "CALL headrace.add_worker('w2')").sqlstate == "42710"
+    with role(source, "stranger") as stranger, connect(engine.dsn, stranger) as conn:
+        for call in ("create_worker_token('w3')", "create_worker_token('w2')"):
+            assert refused(conn, f"CALL headrace.{call}").sqlstate == "42501"
+        assert conn.execute("SELECT * FROM headrace.workers()").fetchall() == []
+    [(given,)] = source.execute("CALL headrace.create_worker_token('w4')").fetchall()
+    assert given.startswith("w4.")
+
+
+def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path):
+    """Not even with one of his own: the worker takes that of its engine only."""
+    place(commander, "sums", SUMS, "w2")
+    [(theirs,)] = source.execute("SELECT certificate FROM headrace.nodes").fetchall()
+    address, own = f"127.0.0.1:{far.port}", keys.kept(tmp_path / "mine")
+    for end in (
+        Far(address, theirs.encode(), own),
+        Far(address, own.certificate, own),
+    ):
+        with pytest.raises(OutOfReach):
+            FlightLink("w2", end, lambda: None).join(Greeting([]))
+    bare = flight.connect(
+        f"grpc+tls://{address}", tls_root_certs=theirs, override_hostname=keys.HOST_NAME
+    )
+    with pytest.raises(flight.FlightUnavailableError):
+        list(bare.do_action(flight.Action(INTERRUPT, b"[]")))
+    plain = flight.connect(f"grpc+tcp://{address}")
+    with pytest.raises(flight.FlightUnavailableError):
+        list(plain.do_action(flight.Action(INTERRUPT, b"[]")))
+    change(source, random.Random(1))
+    check(commander, sums=SUMS)
+
+
+def test_states_that_take_long_hold_up_nobody(commander, source, far):
+    """A view's states go over a slow wire; others follow meanwhile, and it does then."""
+    source.execute(
+        "CREATE TABLE words (id int PRIMARY KEY, w text);"
+        "INSERT INTO words SELECT i, md5(i::text) FROM generate_series(1, 20000) i"
+    )
+    query = "SELECT id, w, count(*) OVER (PARTITION BY id % 100) AS n FROM words"
+    commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
+    far.network.bytes_per_s = 400_000
+    place(commander, "words_n", query, "w2")
+    assert not running(commander, "words_n"), "it takes longer than that"
+    rng = random.Random(2)
+    for _ in range(5):
+        change(source, rng)
+        check(commander, sums=SUMS)
+    source.execute("UPDATE words SET w = 'x' WHERE id < 50")
+    # Amid of it the wire is cut: it is sent again.
+    kept = far.folder / "data" / "tmp" / "sent"
+    wait_until(lambda: list(kept.glob(".*.new")), "they are on their way")
+    far.network.cut()
+    far.network.bytes_per_s = 0
+    wait_until(lambda: running(commander, "words_n"), "they have arrived")
+    check(commander, words_n=query, sums=SUMS)
+    assert [p.name for p in kept.iterdir() if not p.name.startswith(".")] == []
+
+
+def test_the_key_of_the_engine_is_lost(engine, commander, source, far):
+    place(commander, "sums", SUMS, "w2")
+    engine.stop()
+    shutil.rmtree(engine.data_dir / "keys")
+    engine.start()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        wait_until(lambda: running(conn, "sums"), "they know each other again")
+        change(source, random.Random(1))
+        check(conn, sums=SUMS)
+
+
+FAULTS = (
+    *("kill", "end", "stop", "cut", "stall", "slow", "disk"),
+    *("engine", "main", "near"),
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [(0, 3), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(1, 11))],
+)
+@pytest.mark.timeout(600)
+def test_three_workers_go_on_after_anything(engine, source, tmp_path, seed, faults):
+    """One here, two elsewhere, with networks that fail: nothing is lost, and nothing doubled."""
+    rng = random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            conn.execute("CALL headrace.add_worker('w1')")
+            others = [
+                stack.enter_context(
+                    contextlib.closing(FarWorker(engine.source, tmp_path / name, token(conn, name)))
+                )
+                for name in ("w2", "w3")
+            ]
+            for other in others:
+                other.start()
+                other.ready()
+            queries = {"sums": SUMS, "most": MOST, "few": FEW, "all_items": "SELECT * FROM items"}
+            for (name, query), worker in zip(
+                queries.items(), ("w2", "w3", "w1", "main"), strict=True
+            ):
+                place(conn, name, query, worker, sharing=False)
+        hand = [FAULTS[(seed * faults + n) % len(FAULTS)] for n in range(faults)]
+        rng.shuffle(hand)
+        for fault in hand:
+            writer = Writer(engine.source, rng.random())
+            with writer:
+                bring_about(fault, engine, rng.choice(others), rng)
+                at_any_moment(rng, 0.0, 0.5)
+            for other in others:
+                other.network.resume()
+                other.network.delay_s = other.network.bytes_per_s = 0
+            with psycopg.connect(engine.dsn, autocommit=True) as conn:
+                for name in queries:
+                    wait_until(
+                        lambda n=name, c=conn: follows(c, n), f"{name} goes on after {fault}"
+                    )
+                check(conn, **queries)
+
+
+def follows(conn: psycopg.Connection, name: str) -> bool:
+    """Whether a view covers all; a worker that lost its disk has not said so at once."""
+    try:
+        conn.execute("CALL headrace.wait_for(%s)", (name,))
+    except psycopg.errors.ObjectNotInPrerequisiteState:
+        return False
+    return running(conn, name)
+
+
+def bring_about(fault: str, engine, other: FarWorker, rng: random.Random) -> None:
+    match fault:
+        case "kill":
+            os.kill(other.child(), signal.SIGKILL)
+        case "end" | "disk":
+            other.end(signal.SIGKILL)
+            at_any_moment(rng, 0.0, 0.5)
+            if fault == "disk":
+                shutil.rmtree(other.folder / "data")
+            other.start()
+        case "stop":
+            child = other.child()
+            os.kill(child, signal.SIGSTOP)
+            at_any_moment(rng, 0.0, 1.0)
+            os.kill(child, signal.SIGCONT)
+        case "cut":
+            for _ in range(rng.randint(1, 3)):
+                other.network.cut()
+                at_any_moment(rng, 0.0, 0.3)
+        case "stall":
+            other.network.stall()
+            at_any_moment(rng, 0.1, 1.5)
+            if rng.random() < 0.5:
+                other.network.cut()
+        case "slow":
+            other.network.delay_s, other.network.bytes_per_s = rng.choice((0.01, 0.1)), 50_000
+            at_any_moment(rng, 0.5, 1.5)
+        case "engine":
+            engine.kill9()
+            engine.start()
+        case "main" | "near":
+            module = "headrace.runtime.worker" if fault == "main" else "worker w1"
+            pid = wait_until(lambda: engine.child(module), fault)
+            os.kill(pid, signal.SIGKILL)
+
+
+class Writer:
+    """Somebody who writes meanwhile."""
+
+    def __init__(self, source: str, seed: float) -> None:
+        self._source, self._rng = source, random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with psycopg.connect(self._source, autocommit=True) as conn:
+            while not self._stop.is_set():
+                change(conn, self._rng)
+                self._stop.wait(0.01)

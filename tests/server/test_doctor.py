@@ -1,0 +1,92 @@
+"""``headrace check`` and ``status``: what is missing is said with what mends it, and all at once."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headrace.config import Settings
+from headrace.server import doctor
+from headrace.server.cli import main
+from headrace.server.doctor import Finding
+from tests.security.roles import PASSWORD, role
+
+
+def found(settings: Settings) -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.look(settings)}
+
+
+@pytest.fixture
+def settings(database: str, tmp_path: Path) -> Settings:
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    return Settings(
+        source=database, data_dir=tmp_path / "d", slot_name=f"headrace_{name}", listen="127.0.0.1:0"
+    )
+
+
+def test_all_is_well(settings):
+    told = found(settings)
+    assert [f.mark for f in told.values()] == ["✓"] * len(told), told
+    assert set(told) >= {"source", "server", "rights", "slot", "walsenders", "tables", "clocks"}
+    assert not settings.data_dir.exists(), "it makes nothing"
+
+
+def test_what_a_role_lacks(settings, database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE theirs (id int)")
+        with role(conn, "poor") as poor:
+            conn.execute("REVOKE CREATE ON DATABASE " + conn.info.dbname + " FROM PUBLIC")
+            source = make_conninfo(database, user=poor, password=PASSWORD)
+            told = found(settings.replace(source=source))
+            assert "REPLICATION" in str(told["server"].problem.hint)
+            mend = told["rights"].problem
+            assert mend.hint == f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {poor};"
+            assert "public.theirs" in str(told["tables"].warning)
+            # What it says is what helps.
+            conn.execute(mend.hint)
+            assert found(settings.replace(source=source))["rights"].problem is None
+            conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM {poor}")
+
+
+def test_what_is_in_use(settings, database, tmp_path):
+    settings.data_dir.mkdir()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        (settings.data_dir / "lock").open("w") as lock,
+        psycopg.connect(make_conninfo(database, dbname="postgres"), autocommit=True) as other,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (settings.slot_name,)
+        )
+        try:
+            told = found(settings.replace(listen=f"127.0.0.1:{taken.getsockname()[1]}"))
+        finally:
+            other.execute("SELECT pg_drop_replication_slot(%s)", (settings.slot_name,))
+    assert told["data directory"].problem.code == "55006"
+    assert "nobody can listen" in told["port"].problem.message
+    assert 'of database "postgres"' in told["slot"].problem.message
+    long = settings.replace(data_dir=tmp_path / ("x" * 100))
+    assert "too long" in found(long)["sockets"].problem.message
+
+
+def test_check_and_status_in_words(engine, commander_less, capsys):
+    assert main(["status", "--source", engine.source]) == 0
+    out = capsys.readouterr().out
+    assert "✓ engine: running" in out
+    engine.stop()
+    assert main(["status", "--source", engine.source]) == 1
+    assert "✗ engine: stopped  (headrace start)" in capsys.readouterr().out
+
+
+@pytest.fixture
+def commander_less(engine):
+    """A view, and nobody connected."""
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
