@@ -166,7 +166,15 @@ def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
 
 def _start(settings: Settings) -> int:
     from headrace.process.nursery import Nursery
+    from headrace.server import doctor
 
+    # Before anything is made, and all of it at once.
+    lacking = [finding for finding in doctor.look(settings) if finding.problem]
+    for line in (line for finding in lacking for line in finding.lines()):
+        _say(line, err=True)
+    if lacking:
+        _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
+        return 1
     # Its imports and ours side by side.
     with Nursery() as nursery:
         from headrace.server import main as server
@@ -197,7 +205,12 @@ def _check(settings: Settings) -> int:
 
 
 def _status(settings: Settings) -> int:
+    from headrace.sql import install
+
     with connect.session(settings.source, name="headrace") as conn:
+        # What it calls is in the schema: it has to be ours.
+        if problems := install.problems(conn):
+            raise problems[0]
         there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
         if there.fetchone() != (True,):
             _say(f"{redact(settings.source)}: there is no headrace", err=True)

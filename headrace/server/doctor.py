@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -151,23 +151,23 @@ def _port(where: str) -> str:
 
 def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     version = conn.info.server_version
-    yield from _told("server", f"Postgres {version // 10_000}.{version % 10_000}", conn, settings)
+    shown = f"Postgres {version // 10_000}.{version % 10_000}"
+    well = f"{shown}, wal_level logical, a slot free, replication allowed"
+    yield from _each("server", well, setup.preflight(conn, settings))
     yield _create(conn)
-    problems = install.problems(conn)
-    yield Finding("schema headrace", "ours, or not there", problems[0] if problems else None)
+    yield from _each("schema headrace", "ours, or not there", install.problems(conn))
     yield _slot(conn, settings)
     yield _senders(conn)
     yield _tables(conn)
     yield _clock(conn)
 
 
-def _told(name: str, found: str, conn: Connection, settings: Settings) -> Iterator[Finding]:
-    """What ``start`` itself asks of the server, each problem a finding of its own."""
-    problems = setup.preflight(conn, settings)
+def _each(name: str, well: str, problems: Sequence[HeadraceError]) -> Iterator[Finding]:
+    """Each problem a finding of its own; ``well`` where there is none."""
     if not problems:
-        yield Finding(name, f"{found}, wal_level logical, a slot free, replication allowed")
+        yield Finding(name, well)
     for problem in problems:
-        yield Finding(name, found, problem)
+        yield Finding(name, problem=problem)
 
 
 def _create(conn: Connection) -> Finding:

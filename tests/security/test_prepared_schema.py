@@ -71,8 +71,11 @@ def refused(server: psycopg.Connection, low: psycopg.Connection, tmp_path) -> st
     begin = ("start", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
     status, started = run(server, tmp_path, *begin)
     assert status == 1, started
-    first = checked.splitlines()[0]
-    assert first in started
+    told = checked.splitlines()
+    marked = [n for n, line in enumerate(told) if line.startswith("✗")]
+    assert marked, checked
+    for n in marked:
+        assert "\n".join(told[n : n + 2]) in started, started
     assert low.execute("SELECT * FROM trace").fetchall() == []
     return checked
 
@@ -82,8 +85,8 @@ def here(server, capsys) -> Callable[[str], tuple[int, str]]:
     """As ``run``, in this process: one of its own takes a second to start."""
 
     def run(word: str) -> tuple[int, str]:
-        slot = f"s_{server.info.dbname}"
-        status = cli.main([word, "--source", server.info.dsn, "--slot-name", slot])
+        slot = ("--slot-name", f"s_{server.info.dbname}") if word != "status" else ()
+        status = cli.main([word, "--source", server.info.dsn, *slot])
         done = capsys.readouterr()
         return status, done.out + done.err
 
@@ -101,7 +104,7 @@ def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
         settings = Settings(source=server.info.dsn, data_dir=tmp_path / "data", slot_name=slot)
         with pytest.raises(PrerequisiteError) as started:
             main.prepare(settings)
-        assert started.value.message in checked.splitlines()[0]
+        assert f"\n    {started.value.message}\n" in checked, checked
         assert low.execute("SELECT * FROM trace").fetchall() == []
         return checked
 
@@ -114,10 +117,11 @@ def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     low.execute(prepared.format(low=low.info.user))
     said = refused_here()
     assert f'schema "headrace" belongs to role "{low.info.user}"' in said
-    # Nor is it touched when it is to be removed.
-    status, said = here("uninstall")
-    assert status == 1
-    assert "belongs to role" in said
+    # Nor is it touched when it is to be removed, or asked.
+    for word in ("uninstall", "status"):
+        status, said = here(word)
+        assert status == 1
+        assert "belongs to role" in said
     assert low.execute("SELECT * FROM trace").fetchall() == []
     assert low.execute("SELECT 'headrace'::regnamespace").fetchone()
 
