@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
         *("collections", "expressions", "planner", "population", "postgres"),
         *("process", "sink", "sources", "sql"),
     },
-    "embedded": {"process"},
+    "embedded": {"process", "sql"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
         *("sink", "sql", "state"),

@@ -1,7 +1,8 @@
 """``headrace demo``: everything on one machine, nothing to install, nothing left behind.
 
 An embedded Postgres with a shop of a million orders, an engine on it, two views made through
-the engine's port, two writers, a probe of freshness, and a display of what happens.  With
+the engine's port, two writers, a probe of freshness, and a display of what happens, in which a
+key writes a burst, kills the worker, or has Postgres prove the views.  With
 ``--once`` it runs for 20 seconds without a terminal, then proves every view equal to its
 query and prints one line of JSON.
 """
@@ -10,31 +11,59 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import math
+import os
+import re
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import msgspec
 import psycopg
 
 from headrace import clock
-from headrace.embedded import shop
+from headrace.embedded import shop, terminal
+from headrace.embedded.deeds import Deeds
+from headrace.embedded.display import Shown, screen
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError
 from headrace.process.java import java_home
+from headrace.sql.status import UNFINISHED
 
 WRITERS: Final = 2
-_CLEAR: Final = "\x1b[2J\x1b[H"
-_BOLD: Final = "\x1b[1m"
-_DIM: Final = "\x1b[2m"
-_PLAIN: Final = "\x1b[0m"
+_VIEWS: Final = tuple(reversed(shop.VIEWS))
+"""The first is filled in the engine within seconds, the other one on Spark."""
+_SPARK_ORDERS_MIN: Final = 100_000
+"""With fewer, Spark would take longer to start than all else."""
+_RECENT_S: Final = 10.0
+_HISTORY_S: Final = 60
+_PROGRESS: Final = re.compile(r'^\w+( up)? "[^"]*"(: )?')
+"""How a notice of create_view begins, which the display has said by then."""
+_TABLES: Final[Sequence[tuple[str, LiteralString, Sequence[str]]]] = (
+    (
+        "sales_by_country",
+        "SELECT country, sum(orders), sum(revenue) FROM sales_by_country"
+        " GROUP BY country ORDER BY 3 DESC LIMIT 8",
+        ("country", "orders", "revenue"),
+    ),
+    (
+        "best_customers",
+        "SELECT 'Customer ' || customer_id, orders, spent FROM best_customers"
+        " WHERE customer_id > 0 ORDER BY spent DESC, customer_id LIMIT 8",
+        ("best customer", "orders", "spent"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +93,17 @@ class Demo:
         self.engine = engine
         self.source = server.dsn("shop")
         self.population_s: dict[str, float] = {}
+        self.progress: dict[str, str] = {}
+        """What was said of each view last, while it was made."""
+        self.problem: Exception | None = None
+        """Why a view could not be made."""
         self.writers = [
             shop.Writer(
                 dsn=self.source, number=number, rate=options.rate / WRITERS, orders=options.orders
             )
             for number in range(WRITERS)
         ]
-        self.probe = shop.Probe(dsn=self.source)
+        self.probe = shop.Probe(dsn=self.source, view=_VIEWS[0])
 
     @property
     def transactions(self) -> int:
@@ -88,16 +121,35 @@ class Demo:
         program = "psql" if shutil.which("psql") else str(self.server.bin_dir / "psql")
         return f"{program} -h 127.0.0.1 -p {self.engine.port} -U postgres shop"
 
-    def create_views(self) -> None:
-        """Create the views through the engine's port, telling its progress."""
+    def create_view(self, view: shop.ShopView, tell: Callable[[str], None]) -> None:
+        """Create a view through the engine's port, telling its progress."""
         with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
-            conn.add_notice_handler(lambda d: say(f"  {d.message_primary}"))
-            for view in shop.VIEWS:
-                say(f"creating view {view.name}")
-                begin = clock.monotonic()
-                conn.execute("CALL headrace.create_view(%s, %s)", (view.name, view.query))
-                self.population_s[view.name] = round(clock.monotonic() - begin, 2)
-                say(f"  ready after {self.population_s[view.name]:.1f} s")
+            conn.add_notice_handler(lambda d: tell(d.message_primary or ""))
+            begin = clock.monotonic()
+            large = self.options.orders >= _SPARK_ORDERS_MIN
+            how = "spark" if large and view is not _VIEWS[0] else "local"
+            conn.execute(
+                "CALL headrace.create_view(%s, %s, %s)",
+                (view.name, view.query, f'{{"population": "{how}"}}'),
+            )
+            self.population_s[view.name] = round(clock.monotonic() - begin, 2)
+            where = "on Spark" if how == "spark" else "in the engine"
+            tell(f"filled {where} in {self.population_s[view.name]:.1f} s")
+
+    def create_views(self) -> None:
+        """Create the views one after the other, telling everything."""
+        for view in _VIEWS:
+            say(f"creating view {view.name}")
+            self.create_view(view, lambda text: say(f"  {text}"))
+
+    def create_others(self) -> None:
+        """Create those that come beside the display; what goes wrong is kept."""
+        for view in _VIEWS[1:]:
+            try:
+                self.create_view(view, functools.partial(self.progress.__setitem__, view.name))
+            except psycopg.Error as error:
+                self.problem = error
+                self.progress[view.name] = str(error).strip().splitlines()[0]
 
     def start_writing(self) -> None:
         """Start the writers and the probe."""
@@ -163,49 +215,95 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def show(demo: Demo, began: float) -> None:
-    """Refresh the display every second until the time is over or Ctrl-C comes."""
-    until = began + demo.options.seconds if demo.options.seconds else float("inf")
-    seen = (began, 0, 0, 0)
-    with psycopg.connect(demo.source, autocommit=True) as conn:
+class Show:
+    """What the display has seen: numbers of now, and of the last seconds."""
+
+    def __init__(self, demo: Demo, deeds: Deeds) -> None:
+        self._demo = demo
+        self._deeds = deeds
+        self._before = (clock.monotonic(), demo.transactions, demo.rows)
+        self._ticks = _processor_ticks()
+        self._history: deque[float | None] = deque(maxlen=_HISTORY_S)
+
+    def look(self, conn: psycopg.Connection[Any]) -> Shown:
+        """One more moment; ``conn`` reads the source."""
+        demo = self._demo
+        now = (clock.monotonic(), demo.transactions, demo.rows)
+        span_s = max(now[0] - self._before[0], 0.001)
+        last = demo.probe.since(self._before[0])
+        self._history.append(statistics.median(last) if last else None)
+        recent = demo.probe.since(now[0] - _RECENT_S)
+        ticks = _processor_ticks()
+        used, of = (b - a for a, b in zip(self._ticks, ticks, strict=True))
+        moment = Shown(
+            orders=demo.options.orders,
+            transactions_per_s=(now[1] - self._before[1]) / span_s,
+            rows_per_s=(now[2] - self._before[2]) / span_s,
+            rows=now[2],
+            p50_ms=shop.percentile(recent, 50) if recent else math.nan,
+            p99_ms=shop.percentile(recent, 99) if recent else math.nan,
+            history_ms=list(self._history),
+            views=self._views(conn),
+            **_table(conn),
+            busy=used / max(of, 1),
+            processors=os.cpu_count() or 1,
+            said=self._deeds.said,
+            links=[("psql", demo.psql)],
+        )
+        self._before, self._ticks = now, ticks
+        return moment
+
+    def _views(self, conn: psycopg.Connection[Any]) -> list[tuple[str, str, str]]:
+        listed = {
+            name: (status, said, rows)
+            for name, status, said, rows in conn.execute(
+                "SELECT name, status, coalesce(message, held_by), rows FROM headrace.list_views()"
+            )
+        }
+        out = []
+        for view in _VIEWS:
+            status, said, rows = listed.get(f"public.{view.name}", ("", "", None))
+            made = _PROGRESS.sub("", self._demo.progress.get(view.name, ""))
+            if not status or status in UNFINISHED:
+                said = made
+            elif rows is not None:
+                said = said or f"{rows:,} rows, {made}"
+            out.append((view.name, status, said))
+        return out
+
+
+def _table(conn: psycopg.Connection[Any]) -> dict[str, Any]:
+    """Some rows of the view that people understand best, as far as it is there."""
+    for view, query, heading in _TABLES:
+        there = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (view,)).fetchone()
+        if there == (True,):
+            rows = conn.execute(query).fetchall()
+            shown = [(str(name), f"{count:,}", f"{money:,.2f}") for name, count, money in rows]
+            return {"heading": heading, "table": shown}
+    return {"heading": (), "table": ()}
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """(those that somebody used, all) of all processors since the machine began."""
+    numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = numbers[3] + numbers[4]
+    return sum(numbers) - idle, sum(numbers)
+
+
+def show(demo: Demo, deeds: Deeds, began: float) -> None:
+    """Refresh the display every second until the time is over, q is pressed, or Ctrl-C comes."""
+    until = began + demo.options.seconds if demo.options.seconds else math.inf
+    shown = Show(demo, deeds)
+    with psycopg.connect(demo.source, autocommit=True) as conn, terminal.keys() as keys:
         while clock.monotonic() < until:
-            clock.sleep(min(1.0, max(0.0, until - clock.monotonic())))
-            now = (clock.monotonic(), demo.transactions, demo.rows, len(demo.probe.latencies_ms))
-            sys.stdout.write(screen(demo, conn, seen, now))
+            sys.stdout.write(screen(shown.look(conn)))
             sys.stdout.flush()
-            seen = now
-
-
-def screen(
-    demo: Demo,
-    conn: psycopg.Connection[Any],
-    before: tuple[float, int, int, int],
-    now: tuple[float, int, int, int],
-) -> str:
-    """The text of the display; ``before`` and ``now`` are (s, transactions, rows, probes)."""
-    span_s = max(now[0] - before[0], 0.001)
-    recent = demo.probe.latencies_ms[before[3] : now[3]]
-    lines = [
-        f"{_BOLD}Headrace demo{_PLAIN}   {demo.options.orders:,} orders, Ctrl-C ends it",
-        "",
-        f"  written    {(now[1] - before[1]) / span_s:8,.0f} transactions/s"
-        f" {(now[2] - before[2]) / span_s:8,.0f} rows/s   {now[2]:,} rows in all",
-        f"  freshness  {shop.percentile(recent, 50):8,.0f} ms p50"
-        f" {shop.percentile(recent, 99):8,.0f} ms p99   from commit to visible",
-        "",
-    ]
-    for name, status, message in conn.execute(
-        "SELECT name, status, message FROM headrace.list_views() ORDER BY name"
-    ):
-        lines.append(f"  {_BOLD}{name:<30}{_PLAIN} {status}  {message or ''}")
-    lines += ["", f"  {_DIM}{'country':<12}{'orders':>10}{'revenue':>18}{_PLAIN}"]
-    for country, orders, revenue in conn.execute(
-        "SELECT country, sum(orders), sum(revenue) FROM sales_by_country"
-        " GROUP BY country ORDER BY 3 DESC LIMIT 8"
-    ):
-        lines.append(f"  {country:<12}{orders:>10,}{revenue:>18,.2f}")
-    lines += ["", f"  Try it:  {_BOLD}{demo.psql}{_PLAIN}", ""]
-    return _CLEAR + "\n".join(lines)
+            turn = min(until, clock.monotonic() + 1.0)
+            while (left_s := turn - clock.monotonic()) > 0:
+                for key in keys.wait(left_s).lower():
+                    if key == "q":
+                        return
+                    deeds.press(key)
 
 
 def result(demo: Demo, views: list[dict[str, Any]], wrote_s: float) -> dict[str, Any]:
@@ -245,13 +343,17 @@ def _answer(told: dict[str, Any]) -> None:
 
 
 def run_live(options: DemoOptions) -> int:
-    """Run with a display until Ctrl-C or the time is over."""
+    """Run with a display until q, Ctrl-C, or the time is over; what shows first is one view."""
     with running(options) as demo:
-        demo.create_views()
+        first = _VIEWS[0]
+        say(f"creating view {first.name}")
+        demo.create_view(first, functools.partial(demo.progress.__setitem__, first.name))
         demo.start_writing()
-        began = clock.monotonic()
+        others = threading.Thread(target=demo.create_others, daemon=True)
+        others.start()
+        deeds = Deeds(demo.engine, demo.source)
         with contextlib.suppress(KeyboardInterrupt):
-            show(demo, began)
+            show(demo, deeds, clock.monotonic())
         say("\nstopping")
         demo.stop_writing()
     return 0

@@ -6,6 +6,7 @@ does the same.
 
 from __future__ import annotations
 
+import bisect
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
@@ -17,6 +18,7 @@ from headrace import clock
 
 CUSTOMERS: Final = 10_000
 PRODUCTS: Final = 1_000
+BURST_ROWS: Final = 50_000
 PROBE_COUNTRY: Final = "Atlantis"
 """Nobody else lives there: the first view's ``probe`` counts by it."""
 
@@ -119,6 +121,17 @@ def differing_rows(dsn: str, view: ShopView) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
+def burst(conn: psycopg.Connection[Any]) -> int:
+    """Place many orders in one transaction; returns how many."""
+    done = conn.execute(
+        "INSERT INTO orders (customer_id, product_id, quantity, amount, status)"
+        " SELECT 1 + i %% %s, p.id, 1 + i %% 4, p.price * (1 + i %% 4), 'open'"
+        " FROM generate_series(1, %s) i JOIN products p ON p.id = 1 + i %% %s",
+        (CUSTOMERS, BURST_ROWS, PRODUCTS),
+    )
+    return done.rowcount
+
+
 @dataclass(slots=True)
 class ShopThread:
     """A thread that works until it is told to stop; its error is raised by ``stop``."""
@@ -217,6 +230,13 @@ class Probe(ShopThread):
     give_up_s: float = 60.0
     sent: int = 0
     latencies_ms: list[float] = field(default_factory=list)
+    seen_at_s: list[float] = field(default_factory=list)
+    """When each of them was measured, by the monotonic clock."""
+
+    def since(self, at_s: float) -> list[float]:
+        """What was measured from ``at_s`` on, in milliseconds."""
+        first = bisect.bisect_left(self.seen_at_s, at_s)
+        return self.latencies_ms[first:]
 
     def run(self) -> None:
         """Probe until stopped.
@@ -226,7 +246,9 @@ class Probe(ShopThread):
         """
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             while not self._stopping.wait(self.pause_s):
+                # In this order: who reads beside us finds a time for each.
                 self.latencies_ms.append(self._once(conn) * 1000)
+                self.seen_at_s.append(clock.monotonic())
 
     def send(self, conn: psycopg.Connection[Any]) -> None:
         """Commit one order of the probe."""

@@ -1,0 +1,105 @@
+"""The picture of the demo: from numbers to the text of a terminal, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_CLEAR: Final = "\x1b[2J\x1b[H"
+_BOLD: Final = "\x1b[1m"
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_BUSY: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One moment of the demo."""
+
+    orders: int
+    transactions_per_s: float
+    rows_per_s: float
+    rows: int
+    p50_ms: float
+    p99_ms: float
+    """Of the last ten seconds; NaN: nothing was seen."""
+    history_ms: Sequence[float | None]
+    """The median of each of the last seconds; None: nothing was seen in it."""
+    views: Sequence[tuple[str, str, str]]
+    """(name, status, what there is to say)"""
+    heading: Sequence[str]
+    table: Sequence[Sequence[str]]
+    """Rows of a view; the first column is a name, the others are numbers."""
+    busy: float
+    """How much of all processors is used, by whomever: 0 to 1."""
+    processors: int
+    said: Sequence[str]
+    """What the last keys have done."""
+    links: Sequence[tuple[str, str]]
+    """(what it is, how to get there)"""
+
+
+def screen(shown: Shown) -> str:
+    """The text of the whole picture."""
+    lines = [
+        f"{_BOLD}Headrace demo{_PLAIN}   {shown.orders:,} orders",
+        "",
+        f"  written    {shown.transactions_per_s:8,.0f} transactions/s"
+        f" {shown.rows_per_s:8,.0f} rows/s   {shown.rows:,} rows in all",
+        f"  freshness  {_ms(shown.p50_ms)} p50 {_ms(shown.p99_ms)} p99"
+        "   from commit to visible, of the last 10 s",
+        f"  {_DIM}{'':<11}{sparkline(shown.history_ms)}{_PLAIN}",
+        *_busy(shown),
+        "",
+        *(f"  {_BOLD}{name:<20}{_PLAIN} {status:<11} {text}" for name, status, text in shown.views),
+        "",
+        *_table(shown.heading, shown.table),
+        "",
+        *(f"  {text}" for text in shown.said),
+        *([""] if shown.said else []),
+        *(f"  {_DIM}{what:<9}{_PLAIN}{_BOLD}{how}{_PLAIN}" for what, how in shown.links),
+        "",
+        f"  {_BOLD}w{_PLAIN} write a burst   {_BOLD}k{_PLAIN} kill -9 the worker"
+        f"   {_BOLD}v{_PLAIN} verify now   {_BOLD}q{_PLAIN} quit",
+        "",
+    ]
+    return _CLEAR + "\n".join(lines)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """A bar for each value (none: a gap), two higher for ten times as much; and the highest."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bars = "".join(" " if value is None else _bar(value) for value in values)
+    return f"{bars}  {len(values)} s, at most {max(known):,.0f} ms"
+
+
+def _bar(ms: float) -> str:
+    """From 1 ms to more than 2 s, by the logarithm."""
+    level = round(math.log10(max(1.0, ms)) * 2)
+    return _BARS[min(level, len(_BARS) - 1)]
+
+
+def _ms(value: float) -> str:
+    return f"{'–':>8} ms" if math.isnan(value) else f"{value:8,.0f} ms"
+
+
+def _busy(shown: Shown) -> Iterable[str]:
+    if shown.busy >= _BUSY:
+        yield (
+            f"  {'':<11}this machine is busy: {shown.busy:.0%} of {shown.processors} processors"
+            " are used, and all is late by that"
+        )
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    if heading:
+        first, *others = heading
+        yield f"  {_DIM}{first:<20}{''.join(f'{name:>16}' for name in others)}{_PLAIN}"
+    for row in rows:
+        first, *others = row
+        yield f"  {first:<20}{''.join(f'{value:>16}' for value in others)}"
