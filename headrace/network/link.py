@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,31 +23,46 @@ from pyarrow import flight
 
 from headrace import clock, errors
 from headrace.errors import OutOfReach
-from headrace.network import parcels
+from headrace.network import pace, parcels
 from headrace.network.ends import End
 from headrace.network.messages import (
+    PROTOCOL,
+    Alive,
     BatchDone,
     Bye,
     FromWorker,
     Greeted,
     Greeting,
+    Numbered,
+    Packing,
+    Ping,
     Reply,
     ToWorker,
     UnitDiffs,
+    WordLost,
     from_worker,
     packed,
+    pieces,
 )
+from headrace.network.meter import Measured, Meter
+from headrace.network.pace import Override
 
 _log = structlog.get_logger(__name__)
 
 SILENCE_S: Final = 15.0
 """Without a sign of life from a worker: then it is lost."""
+AWAITED_S: Final = 5.0
+"""The same where somebody waits for it, the first time; see ``Outpost.patience_s``."""
 ALIVE_S: Final = 1.0
 """Between two signs of life."""
 _JOIN_S: Final = 10.0
 """Seconds in which a worker should answer a greeting."""
-_SLICE_S: Final = 0.5
+_SLICE_S: Final = 0.25
 _INTERRUPT_S: Final = 2.0
+_DIRECT_BYTES: Final = 1 << 16
+"""No more is sent on the thread of who sends: what a slow wire takes at once."""
+_WAITING_BYTES_MAX: Final = 1 << 24
+"""So many bytes of rows may wait to be sent; then who sends them does."""
 INTERRUPT: Final = "interrupt"
 """An action: its body is a JSON array of units."""
 
@@ -54,20 +70,50 @@ Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
 """What a batch came to, and the diffs by unit."""
 
 
-class FlightLink:
-    """To one worker; ``send`` and what waits are for one thread, ``call`` for any."""
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A word that is not sent yet."""
 
-    def __init__(self, name: str, end: End, wake: Callable[[], None]) -> None:
+    word: ToWorker
+    batch: pa.RecordBatch | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of rows."""
+        return 0 if self.batch is None else int(self.batch.nbytes)
+
+
+class FlightLink:
+    """To one worker; what waits is for one thread, ``send`` and ``call`` for any.
+
+    Rows are sent as far as the other end has taken in what went before (``Pace.window_bytes``);
+    what is behind them waits, up to a bound: then who sends does.  So neither end has more of
+    them in memory than these two.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        end: End,
+        wake: Callable[[], None],
+        override: Override | None = None,
+        awaited_s: float = AWAITED_S,
+    ) -> None:
         """Connect; ``wake`` is called, on another thread, when the link dies.
+
+        ``awaited_s``: after so long without a sign of life it is lost, where somebody waits for it.
 
         Raises:
             OutOfReach: nobody is there.
         """
         self.name: Final = name
         self.end: Final = end
+        self.silent = False
+        """Whether it is dead for want of signs of life."""
+        self.begun: Final = clock.monotonic()
         self._wake = wake
+        self._awaited_s: Final = awaited_s
         self._numbers = itertools.count(1)
-        self._sending = threading.Lock()
         self._changed = threading.Condition()
         # Guarded by the condition's lock.
         self._heard = clock.monotonic()
@@ -75,13 +121,27 @@ class FlightLink:
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
+        self._meter: Final = Meter()
+        self._override = override or Override()
+        self._pace = pace.first(far=end.far)
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._writing = False
+        self._waiters = 0
+        """So many wait for something of the worker."""
+        self._awaited_since = 0.0
+        self._pings: dict[int, float] = {}
+        """When they were sent; what is not answered yet."""
+        # Of whoever writes.
+        self._sent = itertools.count(1)
+        self._pinged = itertools.count(1)
         try:
             self._client = end.client()
-            descriptor = flight.FlightDescriptor.for_command(b"units")
+            descriptor = flight.FlightDescriptor.for_command(PROTOCOL)
             self._writer, self._reader = self._client.do_exchange(descriptor)
         except (pa.ArrowException, OSError) as error:
             raise self._lost(str(error)) from error
-        for run in (self._read, self._watch):
+        for run in (self._read, self._write, self._watch):
             threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
 
     # --- for the engine's thread
@@ -97,15 +157,31 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        message = packed(word, batch, compressed=self.end.far)
-        with self._sending:
-            if self._reason is not None:
-                raise self._lost(self._reason)
-            try:
-                self._writer.write_metadata(message)
-            except (pa.ArrowException, OSError) as error:
-                self._die(str(error))
-                raise self._lost(str(error)) from error
+        if batch is None:
+            self._send(_Waiting(word, None))
+            return
+        for piece in pieces(batch, self._pace.piece_bytes):
+            self._send(_Waiting(word, piece))
+
+    def told(self) -> Measured:
+        """What the link is like; from any thread."""
+        with self._changed:
+            return self._meter.told(clock.monotonic())
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are compressed."""
+        return self._pace.packed
+
+    @property
+    def override(self) -> Override:
+        """What somebody has said of it."""
+        return self._override
+
+    @override.setter
+    def override(self, said: Override) -> None:
+        with self._changed:
+            self._override = said
 
     def join(self, word: Greeting) -> Greeted:
         """Begin; returns what the worker has.
@@ -116,6 +192,7 @@ class FlightLink:
         self.send(word)
         with self._changed:
             self._changed.wait_for(lambda: self._joined or self._reason, _JOIN_S)
+            self._heard = clock.monotonic()
             if self._joined is None:
                 raise self._lost(self._reason or "it does not answer")
             return self._joined
@@ -126,7 +203,7 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        with self._changed:
+        with self._awaiting(), self._changed:
             while True:
                 self._changed.wait_for(lambda: self._done or self._reason)
                 while self._done:
@@ -153,7 +230,7 @@ class FlightLink:
             HeadraceError: what the worker answered.
             OutOfReach: the link is dead.
         """
-        with self._changed:
+        with self._awaiting(), self._changed:
             self._changed.wait_for(lambda: call in self._answers or self._reason)
             found = self._answers.pop(call, None)
             if found is None:
@@ -203,57 +280,199 @@ class FlightLink:
         """Let go; whoever waits hears it."""
         self._die(reason)
 
-    # --- inside
+    # --- inside: sending
+
+    def _send(self, item: _Waiting) -> None:
+        """Send at once where nothing stands before it, else leave it to the link's thread."""
+        with self._awaiting():
+            with self._changed:
+                self._changed.wait_for(lambda: self._reason or self._room(item))
+                if self._reason is not None:
+                    raise self._lost(self._reason)
+                if self._writing or self._waiting or not self._direct(item):
+                    self._waiting.append(item)
+                    self._waiting_bytes += item.size
+                    self._changed.notify_all()
+                    return
+                self._writing = True
+            if not self._put(item):
+                raise self._lost(self._reason or "")
+
+    def _room(self, item: _Waiting) -> bool:
+        return not item.size or self._waiting_bytes < _WAITING_BYTES_MAX
+
+    def _direct(self, item: _Waiting) -> bool:
+        """Whether a word goes out without delay: on this machine, as far as there is room."""
+        if not self.end.far:
+            return self._fits(item)
+        return self._meter.under_way + item.size <= _DIRECT_BYTES
+
+    def _fits(self, item: _Waiting) -> bool:
+        under_way = self._meter.under_way
+        return not (item.size and under_way) or under_way + item.size <= self._pace.window_bytes
+
+    def _write(self) -> None:
+        """Send what waits, in order, as far as the other end takes it in."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: (
+                        self._reason is not None
+                        or (
+                            not self._writing
+                            and bool(self._waiting)
+                            and self._fits(self._waiting[0])
+                        )
+                    )
+                )
+                if self._reason is not None:
+                    self._waiting.clear()
+                    return
+                item = self._waiting.popleft()
+                self._waiting_bytes -= item.size
+                self._writing = True
+                self._changed.notify_all()
+            self._put(item)
+
+    def _put(self, item: _Waiting) -> bool:
+        """Write a word; False: the link is dead.
+
+        REQUIRES: ``_writing`` is this thread's; it ends with it.
+        """
+        word = item.word
+        try:
+            message = packed(
+                *(word, item.batch), compressed=self._pace.packed, number=next(self._sent)
+            )
+            with self._changed:
+                now = clock.monotonic()
+                self._meter.sends(message.size, now)
+                if isinstance(word, Ping):
+                    self._pings[word.number] = now
+            self._writer.write_metadata(message)
+        except (pa.ArrowException, OSError) as error:
+            self._die(str(error))
+            return False
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+        return True
+
+    # --- inside: what comes
 
     def _read(self) -> None:
         diffs: dict[int, list[pa.RecordBatch]] = {}
+        numbered = Numbered()
         try:
             while True:
-                word, batch = from_worker(self._reader.read_chunk().app_metadata)
+                message = self._reader.read_chunk().app_metadata
+                got = numbered.check(message)
+                word, batch = from_worker(message)
+                self._come(message.size, got)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
                     diffs.setdefault(word.unit, []).append(batch)
-                    with self._changed:
-                        self._heard = clock.monotonic()
                     continue
                 if isinstance(word, Bye):
                     self._die("it has ended the session")
                     break
-                self._hear(word, {unit: _whole(parts) for unit, parts in diffs.items()})
                 if isinstance(word, BatchDone):
+                    self._finish(word, diffs)
                     diffs = {}
+                else:
+                    self._hear(word)
         except StopIteration:
             self._die("it has ended")
-        except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+        except (pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             self._die(str(error))
-        with self._sending, contextlib.suppress(pa.ArrowException, OSError):
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
+        with contextlib.suppress(pa.ArrowException, OSError):
             self._writer.close()
 
-    def _hear(self, word: FromWorker, diffs: dict[int, pa.RecordBatch]) -> None:
+    def _come(self, size: int, got: int) -> None:
         with self._changed:
             self._heard = clock.monotonic()
+            self._meter.came(size, self._heard)
+            self._meter.arrived(got, self._heard)
+            if self._waiting:
+                self._changed.notify_all()
+
+    def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
+        came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
+        if came != word.rows:
+            raise WordLost(f"got {came} of the rows {word.rows} of txid {word.txid}")
+        whole = {unit: _whole(parts) for unit, parts in diffs.items()}
+        with self._changed:
+            self._done.append((word, whole))
+            self._changed.notify_all()
+
+    def _hear(self, word: FromWorker) -> None:
+        with self._changed:
             match word:
                 case Greeted():
                     self._joined = word
-                case BatchDone():
-                    self._done.append((word, diffs))
                 case Reply():
                     self._answers[word.call] = word
-                case _:
-                    return
+                case Alive():
+                    self._alive(word)
             self._changed.notify_all()
+
+    def _alive(self, word: Alive) -> None:
+        asked = self._pings.pop(word.ping, None)
+        if asked is not None:
+            self._meter.answered(asked, self._heard)
+            for older in [number for number in self._pings if number < word.ping]:
+                del self._pings[older]
+
+    # --- inside: whether it lives
 
     def _watch(self) -> None:
         """Give up a worker that gives no sign of life: it is stopped, or cut off."""
+        asked = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
                 if self._reason is not None:
                     return
-                silent_s = clock.monotonic() - self._heard
-            if silent_s > SILENCE_S:
+                now = clock.monotonic()
+                silent_s = now - self._heard
+                in_vain_s = now - max(self._heard, self._awaited_since) if self._waiters else 0.0
+                if self._joined is not None and now - asked >= ALIVE_S:
+                    asked = now
+                    self._ask()
+            if silent_s > SILENCE_S or in_vain_s > self._awaited_s:
+                self.silent = True
                 self._die(f"it has given no sign of life for {silent_s:.0f} s")
                 return
+
+    def _ask(self) -> None:
+        """See how far away the other end is, and say how rows are to be sent."""
+        new = pace.of(self._meter.bandwidth, self._override.bytes_per_s, self._pace)
+        if new != self._pace:
+            known = (self._pace.packed, self._pace.piece_bytes) == (new.packed, new.piece_bytes)
+            self._pace = new
+            if not known and new.piece_bytes is not None:
+                self._waiting.append(_Waiting(Packing(new.packed, new.piece_bytes), None))
+        if self._waiting and isinstance(self._waiting[0].word, Ping):
+            return
+        # Before all that waits: it means the same anywhere.
+        self._waiting.appendleft(_Waiting(Ping(next(self._pinged)), None))
+        self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        """Inside, somebody may wait for the worker."""
+        with self._changed:
+            if not self._waiters:
+                self._awaited_since = clock.monotonic()
+            self._waiters += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiters -= 1
 
     def _die(self, reason: str) -> None:
         with self._changed:
@@ -277,17 +496,37 @@ def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 class Joining:
     """A link that is being made: a worker that is stopped takes its time, and holds up nobody."""
 
-    def __init__(self, name: str, end: End, greeting: Greeting, wake: Callable[[], None]) -> None:
-        """``wake`` is called, on another thread, when it is known, and when the link dies."""
+    def __init__(
+        self,
+        name: str,
+        end: End,
+        greeting: Greeting,
+        wake: Callable[[], None],
+        override: Override | None = None,
+        awaited_s: float = AWAITED_S,
+    ) -> None:
+        """``wake`` is called, on another thread, when it is known, and when the link dies.
+
+        The others are those of ``FlightLink``.
+        """
         self._wake = wake
         self._known = threading.Event()
         self._found: tuple[FlightLink, Greeted] | OutOfReach | None = None
-        threading.Thread(
-            target=self._make,
-            args=(name, end, greeting),
-            name=f"headrace-join-{name}",
-            daemon=True,
-        ).start()
+
+        def make() -> None:
+            try:
+                link = FlightLink(name, end, wake, override, awaited_s)
+                try:
+                    self._found = link, link.join(greeting)
+                except OutOfReach:
+                    link.close()
+                    raise
+            except OutOfReach as error:
+                self._found = error
+            self._known.set()
+            self._wake()
+
+        threading.Thread(target=make, name=f"headrace-join-{name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it is known what comes of it."""
@@ -304,16 +543,3 @@ class Joining:
         if isinstance(found, OutOfReach):
             raise found
         return found
-
-    def _make(self, name: str, end: End, greeting: Greeting) -> None:
-        try:
-            link = FlightLink(name, end, self._wake)
-            try:
-                self._found = link, link.join(greeting)
-            except OutOfReach:
-                link.close()
-                raise
-        except OutOfReach as error:
-            self._found = error
-        self._known.set()
-        self._wake()

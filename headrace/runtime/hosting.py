@@ -35,7 +35,6 @@ from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
 from headrace.network.ends import End
-from headrace.network.link import ALIVE_S
 from headrace.network.messages import (
     AbortBatch,
     Alive,
@@ -162,6 +161,7 @@ class Host:
         finally:
             inbox.put(None)
             ended.set()
+            session.wake()
             # Whoever sends after this thread has left would do so into nothing.
             for thread in threads:
                 thread.join()
@@ -492,5 +492,4 @@ def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
 
 def _beat(session: FlightSession, ended: threading.Event) -> None:
     with contextlib.suppress(Ended):
-        while not ended.wait(ALIVE_S):
-            session.send(Alive())
+        session.beat(ended)
