@@ -12,7 +12,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from pyarrow import flight
 
 from headrace import clock, errors
 from headrace.errors import OutOfReach
-from headrace.network import pace, parcels
+from headrace.network import parcels
 from headrace.network.ends import End
 from headrace.network.messages import (
     PROTOCOL,
@@ -34,18 +33,14 @@ from headrace.network.messages import (
     Greeted,
     Greeting,
     Numbered,
-    Packing,
-    Ping,
     Reply,
     ToWorker,
     UnitDiffs,
     WordLost,
     from_worker,
-    packed,
-    pieces,
 )
-from headrace.network.meter import Measured, Meter
 from headrace.network.pace import Override
+from headrace.network.sender import Sender
 
 _log = structlog.get_logger(__name__)
 
@@ -59,10 +54,6 @@ _JOIN_S: Final = 10.0
 """Seconds in which a worker should answer a greeting."""
 _SLICE_S: Final = 0.25
 _INTERRUPT_S: Final = 2.0
-_DIRECT_BYTES: Final = 1 << 16
-"""No more is sent on the thread of who sends: what a slow wire takes at once."""
-_WAITING_BYTES_MAX: Final = 1 << 24
-"""So many bytes of rows may wait to be sent; then who sends them does."""
 INTERRUPT: Final = "interrupt"
 """An action: its body is a JSON array of units."""
 
@@ -70,26 +61,8 @@ Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
 """What a batch came to, and the diffs by unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A word that is not sent yet."""
-
-    word: ToWorker
-    batch: pa.RecordBatch | None
-
-    @property
-    def size(self) -> int:
-        """Bytes of rows."""
-        return 0 if self.batch is None else int(self.batch.nbytes)
-
-
 class FlightLink:
-    """To one worker; what waits is for one thread, ``send`` and ``call`` for any.
-
-    Rows are sent as far as the other end has taken in what went before (``Pace.window_bytes``);
-    what is behind them waits, up to a bound: then who sends does.  So neither end has more of
-    them in memory than these two.
-    """
+    """To one worker; what waits for results is for one thread, all else for any."""
 
     def __init__(
         self,
@@ -121,27 +94,17 @@ class FlightLink:
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
-        self._meter: Final = Meter()
-        self._override = override or Override()
-        self._pace = pace.first(far=end.far)
-        self._waiting: deque[_Waiting] = deque()
-        self._waiting_bytes = 0
-        self._writing = False
         self._waiters = 0
         """So many wait for something of the worker."""
         self._awaited_since = 0.0
-        self._pings: dict[int, float] = {}
-        """When they were sent; what is not answered yet."""
-        # Of whoever writes.
-        self._sent = itertools.count(1)
-        self._pinged = itertools.count(1)
         try:
             self._client = end.client()
             descriptor = flight.FlightDescriptor.for_command(PROTOCOL)
-            self._writer, self._reader = self._client.do_exchange(descriptor)
+            writer, self._reader = self._client.do_exchange(descriptor)
         except (pa.ArrowException, OSError) as error:
             raise self._lost(str(error)) from error
-        for run in (self._read, self._write, self._watch):
+        self.sender: Final = Sender(writer, override or Override(), self._die, far=end.far)
+        for run in (self._read, self.sender.run, self._watch):
             threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
 
     # --- for the engine's thread
@@ -157,31 +120,9 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        if batch is None:
-            self._send(_Waiting(word, None))
-            return
-        for piece in pieces(batch, self._pace.piece_bytes):
-            self._send(_Waiting(word, piece))
-
-    def told(self) -> Measured:
-        """What the link is like; from any thread."""
-        with self._changed:
-            return self._meter.told(clock.monotonic())
-
-    @property
-    def packs(self) -> bool:
-        """Whether rows are compressed."""
-        return self._pace.packed
-
-    @property
-    def override(self) -> Override:
-        """What somebody has said of it."""
-        return self._override
-
-    @override.setter
-    def override(self, said: Override) -> None:
-        with self._changed:
-            self._override = said
+        with self._awaiting():
+            if not self.sender.send(word, batch):
+                raise self._gone()
 
     def join(self, word: Greeting) -> Greeted:
         """Begin; returns what the worker has.
@@ -234,7 +175,7 @@ class FlightLink:
             self._changed.wait_for(lambda: call in self._answers or self._reason)
             found = self._answers.pop(call, None)
             if found is None:
-                raise self._lost(self._reason or "")
+                raise self._gone()
         if found.error is not None:
             raise errors.from_wire(found.error)
         return found
@@ -280,85 +221,6 @@ class FlightLink:
         """Let go; whoever waits hears it."""
         self._die(reason)
 
-    # --- inside: sending
-
-    def _send(self, item: _Waiting) -> None:
-        """Send at once where nothing stands before it, else leave it to the link's thread."""
-        with self._awaiting():
-            with self._changed:
-                self._changed.wait_for(lambda: self._reason or self._room(item))
-                if self._reason is not None:
-                    raise self._lost(self._reason)
-                if self._writing or self._waiting or not self._direct(item):
-                    self._waiting.append(item)
-                    self._waiting_bytes += item.size
-                    self._changed.notify_all()
-                    return
-                self._writing = True
-            if not self._put(item):
-                raise self._lost(self._reason or "")
-
-    def _room(self, item: _Waiting) -> bool:
-        return not item.size or self._waiting_bytes < _WAITING_BYTES_MAX
-
-    def _direct(self, item: _Waiting) -> bool:
-        """Whether a word goes out without delay: on this machine, as far as there is room."""
-        if not self.end.far:
-            return self._fits(item)
-        return self._meter.under_way + item.size <= _DIRECT_BYTES
-
-    def _fits(self, item: _Waiting) -> bool:
-        under_way = self._meter.under_way
-        return not (item.size and under_way) or under_way + item.size <= self._pace.window_bytes
-
-    def _write(self) -> None:
-        """Send what waits, in order, as far as the other end takes it in."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self._reason is not None
-                        or (
-                            not self._writing
-                            and bool(self._waiting)
-                            and self._fits(self._waiting[0])
-                        )
-                    )
-                )
-                if self._reason is not None:
-                    self._waiting.clear()
-                    return
-                item = self._waiting.popleft()
-                self._waiting_bytes -= item.size
-                self._writing = True
-                self._changed.notify_all()
-            self._put(item)
-
-    def _put(self, item: _Waiting) -> bool:
-        """Write a word; False: the link is dead.
-
-        REQUIRES: ``_writing`` is this thread's; it ends with it.
-        """
-        word = item.word
-        try:
-            message = packed(
-                *(word, item.batch), compressed=self._pace.packed, number=next(self._sent)
-            )
-            with self._changed:
-                now = clock.monotonic()
-                self._meter.sends(message.size, now)
-                if isinstance(word, Ping):
-                    self._pings[word.number] = now
-            self._writer.write_metadata(message)
-        except (pa.ArrowException, OSError) as error:
-            self._die(str(error))
-            return False
-        finally:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
-        return True
-
     # --- inside: what comes
 
     def _read(self) -> None:
@@ -369,7 +231,9 @@ class FlightLink:
                 message = self._reader.read_chunk().app_metadata
                 got = numbered.check(message)
                 word, batch = from_worker(message)
-                self._come(message.size, got)
+                with self._changed:
+                    self._heard = clock.monotonic()
+                self.sender.came(message.size, got)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
                     diffs.setdefault(word.unit, []).append(batch)
@@ -386,18 +250,7 @@ class FlightLink:
             self._die("it has ended")
         except (pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             self._die(str(error))
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing)
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self._writer.close()
-
-    def _come(self, size: int, got: int) -> None:
-        with self._changed:
-            self._heard = clock.monotonic()
-            self._meter.came(size, self._heard)
-            self._meter.arrived(got, self._heard)
-            if self._waiting:
-                self._changed.notify_all()
+        self.sender.end()
 
     def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
         came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
@@ -416,15 +269,8 @@ class FlightLink:
                 case Reply():
                     self._answers[word.call] = word
                 case Alive():
-                    self._alive(word)
+                    self.sender.answered(word.ping)
             self._changed.notify_all()
-
-    def _alive(self, word: Alive) -> None:
-        asked = self._pings.pop(word.ping, None)
-        if asked is not None:
-            self._meter.answered(asked, self._heard)
-            for older in [number for number in self._pings if number < word.ping]:
-                del self._pings[older]
 
     # --- inside: whether it lives
 
@@ -439,27 +285,14 @@ class FlightLink:
                 now = clock.monotonic()
                 silent_s = now - self._heard
                 in_vain_s = now - max(self._heard, self._awaited_since) if self._waiters else 0.0
-                if self._joined is not None and now - asked >= ALIVE_S:
-                    asked = now
-                    self._ask()
-            if silent_s > SILENCE_S or in_vain_s > self._awaited_s:
+                joined = self._joined is not None
+            if joined and now - asked >= ALIVE_S:
+                asked = now
+                self.sender.ask()
+            if silent_s > max(SILENCE_S, self._awaited_s) or in_vain_s > self._awaited_s:
                 self.silent = True
                 self._die(f"it has given no sign of life for {silent_s:.0f} s")
                 return
-
-    def _ask(self) -> None:
-        """See how far away the other end is, and say how rows are to be sent."""
-        new = pace.of(self._meter.bandwidth, self._override.bytes_per_s, self._pace)
-        if new != self._pace:
-            known = (self._pace.packed, self._pace.piece_bytes) == (new.packed, new.piece_bytes)
-            self._pace = new
-            if not known and new.piece_bytes is not None:
-                self._waiting.append(_Waiting(Packing(new.packed, new.piece_bytes), None))
-        if self._waiting and isinstance(self._waiting[0].word, Ping):
-            return
-        # Before all that waits: it means the same anywhere.
-        self._waiting.appendleft(_Waiting(Ping(next(self._pinged)), None))
-        self._changed.notify_all()
 
     @contextlib.contextmanager
     def _awaiting(self) -> Iterator[None]:
@@ -481,9 +314,13 @@ class FlightLink:
             self._reason = reason.splitlines()[0] if reason else "it is gone"
             self._changed.notify_all()
         _log.warning("link lost", worker=self.name, reason=self._reason)
+        self.sender.close()
         # What waits inside of it, to send or to read, comes out.
         self._reader.cancel()
         self._wake()
+
+    def _gone(self) -> OutOfReach:
+        return self._lost(self._reason or "it is gone")
 
     def _lost(self, reason: str) -> OutOfReach:
         return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")

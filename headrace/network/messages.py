@@ -1,10 +1,10 @@
 """What goes over a link: a word, and for some an Arrow batch behind it.
 
-    | number, 8 bytes | got, 8 | length of the word, 4 | word, MessagePack | zeros up to 64 | Arrow IPC |
+    | number, 8 bytes | got, 8 | length of the word, 4 | word, MessagePack | zeros | Arrow IPC |
 
-The number is that of the message on its way over one link, from 1 on: who gets another than the
-next one knows that something was lost, or came twice.  Got are the bytes of all messages that its
-sender had taken in before.
+Zeros lead to a multiple of 64.  The number is that of the message on its way over one link, from 1
+on: who gets another than the next one knows that something was lost, or came twice.  Got are the
+bytes of all messages that its sender had taken in before.
 
 Words from the coordinator to a worker, in this order for each txid:
 

@@ -35,7 +35,7 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LinkPace:
     """How rows go."""
 
     packed: bool
@@ -46,16 +46,16 @@ class Pace:
     """How much may be under way."""
 
 
-NEAR: Final = Pace(packed=False, piece_bytes=None, window_bytes=_NEAR_WINDOW_BYTES)
+NEAR: Final = LinkPace(packed=False, piece_bytes=None, window_bytes=_NEAR_WINDOW_BYTES)
 """On this machine, always: what is packed there costs and saves nothing."""
 
 
-def first(*, far: bool) -> Pace:
+def first(*, far: bool) -> LinkPace:
     """Of a link of which nothing is known yet: one to another machine may be slow."""
-    return Pace(True, _PIECE_BYTES_UNKNOWN, _WINDOW_BYTES_UNKNOWN) if far else NEAR
+    return LinkPace(True, _PIECE_BYTES_UNKNOWN, _WINDOW_BYTES_UNKNOWN) if far else NEAR
 
 
-def of(measured: int | None, said: int | None, before: Pace) -> Pace:
+def of(measured: int | None, said: int | None, before: LinkPace) -> LinkPace:
     """Of a link with a bandwidth, bytes per second, that went as ``before``.
 
     What somebody has said of it decides whether packing pays; how much may stand before a sign of
@@ -68,7 +68,7 @@ def of(measured: int | None, said: int | None, before: Pace) -> Pace:
     if measured is None:
         return replace(before, packed=packed)
     piece, window = round(measured * _PIECE_S), round(measured * _WINDOW_S)
-    return Pace(
+    return LinkPace(
         packed,
         # In steps, so that it seldom changes.
         1 << min(max(piece, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX).bit_length() - 1,

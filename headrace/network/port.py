@@ -16,7 +16,6 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace import clock
 from headrace.network import pace, parcels
 from headrace.network.ends import End
 from headrace.network.link import ALIVE_S, INTERRUPT
@@ -63,8 +62,6 @@ class FlightSession:
         """The last one."""
         self._due = threading.Event()
         """Whether a sign of life is."""
-        self.heard = clock.monotonic()
-        """When something came last."""
 
     def receive(self) -> tuple[ToWorker, pa.RecordBatch | None]:
         """The next word.
@@ -77,7 +74,6 @@ class FlightSession:
                 message = self._reader.read_chunk().app_metadata
                 self._numbered.check(message)
                 word, batch = to_worker(message)
-                self.heard = clock.monotonic()
                 match word:
                     case Ping():
                         self._ping = word.number

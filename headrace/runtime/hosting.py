@@ -61,7 +61,7 @@ from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.positions import Meta, StateMark
-from headrace.runtime.sent import GivenUp, Inbox, SentFrames
+from headrace.runtime.sent import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ToldCheckpoints
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit
@@ -106,6 +106,7 @@ class Host:
         self._inbox = Inbox()
         """Of the session there is."""
         self._closed = False
+        self._latest: Final = Latest()
         self._turn: Final = threading.Lock()
         """One session at a time."""
         self._port: FlightPort | None = None
@@ -119,8 +120,8 @@ class Host:
         """What it tells who asks how it is; from any thread."""
         return {"memory_bytes": self._db.memory_bytes}
 
-    def listen(self, end: End) -> None:
-        """Take coordinators there, and nowhere else; what is under way is given up.
+    def listen(self, end: End | None) -> None:
+        """Take coordinators there, and nowhere else (None); what is under way is given up.
 
         Raises:
             OSError: nobody can listen there.
@@ -129,7 +130,9 @@ class Host:
             self._interrupt(())
             self._inbox.close()
             self._port.shutdown()
-        self._port = FlightPort(end, self._serve, self._interrupt, self._files)
+            self._port = None
+        if end is not None:
+            self._port = FlightPort(end, self._serve, self._interrupt, self._files)
 
     def close(self) -> None:
         """End: what is under way is given up."""
@@ -189,6 +192,13 @@ class Host:
         try:
             while True:
                 word, batch = session.receive()
+                if isinstance(word, Greeting):
+                    self._latest.begin(word.epoch)
+                    before = self._inbox
+                    if before is not inbox:
+                        # Its link may have been cut without a word.
+                        self._interrupt(())
+                        before.close()
                 inbox.put((word, batch))
         except Ended:
             self._interrupt(())
