@@ -251,6 +251,8 @@ class FlightLink:
         except (pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             self._die(str(error))
         self.sender.end()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._client.close()
 
     def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
         came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}

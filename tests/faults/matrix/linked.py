@@ -28,8 +28,10 @@ from tests.waiting import at_any_moment, wait_until
 MAIN, NEAR = "main", "w1"
 FAR = {"w2": "127.0.0.2", "w3": "127.0.0.3"}
 ALL = (MAIN, NEAR, *FAR)
-LINES = {"w2": (0.002, 3e6), "w3": (0.02, 4e5)}
+LINES = {"w2": (0.002, 3e6), "w3": (0.005, 4e5)}
 """Seconds one way, and bytes per second."""
+LONG = bool(os.environ.get("HEADRACE_TEST_LONG"))
+"""Whether what may take longer than a worker is waited for does."""
 
 
 class LinkedWorld(World):
@@ -106,7 +108,7 @@ def stop(world: LinkedWorld, name: str) -> None:
     """It sleeps: as a rule not so long that it is missed, but now and then."""
     pid = world.pid(name)
     os.kill(pid, signal.SIGSTOP)
-    longest = 7.0 if world.rng.random() < 0.25 and name != MAIN else 1.0
+    longest = 7.0 if name != MAIN and (LONG or world.rng.random() < 0.25) else 1.0
     at_any_moment(world.rng, longest / 2, longest)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
@@ -132,7 +134,7 @@ def half_open(world: LinkedWorld, name: str) -> None:
     """One way nothing arrives any more, and neither end is told so; in the end it is cut."""
     line = world.far[name].network
     line.deaf = world.rng.random() < 0.5
-    longest = 7.0 if world.rng.random() < 0.3 else 1.0
+    longest = 7.0 if LONG or world.rng.random() < 0.3 else 1.0
     at_any_moment(world.rng, longest / 2, longest)
     line.deaf = None
     # What is missing in the middle of a TLS stream ends that by itself; else nothing would.
@@ -143,7 +145,7 @@ def half_open(world: LinkedWorld, name: str) -> None:
 def stalled(world: LinkedWorld, name: str) -> None:
     line = world.far[name].network
     line.stall()
-    longest = 7.0 if world.rng.random() < 0.2 else 1.0
+    longest = 7.0 if LONG or world.rng.random() < 0.2 else 1.0
     at_any_moment(world.rng, longest / 2, longest)
     line.resume()
 
