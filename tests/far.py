@@ -85,6 +85,14 @@ class FarWorker:
             self._process.send_signal(number)
         return self._process.wait(30)
 
+    def die(self) -> None:
+        """All of its processes at once."""
+        child = self.child()
+        self.end(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{child}").exists(), "it is dead")
+
     def close(self) -> None:
         if self._process is not None:
             self.end(signal.SIGKILL)

@@ -53,6 +53,8 @@ class Greeting(msgspec.Struct, tag=True):
     units: list[UnitRecord]
     login: tuple[str, str] | None = None
     """Role and password for untrusted expressions, of a worker on another machine."""
+    lineage: str = ""
+    """By whose records batches are cut: marks beside others are void."""
     epoch: int = 0
     """Of the coordinator: whoever has begun later is more than it (``sql/meta.py``)."""
 

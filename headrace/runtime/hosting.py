@@ -274,8 +274,15 @@ class Host:
                 self._processor = _processor(self._settings, self._suspects, self._evaluators)
         marks = positions.views(self._db)
         listed = {record.id for record in word.units}
-        for gone in (marks.keys() | self._db.views()) - listed:
+        known = positions.get_lineage(self._db) == word.lineage
+        for gone in (marks.keys() | self._db.views()) - (listed if known else set()):
             self._drop(gone)
+        if not known:
+            # The coordinator has lost its records: these txids mean nothing any more.
+            _log.info("states dropped", units=sorted(marks))
+            marks, meta = {}, Meta()
+            positions.put_lineage(meta, word.lineage)
+            self._db.put_meta(meta, sync=True)
         for record in word.units:
             unit = self._units[record.id] = _made(record)
             mark = marks.get(record.id)

@@ -52,7 +52,7 @@ from headrace.sql.links import LinkFacts
 _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
-_LOOK_S: Final = 5.0
+_LOOK_S: Final = 3.0
 """Between two looks at what the catalog says of links."""
 _SENT_S: Final = 0.2
 """Seconds for which all wait for states to arrive on another machine."""
@@ -158,7 +158,6 @@ class Hosts:
         """``poke`` wakes the engine's thread; it may be called on any."""
         self._book = book
         self._poke = poke
-        self._look_at = 0.0
         self.due = math.inf
         """When to look at the links again (``look``), on the monotonic clock."""
 
@@ -281,11 +280,9 @@ class Hosts:
 
     def look(self) -> None:
         """What the catalog says of links holds from now on, and of who is at their other ends."""
-        self.due = clock.monotonic() + _LOOK_S if self._book.hosts else math.inf
-        if clock.monotonic() < self._look_at:
-            self.due = self._look_at
+        if not self._book.hosts or clock.monotonic() < self.due < math.inf:
             return
-        self._look_at = self.due
+        self.due = clock.monotonic() + _LOOK_S
         conn = self._book.owner.conn
         up = [(h, h.link) for h in self._book.hosts.values() if h.link is not None and h.link.up]
         said = links.said(conn) if up else {}
@@ -318,7 +315,7 @@ class Hosts:
             host.lost_again()
             owner = self._book.owner
             units = [_record(view) for view in there.values()]
-            greeting = Greeting(units, self._login(end), owner.epoch)
+            greeting = Greeting(units, self._login(end), self._book.lineage, owner.epoch)
             said = _override(links.said(owner.conn).get(name))
             host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):

@@ -158,7 +158,7 @@ def lose_disk(world: LinkedWorld, name: str) -> None:
     ids = world.ids(name)
     if name in world.far:
         made = world.far[name]
-        made.end(signal.SIGKILL)
+        made.die()
         shutil.rmtree(made.folder / "data")
         made.start()
     else:
