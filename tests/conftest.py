@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests import spread as spreading
 from tests.amounts import Run
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
@@ -161,6 +162,7 @@ def environment(database: str) -> dict[str, str]:
         "HEADRACE_SPARK_WARM": "false",
         # A busy machine may be ten times slower: there no view is to leave for that.
         "HEADRACE_VIEW_TIME_MS_MAX": "20000",
+        **spreading.environment(),
     }
 
 
@@ -170,6 +172,7 @@ def start_engine(
 ) -> Iterator[Callable[..., EmbeddedEngine]]:
     """Function ``(source_dsn, **env) -> Engine``; what it started is stopped at the end."""
     engines: list[EmbeddedEngine] = request.node.stash.setdefault(ENGINES, [])
+    spread = contextlib.ExitStack()
 
     def start(source: str, *args: str, **env: str) -> EmbeddedEngine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
@@ -181,9 +184,11 @@ def start_engine(
         )
         engines.append(engine)
         engine.start()
+        spread.enter_context(spreading.spread(engine, tmp_path))
         return engine
 
-    yield start
+    with spread:
+        yield start
     for engine in engines:
         engine.kill9()
 
@@ -218,16 +223,17 @@ def started(
 ) -> Iterator[EmbeddedEngine]:
     """An engine on a database of its own, as mark ``engine_with`` of the node says."""
     given = node.get_closest_marker("engine_with")
-    name = databases.take()
+    name, folder = databases.take(), folders.mktemp("engine")
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
-        folders.mktemp("engine") / "data",
+        folder / "data",
         env=environment(name) | dict(given.kwargs if given else {}),
         args=given.args if given else (),
     )
     try:
         engine.start()
-        yield engine
+        with spreading.spread(engine, folder):
+            yield engine
     finally:
         engine.kill9()
     databases.give_back(name)

@@ -1,10 +1,15 @@
-"""A TCP proxy for tests: cuts, stalls, slows, half-closes, and swallows the answer of COMMIT."""
+"""TCP proxies for tests: cuts, stalls, slows, half-closes, and swallows the answer of COMMIT.
+
+``Line`` is one with a latency and a bandwidth, as a wire has them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
+import time
 from typing import Final
 
 from tests.waiting import time_passes
@@ -16,9 +21,9 @@ _COMMIT_DONE: Final = b"C\x00\x00\x00\x0bCOMMIT\x00"
 class Proxy:
     """Relays connections to ``host:port``; ``port`` is its own."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, at: str = "127.0.0.1") -> None:
         self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((at, 0))
         self.port: int = self._server.getsockname()[1]
         self.drop_commit_every = 0
         """Cut a connection instead of passing on every n-th answer to COMMIT; 0: never."""
@@ -117,3 +122,44 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+class Line(Proxy):
+    """Everything arrives ``delay_s`` later than it would, and so many bytes a second each way.
+
+    What is on its way at once is bounded, as by a router: then who sends waits.  ``deaf`` swallows
+    what goes one way, and the connection stays: who sends notices nothing.
+    """
+
+    _ON_ITS_WAY = 16
+    _PIECE = 16_384
+
+    def __init__(self, host: str, port: int, at: str = "127.0.0.1") -> None:
+        super().__init__(host, port, at)
+        self.deaf: bool | None = None
+        """True: what goes to the client is swallowed; False: what goes to the server."""
+
+    def _relay(self, pair: Pair, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        way: queue.Queue[tuple[float, bytes] | None] = queue.Queue(self._ON_ITS_WAY)
+        out = threading.Thread(target=self._deliver, args=(way, sink, answers), daemon=True)
+        out.start()
+        with contextlib.suppress(OSError):
+            while data := source.recv(self._PIECE):
+                way.put((time.monotonic() + self.delay_s, data))
+        way.put(None)
+        out.join()
+        self._end(pair)
+
+    def _deliver(
+        self, way: queue.Queue[tuple[float, bytes] | None], sink: socket.socket, answers: bool
+    ) -> None:
+        free = 0.0
+        while (item := way.get()) is not None:
+            due, data = item
+            self.flowing.wait()
+            began = max(due, free, time.monotonic())
+            free = began + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0)
+            time_passes(max(free - time.monotonic(), 0.0))
+            if self.deaf is not answers and sink not in self._deaf:
+                with contextlib.suppress(OSError):
+                    sink.sendall(data)

@@ -13,6 +13,8 @@ from headrace.process.keys import HOST_NAME, KeyPair
 _ALIVE: Final = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # A new link begins with a connection of its own, and does not wait for the one that is stuck.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 """A transport on which nothing comes back is given up, and with it what waits on it."""
 

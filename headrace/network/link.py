@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,27 +25,34 @@ from headrace.errors import OutOfReach
 from headrace.network import parcels
 from headrace.network.ends import End
 from headrace.network.messages import (
+    PROTOCOL,
+    Alive,
     BatchDone,
     Bye,
     FromWorker,
     Greeted,
     Greeting,
+    Numbered,
     Reply,
     ToWorker,
     UnitDiffs,
+    WordLost,
     from_worker,
-    packed,
 )
+from headrace.network.pace import Override
+from headrace.network.sender import Sender
 
 _log = structlog.get_logger(__name__)
 
 SILENCE_S: Final = 15.0
 """Without a sign of life from a worker: then it is lost."""
+AWAITED_S: Final = 5.0
+"""The same where somebody waits for it, the first time; see ``Outpost.patience_s``."""
 ALIVE_S: Final = 1.0
 """Between two signs of life."""
 _JOIN_S: Final = 10.0
 """Seconds in which a worker should answer a greeting."""
-_SLICE_S: Final = 0.5
+_SLICE_S: Final = 0.25
 _INTERRUPT_S: Final = 2.0
 INTERRUPT: Final = "interrupt"
 """An action: its body is a JSON array of units."""
@@ -55,19 +62,31 @@ Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
 
 
 class FlightLink:
-    """To one worker; ``send`` and what waits are for one thread, ``call`` for any."""
+    """To one worker; what waits for results is for one thread, all else for any."""
 
-    def __init__(self, name: str, end: End, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        end: End,
+        wake: Callable[[], None],
+        override: Override | None = None,
+        awaited_s: float = AWAITED_S,
+    ) -> None:
         """Connect; ``wake`` is called, on another thread, when the link dies.
+
+        ``awaited_s``: after so long without a sign of life it is lost, where somebody waits for it.
 
         Raises:
             OutOfReach: nobody is there.
         """
         self.name: Final = name
         self.end: Final = end
+        self.silent = False
+        """Whether it is dead for want of signs of life."""
+        self.begun: Final = clock.monotonic()
         self._wake = wake
+        self._awaited_s: Final = awaited_s
         self._numbers = itertools.count(1)
-        self._sending = threading.Lock()
         self._changed = threading.Condition()
         # Guarded by the condition's lock.
         self._heard = clock.monotonic()
@@ -75,13 +94,17 @@ class FlightLink:
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
+        self._waiters = 0
+        """So many wait for something of the worker."""
+        self._awaited_since = 0.0
         try:
             self._client = end.client()
-            descriptor = flight.FlightDescriptor.for_command(b"units")
-            self._writer, self._reader = self._client.do_exchange(descriptor)
+            descriptor = flight.FlightDescriptor.for_command(PROTOCOL)
+            writer, self._reader = self._client.do_exchange(descriptor)
         except (pa.ArrowException, OSError) as error:
             raise self._lost(str(error)) from error
-        for run in (self._read, self._watch):
+        self.sender: Final = Sender(writer, override or Override(), self._die, far=end.far)
+        for run in (self._read, self.sender.run, self._watch):
             threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
 
     # --- for the engine's thread
@@ -97,15 +120,9 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        message = packed(word, batch, compressed=self.end.far)
-        with self._sending:
-            if self._reason is not None:
-                raise self._lost(self._reason)
-            try:
-                self._writer.write_metadata(message)
-            except (pa.ArrowException, OSError) as error:
-                self._die(str(error))
-                raise self._lost(str(error)) from error
+        with self._awaiting():
+            if not self.sender.send(word, batch):
+                raise self._gone()
 
     def join(self, word: Greeting) -> Greeted:
         """Begin; returns what the worker has.
@@ -116,6 +133,7 @@ class FlightLink:
         self.send(word)
         with self._changed:
             self._changed.wait_for(lambda: self._joined or self._reason, _JOIN_S)
+            self._heard = clock.monotonic()
             if self._joined is None:
                 raise self._lost(self._reason or "it does not answer")
             return self._joined
@@ -126,7 +144,7 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        with self._changed:
+        with self._awaiting(), self._changed:
             while True:
                 self._changed.wait_for(lambda: self._done or self._reason)
                 while self._done:
@@ -153,11 +171,11 @@ class FlightLink:
             HeadraceError: what the worker answered.
             OutOfReach: the link is dead.
         """
-        with self._changed:
+        with self._awaiting(), self._changed:
             self._changed.wait_for(lambda: call in self._answers or self._reason)
             found = self._answers.pop(call, None)
             if found is None:
-                raise self._lost(self._reason or "")
+                raise self._gone()
         if found.error is not None:
             raise errors.from_wire(found.error)
         return found
@@ -203,57 +221,93 @@ class FlightLink:
         """Let go; whoever waits hears it."""
         self._die(reason)
 
-    # --- inside
+    # --- inside: what comes
 
     def _read(self) -> None:
         diffs: dict[int, list[pa.RecordBatch]] = {}
+        numbered = Numbered()
         try:
             while True:
-                word, batch = from_worker(self._reader.read_chunk().app_metadata)
+                message = self._reader.read_chunk().app_metadata
+                got = numbered.check(message)
+                word, batch = from_worker(message)
+                with self._changed:
+                    self._heard = clock.monotonic()
+                self.sender.came(message.size, got)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
                     diffs.setdefault(word.unit, []).append(batch)
-                    with self._changed:
-                        self._heard = clock.monotonic()
                     continue
                 if isinstance(word, Bye):
                     self._die("it has ended the session")
                     break
-                self._hear(word, {unit: _whole(parts) for unit, parts in diffs.items()})
                 if isinstance(word, BatchDone):
+                    self._finish(word, diffs)
                     diffs = {}
+                else:
+                    self._hear(word)
         except StopIteration:
             self._die("it has ended")
-        except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+        except (pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             self._die(str(error))
-        with self._sending, contextlib.suppress(pa.ArrowException, OSError):
-            self._writer.close()
+        self.sender.end()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._client.close()
 
-    def _hear(self, word: FromWorker, diffs: dict[int, pa.RecordBatch]) -> None:
+    def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
+        came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
+        if came != word.rows:
+            raise WordLost(f"got {came} of the rows {word.rows} of txid {word.txid}")
+        whole = {unit: _whole(parts) for unit, parts in diffs.items()}
         with self._changed:
-            self._heard = clock.monotonic()
+            self._done.append((word, whole))
+            self._changed.notify_all()
+
+    def _hear(self, word: FromWorker) -> None:
+        with self._changed:
             match word:
                 case Greeted():
                     self._joined = word
-                case BatchDone():
-                    self._done.append((word, diffs))
                 case Reply():
                     self._answers[word.call] = word
-                case _:
-                    return
+                case Alive():
+                    self.sender.answered(word.ping)
             self._changed.notify_all()
+
+    # --- inside: whether it lives
 
     def _watch(self) -> None:
         """Give up a worker that gives no sign of life: it is stopped, or cut off."""
+        asked = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
                 if self._reason is not None:
                     return
-                silent_s = clock.monotonic() - self._heard
-            if silent_s > SILENCE_S:
+                now = clock.monotonic()
+                silent_s = now - self._heard
+                in_vain_s = now - max(self._heard, self._awaited_since) if self._waiters else 0.0
+                joined = self._joined is not None
+            if joined and now - asked >= ALIVE_S:
+                asked = now
+                self.sender.ask()
+            if silent_s > max(SILENCE_S, self._awaited_s) or in_vain_s > self._awaited_s:
+                self.silent = True
                 self._die(f"it has given no sign of life for {silent_s:.0f} s")
                 return
+
+    @contextlib.contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        """Inside, somebody may wait for the worker."""
+        with self._changed:
+            if not self._waiters:
+                self._awaited_since = clock.monotonic()
+            self._waiters += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiters -= 1
 
     def _die(self, reason: str) -> None:
         with self._changed:
@@ -262,9 +316,13 @@ class FlightLink:
             self._reason = reason.splitlines()[0] if reason else "it is gone"
             self._changed.notify_all()
         _log.warning("link lost", worker=self.name, reason=self._reason)
+        self.sender.close()
         # What waits inside of it, to send or to read, comes out.
         self._reader.cancel()
         self._wake()
+
+    def _gone(self) -> OutOfReach:
+        return self._lost(self._reason or "it is gone")
 
     def _lost(self, reason: str) -> OutOfReach:
         return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")
@@ -277,17 +335,37 @@ def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 class Joining:
     """A link that is being made: a worker that is stopped takes its time, and holds up nobody."""
 
-    def __init__(self, name: str, end: End, greeting: Greeting, wake: Callable[[], None]) -> None:
-        """``wake`` is called, on another thread, when it is known, and when the link dies."""
+    def __init__(
+        self,
+        name: str,
+        end: End,
+        greeting: Greeting,
+        wake: Callable[[], None],
+        override: Override | None = None,
+        awaited_s: float = AWAITED_S,
+    ) -> None:
+        """``wake`` is called, on another thread, when it is known, and when the link dies.
+
+        The others are those of ``FlightLink``.
+        """
         self._wake = wake
         self._known = threading.Event()
         self._found: tuple[FlightLink, Greeted] | OutOfReach | None = None
-        threading.Thread(
-            target=self._make,
-            args=(name, end, greeting),
-            name=f"headrace-join-{name}",
-            daemon=True,
-        ).start()
+
+        def make() -> None:
+            try:
+                link = FlightLink(name, end, wake, override, awaited_s)
+                try:
+                    self._found = link, link.join(greeting)
+                except OutOfReach:
+                    link.close()
+                    raise
+            except OutOfReach as error:
+                self._found = error
+            self._known.set()
+            self._wake()
+
+        threading.Thread(target=make, name=f"headrace-join-{name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it is known what comes of it."""
@@ -304,16 +382,3 @@ class Joining:
         if isinstance(found, OutOfReach):
             raise found
         return found
-
-    def _make(self, name: str, end: End, greeting: Greeting) -> None:
-        try:
-            link = FlightLink(name, end, self._wake)
-            try:
-                self._found = link, link.join(greeting)
-            except OutOfReach:
-                link.close()
-                raise
-        except OutOfReach as error:
-            self._found = error
-        self._known.set()
-        self._wake()

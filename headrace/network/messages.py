@@ -1,6 +1,10 @@
 """What goes over a link: a word, and for some an Arrow batch behind it.
 
-    | length of the word, 4 bytes | word, MessagePack | zeros up to a multiple of 64 | Arrow IPC |
+    | number, 8 bytes | got, 8 | length of the word, 4 | word, MessagePack | zeros | Arrow IPC |
+
+Zeros lead to a multiple of 64.  The number is that of the message on its way over one link, from 1
+on: who gets another than the next one knows that something was lost, or came twice.  Got are the
+bytes of all messages that its sender had taken in before.
 
 Words from the coordinator to a worker, in this order for each txid:
 
@@ -12,6 +16,8 @@ order of what is sent, so a word means what it means after all before it.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -23,8 +29,11 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that are in the result tables since the last word, by unit."""
 
+PROTOCOL: Final = b"headrace units 2"
+"""What an exchange is asked for by: who speaks another version does not begin one."""
+
 _ALIGN: Final = 64
-_LENGTH_BYTES: Final = 4
+_HEAD: Final = struct.Struct("<QQI")
 
 
 class UnitRecord(msgspec.Struct, frozen=True):
@@ -44,6 +53,10 @@ class Greeting(msgspec.Struct, tag=True):
     units: list[UnitRecord]
     login: tuple[str, str] | None = None
     """Role and password for untrusted expressions, of a worker on another machine."""
+    lineage: str = ""
+    """By whose records batches are cut: marks beside others are void."""
+    epoch: int = 0
+    """Of the coordinator: whoever has begun later is more than it (``sql/meta.py``)."""
 
 
 class Greeted(msgspec.Struct, tag=True):
@@ -123,6 +136,8 @@ class BatchDone(msgspec.Struct, tag=True):
     crowded: bool
     """Whether nothing more should come until it is durable."""
     memory_bytes: int
+    rows: dict[int, int] = {}
+    """How many were sent before this word, by unit (T-29)."""
 
 
 class GoBack(msgspec.Struct, tag=True):
@@ -183,8 +198,24 @@ class Reply(msgspec.Struct, tag=True):
     error: dict[str, Any] | None = None
 
 
+class Ping(msgspec.Struct, tag=True):
+    """Is to be answered by Alive, at once."""
+
+    number: int
+
+
+class Packing(msgspec.Struct, tag=True):
+    """How the worker is to send rows from now on (``pace.py``)."""
+
+    packed: bool
+    piece_bytes: int
+
+
 class Alive(msgspec.Struct, tag=True):
     """The process has time to say so."""
+
+    ping: int = 0
+    """The last one that it was asked by."""
 
 
 class Bye(msgspec.Struct, tag=True):
@@ -205,6 +236,8 @@ ToWorker = (
     | Export
     | TakeSnapshot
     | WriteSnapshot
+    | Ping
+    | Packing
     | Alive
 )
 FromWorker = Greeted | UnitDiffs | BatchDone | Reply | Alive | Bye
@@ -213,22 +246,63 @@ _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _COMPRESSED: Final = ipc.IpcWriteOptions(compression="zstd")
+_SMALL_BYTES: Final = 4096
+"""A smaller batch takes longer to compress than to be sent (``bench links``)."""
 _READ: Final = ipc.IpcReadOptions(ensure_alignment=ipc.Alignment.DataTypeSpecific)
 
 
+class Numbered:
+    """Numbers what comes over a link, and counts its bytes."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.got = 0
+        """Bytes that have come."""
+
+    def check(self, message: pa.Buffer) -> int:
+        """What the other end has got (see above).
+
+        Raises:
+            WordLost: a message is not the next one.
+        """
+        number, got, _ = _HEAD.unpack_from(message)
+        if number != self._last + 1:
+            raise WordLost(f"message {self._last + 1} was awaited, and {number} came")
+        self._last = number
+        self.got += message.size
+        return int(got)
+
+
+class WordLost(Exception):
+    """A message was lost on its way, or came twice."""
+
+
 def packed(
-    word: ToWorker | FromWorker, batch: pa.RecordBatch | None = None, *, compressed: bool = False
+    word: ToWorker | FromWorker,
+    batch: pa.RecordBatch | None = None,
+    *,
+    compressed: bool = False,
+    number: int = 0,
+    got: int = 0,
 ) -> pa.Buffer:
     """A message."""
     head = _ENCODER.encode(word)
     out = pa.BufferOutputStream()
-    out.write(len(head).to_bytes(_LENGTH_BYTES, "little") + head)
+    out.write(_HEAD.pack(number, got, len(head)) + head)
     if batch is not None:
-        out.write(bytes(-(_LENGTH_BYTES + len(head)) % _ALIGN))
-        options = _COMPRESSED if compressed else None
+        out.write(bytes(-(_HEAD.size + len(head)) % _ALIGN))
+        options = _COMPRESSED if compressed and batch.nbytes >= _SMALL_BYTES else None
         with ipc.new_stream(out, batch.schema, options=options) as stream:
             stream.write_batch(batch)
     return out.getvalue()
+
+
+def pieces(batch: pa.RecordBatch, piece_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    """A batch in slices of about so many bytes; None: whole.  An empty one is one slice."""
+    parts = 1 if piece_bytes is None else 1 + batch.nbytes // piece_bytes
+    rows = -(-batch.num_rows // parts) or 1
+    for begin in range(0, max(batch.num_rows, 1), rows):
+        yield batch.slice(begin, rows)
 
 
 def to_worker(message: pa.Buffer) -> tuple[ToWorker, pa.RecordBatch | None]:
@@ -242,13 +316,12 @@ def from_worker(message: pa.Buffer) -> tuple[FromWorker, pa.RecordBatch | None]:
 
 
 def _head(message: pa.Buffer) -> memoryview:
-    whole = memoryview(message)
-    size = int.from_bytes(whole[:_LENGTH_BYTES], "little")
-    return whole[_LENGTH_BYTES : _LENGTH_BYTES + size]
+    _, _, size = _HEAD.unpack_from(message)
+    return memoryview(message)[_HEAD.size : _HEAD.size + size]
 
 
 def _batch(message: pa.Buffer) -> pa.RecordBatch | None:
-    end = _LENGTH_BYTES + len(_head(message))
+    end = _HEAD.size + len(_head(message))
     if message.size <= end:
         return None
     body = message.slice(end + -end % _ALIGN)

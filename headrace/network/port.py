@@ -5,8 +5,10 @@ Files go beside the exchange: what is large holds up no word.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +16,28 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.network import parcels
+from headrace.network import pace, parcels
 from headrace.network.ends import End
-from headrace.network.link import INTERRUPT
-from headrace.network.messages import FromWorker, ToWorker, packed, to_worker
+from headrace.network.link import ALIVE_S, INTERRUPT
+from headrace.network.messages import (
+    PROTOCOL,
+    Alive,
+    BatchDone,
+    FromWorker,
+    Numbered,
+    Packing,
+    Ping,
+    ToWorker,
+    UnitDiffs,
+    WordLost,
+    packed,
+    pieces,
+    to_worker,
+)
 
-_PART_BYTES: Final = 1 << 20
-"""A slow wire takes some seconds for them."""
+_TELL_BYTES_NEAR: Final = 1 << 22
+"""So much has come before the other end is told at once, on this machine; else of a piece."""
+_TELL_BYTES_MIN: Final = 1 << 16
 
 
 class Ended(Exception):
@@ -28,13 +45,23 @@ class Ended(Exception):
 
 
 class FlightSession:
-    """One exchange with a coordinator; ``send`` is for any thread."""
+    """One exchange with a coordinator; ``send`` is for any thread, ``receive`` for one."""
 
-    def __init__(self, reader: Any, writer: Any, *, compressed: bool = False) -> None:
+    def __init__(self, reader: Any, writer: Any, *, far: bool = False) -> None:
         self._reader = reader
         self._writer = writer
-        self._compressed = compressed
+        self._pace = pace.first(far=far)
         self._sending = threading.Lock()
+        self._sent = itertools.count(1)
+        self._numbered = Numbered()
+        self._rows: dict[int, int] = {}
+        """How many were sent since the last batch was done, by unit."""
+        self._told = 0
+        """Of what has come, what the other end was told of."""
+        self._ping = 0
+        """The last one."""
+        self._due = threading.Event()
+        """Whether a sign of life is."""
 
     def receive(self) -> tuple[ToWorker, pa.RecordBatch | None]:
         """The next word.
@@ -43,9 +70,44 @@ class FlightSession:
             Ended: there is none.
         """
         try:
-            return to_worker(self._reader.read_chunk().app_metadata)
-        except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError) as error:
+            while True:
+                message = self._reader.read_chunk().app_metadata
+                self._numbered.check(message)
+                word, batch = to_worker(message)
+                match word:
+                    case Ping():
+                        self._ping = word.number
+                        self._due.set()
+                    case Packing():
+                        self._pace = replace(
+                            self._pace, packed=word.packed, piece_bytes=word.piece_bytes
+                        )
+                    case _:
+                        if self._numbered.got - self._told >= self._tell_bytes:
+                            self._due.set()
+                        return word, batch
+        except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             raise Ended(str(error)) from error
+
+    @property
+    def _tell_bytes(self) -> int:
+        piece = self._pace.piece_bytes
+        return _TELL_BYTES_NEAR if piece is None else max(piece, _TELL_BYTES_MIN)
+
+    def beat(self, ended: threading.Event) -> None:
+        """Give signs of life until ``ended``: when they are due, and when something is to be told.
+
+        Raises:
+            Ended: nobody hears them.
+        """
+        while not ended.is_set():
+            self._due.wait(ALIVE_S)
+            self._due.clear()
+            self.send(Alive(self._ping))
+
+    def wake(self) -> None:
+        """Have ``beat`` look."""
+        self._due.set()
 
     def send_rows(self, word: FromWorker, batch: pa.RecordBatch) -> None:
         """Answer rows; in so many words that signs of life come between.
@@ -53,10 +115,8 @@ class FlightSession:
         Raises:
             Ended: nobody hears it.
         """
-        parts = 1 + batch.nbytes // _PART_BYTES if self._compressed else 1
-        rows = -(-batch.num_rows // parts) or 1
-        for begin in range(0, max(batch.num_rows, 1), rows):
-            self.send(word, batch.slice(begin, rows))
+        for piece in pieces(batch, self._pace.piece_bytes):
+            self.send(word, piece)
 
     def send(self, word: FromWorker, batch: pa.RecordBatch | None = None) -> None:
         """Answer.
@@ -64,8 +124,16 @@ class FlightSession:
         Raises:
             Ended: nobody hears it.
         """
-        message = packed(word, batch, compressed=self._compressed)
         with self._sending:
+            match word:
+                case UnitDiffs() if batch is not None:
+                    self._rows[word.unit] = self._rows.get(word.unit, 0) + batch.num_rows
+                case BatchDone():
+                    word.rows, self._rows = self._rows, {}
+            got = self._told = self._numbered.got
+            message = packed(
+                *(word, batch), compressed=self._pace.packed, number=next(self._sent), got=got
+            )
             try:
                 self._writer.write_metadata(message)
             except (pa.ArrowException, OSError) as error:
@@ -106,7 +174,9 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """See Arrow Flight."""
-        self._serve(FlightSession(reader, writer, compressed=self._far))
+        if descriptor.command != PROTOCOL:
+            raise flight.FlightServerError("this worker is of another version of headrace")
+        self._serve(FlightSession(reader, writer, far=self._far))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """See Arrow Flight: keep a file."""

@@ -18,14 +18,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from headrace import clock
 from headrace.process import durable
 
 HOST_NAME: Final = "headrace"
 """What certificates are for: they are compared whole, so a name says nothing more."""
-_FOREVER: Final = datetime.timedelta(days=36_500)
-_SKEW: Final = datetime.timedelta(days=2)
-"""By which another machine's clock may be behind."""
+_EVER: Final = (
+    datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
+    datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC),
+)
+"""They end when the catalog names another, and not by a clock, which may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,14 @@ def _read(text: bytes) -> KeyPair:
 def _made() -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST_NAME)])
-    now = clock.now()
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + _FOREVER)
+        .not_valid_before(_EVER[0])
+        .not_valid_after(_EVER[1])
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST_NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace import clock
 from headrace.errors import OutOfReach
-from headrace.network.link import FlightLink, Joining
+from headrace.network.link import AWAITED_S, FlightLink, Joining
 from headrace.network.messages import (
     AskClock,
     AskStats,
@@ -22,6 +23,10 @@ from headrace.network.messages import (
     Mark,
     ToWorker,
 )
+
+_PATIENCE_S_MAX: Final = 60.0
+_RELIABLE_S: Final = 300.0
+"""A worker that was there for so long is taken for one that was never lost."""
 
 
 class Sending:
@@ -77,6 +82,11 @@ class Outpost:
     """By view."""
     joining: Joining | None = None
     """The link that is being made."""
+    patience_s: float = AWAITED_S
+    """How long it may give no sign of life while somebody waits for it.
+
+    More each time that it has failed to: perhaps it cannot.
+    """
     slow: bool = False
     """Whether it did not answer at once the last time: nobody waits for it."""
     marks: dict[int, Mark] = field(default_factory=dict)
@@ -96,6 +106,14 @@ class Outpost:
     def up(self) -> bool:
         """Whether it can be asked."""
         return self.link is not None and self.link.up
+
+    def lost_again(self) -> None:
+        """Its link has died: be more patient with a worker that was silent, and may be slow."""
+        link = self.link
+        if link is not None and link.silent:
+            lasted_s = clock.monotonic() - link.begun
+            before = AWAITED_S / 2 if lasted_s > _RELIABLE_S else self.patience_s
+            self.patience_s = min(before * 2, _PATIENCE_S_MAX)
 
     def told(self) -> Commits:
         """What it has not been told of commits; whoever asks tells it."""

@@ -61,6 +61,8 @@ class Book:
         self.holds: Final = Holds()
         self.records = positions.Records()
         """How batches were cut."""
+        self.lineage = ""
+        """Names these records; what others know by txid is of no use beside others."""
         self.taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
         self.position = Position(0, 0)

@@ -218,6 +218,7 @@ class Engine:
             self.watch.poll(self.leaving.fail)
             self._healing.enforce_budget()
             self._healing.heal()
+            self.hosts.look()
             self._returning.look()
             self.sharing.settle()
         if self._lane.dissolve():
@@ -230,6 +231,7 @@ class Engine:
         due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
         if not self._lane.working:
             due = min(due, self._healing.heal_at(), self._returning.due, self.watch.due)
+            due = min(due, self.hosts.due)
             worked_s, self._worked_s = self._worked_s, 0.0
             if book.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)

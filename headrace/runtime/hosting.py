@@ -35,7 +35,6 @@ from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
 from headrace.network.ends import End
-from headrace.network.link import ALIVE_S
 from headrace.network.messages import (
     AbortBatch,
     Alive,
@@ -62,7 +61,7 @@ from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.positions import Meta, StateMark
-from headrace.runtime.sent import GivenUp, Inbox, SentFrames
+from headrace.runtime.sent import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ToldCheckpoints
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit
@@ -107,6 +106,7 @@ class Host:
         self._inbox = Inbox()
         """Of the session there is."""
         self._closed = False
+        self._latest: Final = Latest()
         self._turn: Final = threading.Lock()
         """One session at a time."""
         self._port: FlightPort | None = None
@@ -120,8 +120,8 @@ class Host:
         """What it tells who asks how it is; from any thread."""
         return {"memory_bytes": self._db.memory_bytes}
 
-    def listen(self, end: End) -> None:
-        """Take coordinators there, and nowhere else; what is under way is given up.
+    def listen(self, end: End | None) -> None:
+        """Take coordinators there, and nowhere else (None); what is under way is given up.
 
         Raises:
             OSError: nobody can listen there.
@@ -130,7 +130,9 @@ class Host:
             self._interrupt(())
             self._inbox.close()
             self._port.shutdown()
-        self._port = FlightPort(end, self._serve, self._interrupt, self._files)
+            self._port = None
+        if end is not None:
+            self._port = FlightPort(end, self._serve, self._interrupt, self._files)
 
     def close(self) -> None:
         """End: what is under way is given up."""
@@ -162,6 +164,7 @@ class Host:
         finally:
             inbox.put(None)
             ended.set()
+            session.wake()
             # Whoever sends after this thread has left would do so into nothing.
             for thread in threads:
                 thread.join()
@@ -189,6 +192,13 @@ class Host:
         try:
             while True:
                 word, batch = session.receive()
+                if isinstance(word, Greeting):
+                    self._latest.begin(word.epoch)
+                    before = self._inbox
+                    if before is not inbox:
+                        # Its link may have been cut without a word.
+                        self._interrupt(())
+                        before.close()
                 inbox.put((word, batch))
         except Ended:
             self._interrupt(())
@@ -264,8 +274,15 @@ class Host:
                 self._processor = _processor(self._settings, self._suspects, self._evaluators)
         marks = positions.views(self._db)
         listed = {record.id for record in word.units}
-        for gone in (marks.keys() | self._db.views()) - listed:
+        known = positions.get_lineage(self._db) == word.lineage
+        for gone in (marks.keys() | self._db.views()) - (listed if known else set()):
             self._drop(gone)
+        if not known:
+            # The coordinator has lost its records: these txids mean nothing any more.
+            _log.info("states dropped", units=sorted(marks))
+            marks, meta = {}, Meta()
+            positions.put_lineage(meta, word.lineage)
+            self._db.put_meta(meta, sync=True)
         for record in word.units:
             unit = self._units[record.id] = _made(record)
             mark = marks.get(record.id)
@@ -492,5 +509,4 @@ def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
 
 def _beat(session: FlightSession, ended: threading.Event) -> None:
     with contextlib.suppress(Ended):
-        while not ended.wait(ALIVE_S):
-            session.send(Alive())
+        session.beat(ended)

@@ -11,6 +11,7 @@ and the batches after that come again.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headrace import clock, errors
 from headrace.collections import plan
-from headrace.errors import BugError, OutOfReach, TransientError
+from headrace.errors import BugError, OutOfReach, RowsLost, TransientError
 from headrace.network.ends import End, Far, Near
 from headrace.network.link import FlightLink, Joining
 from headrace.network.messages import (
@@ -36,19 +37,23 @@ from headrace.network.messages import (
     ToWorker,
     UnitRecord,
 )
+from headrace.network.pace import Override
 from headrace.process import keys
 from headrace.runtime.away import AwayStore, Outpost, Sending, lost
-from headrace.runtime.batches import Outcome
+from headrace.runtime.batches import LOST_MAX, Outcome
 from headrace.runtime.book import Book
 from headrace.runtime.edges import TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.runtime.positions import StateMark
 from headrace.runtime.views import View
-from headrace.sql import meta, nodes
+from headrace.sql import links, meta, nodes
+from headrace.sql.links import LinkFacts
 
 _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
+_LOOK_S: Final = 3.0
+"""Between two looks at what the catalog says of links."""
 _SENT_S: Final = 0.2
 """Seconds for which all wait for states to arrive on another machine."""
 _PATIENCE_S: Final = 1.0
@@ -121,6 +126,8 @@ class Crew:
         host.memory_bytes = done.memory_bytes
         if done.trouble is not None:
             error = errors.from_wire(done.trouble)
+            if isinstance(error, RowsLost) and self.frames.attempt >= LOST_MAX:
+                error = BugError(f"rows are lost in every attempt: {error.message}")
             if isinstance(error, TransientError):
                 raise error
             outcome.failed |= {view.id: error for view in part.views}
@@ -151,6 +158,8 @@ class Hosts:
         """``poke`` wakes the engine's thread; it may be called on any."""
         self._book = book
         self._poke = poke
+        self.due = math.inf
+        """When to look at the links again (``look``), on the monotonic clock."""
 
     # --- views come and go
 
@@ -267,6 +276,23 @@ class Hosts:
             _send(part, word)
         return Crew(frames, list(parts.values()))
 
+    # --- links
+
+    def look(self) -> None:
+        """What the catalog says of links holds from now on, and of who is at their other ends."""
+        if not self._book.hosts or clock.monotonic() < self.due < math.inf:
+            return
+        self.due = clock.monotonic() + _LOOK_S
+        conn = self._book.owner.conn
+        up = [(h, h.link) for h in self._book.hosts.values() if h.link is not None and h.link.up]
+        said = links.said(conn) if up else {}
+        for host, link in up:
+            link.sender.override(_override(said.get(host.name)))
+            if isinstance(link.end, Far):
+                found = nodes.whereabouts(conn, host.name)
+                if found is None or found[1] != link.end.other:
+                    link.close("another one has joined in its name, or its token is void")
+
     # --- inside
 
     def _reached(self, name: str, views: Iterable[View]) -> tuple[Outpost, FlightLink]:
@@ -286,8 +312,12 @@ class Hosts:
             end = self._end(name)
             if end is None:
                 raise lost(name)
-            greeting = Greeting([_record(view) for view in there.values()], self._login(end))
-            host.joining = Joining(name, end, greeting, self._poke)
+            host.lost_again()
+            owner = self._book.owner
+            units = [_record(view) for view in there.values()]
+            greeting = Greeting(units, self._login(end), self._book.lineage, owner.epoch)
+            said = _override(links.said(owner.conn).get(name))
+            host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
             host.slow = True
             raise lost(name)
@@ -329,6 +359,10 @@ class Hosts:
     def _restore(self, view: View, host: Outpost, link: FlightLink, mark: StateMark) -> None:
         host.units.add(view.id)
         view.restore(AwayStore(host, link, view.id, mark.txid), mark)
+
+
+def _override(said: LinkFacts | None) -> Override:
+    return Override() if said is None else Override(said.latency_us, said.bytes_per_s)
 
 
 def _record(view: View) -> UnitRecord:

@@ -8,6 +8,7 @@ not show what is of views that its own caller may not see.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -213,6 +214,16 @@ def _numbers(unit: Unit) -> dict[str, Any]:
             return store.stats()
         return {}
     return flow.metrics() if flow is not None else {}
+
+
+def links(book: Book) -> dict[str, dict[str, Any]]:
+    """What the links to other workers are like, of those that are up."""
+    out = {}
+    for host in list(book.hosts.values()):
+        link = host.link
+        if link is not None and link.up:
+            out[host.name] = {**dataclasses.asdict(link.sender.told()), "packed": link.sender.packs}
+    return out
 
 
 def gauges(book: Book) -> dict[str, Any]:

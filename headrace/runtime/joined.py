@@ -24,6 +24,9 @@ from headrace.process import keys
 from headrace.runtime.hosting import Host
 from headrace.sql import nodes
 
+_NOT_WE: Final = ("28000", "55006")
+"""Our token is void; another process has it, and was there lately (``sql/join_worker.sql``)."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -91,6 +94,8 @@ class Joined:
             try:
                 self._look()
             except (HeadraceError, OSError) as error:
+                if isinstance(error, HeadraceError) and error.code in _NOT_WE:
+                    self._leave()
                 self._say(str(error))
             else:
                 self._say(None)
@@ -103,6 +108,12 @@ class Joined:
             self._host.listen(Far(self._settings.worker_listen, engine, own))
             self._engine = engine
             _log.info("joined", worker=self._settings.worker, listen=self._settings.worker_listen)
+
+    def _leave(self) -> None:
+        """Somebody else is this worker now: nobody may take us for it."""
+        if self._engine:
+            self._host.listen(None)
+            self._engine = b""
 
     def _say(self, problem: str | None) -> None:
         if problem != self._problem:

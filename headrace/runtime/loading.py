@@ -292,6 +292,8 @@ class Loading:
         if found is None:
             return False
         mark = found.mark
+        if mark is not None and found.lineage != book.lineage:
+            raise StateDamaged("what was known of the view's staged state is lost", hint=RESYNC)
         if mark is None:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
         txid = mark.txid

@@ -62,6 +62,7 @@ class Moving:
             "txid": mark.txid,
             "lsn": mark.lsn,
             "mark": [mark.txid, mark.lsn, mark.sink_txid],
+            "lineage": self._book.lineage,
         }
 
     def exporter(self, view_id: int, job: str, path: Path) -> Callable[[], object]:

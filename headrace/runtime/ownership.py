@@ -53,6 +53,8 @@ class Owner(SinkLink):
         try:
             self._lock(previous_pid)
             self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
+            self.epoch: Final = meta.begin(self.conn)
+            """More than that of whoever had the lock before."""
         except psycopg.Error as error:
             self.sink.close()
             raise failures.classify(error) from error

@@ -25,6 +25,7 @@ _BATCH: Final = b"batch/"
 _VIEW: Final = b"view/"
 _HOLD: Final = b"hold/"
 _RETAINED: Final = b"retained"
+_LINEAGE: Final = b"lineage"
 _TXID: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
 _RECORD: Final = struct.Struct(">QQqI")
@@ -88,6 +89,19 @@ def get_retained(db: RocksDatabase) -> RetainedMark | None:
     """How far batches are kept on our side; None: they never were."""
     value = db.get_meta(_RETAINED)
     return RetainedMark(*_FIVE.unpack(value)) if value else None
+
+
+def put_lineage(meta: Meta, lineage: str) -> None:
+    """Add by whose records batches are cut."""
+    meta[_LINEAGE] = lineage.encode()
+
+
+def get_lineage(db: RocksDatabase) -> str:
+    """By whose records batches are cut, of which there are marks here; '': nobody's.
+
+    A txid means something only beside the records of the database that this names.
+    """
+    return (db.get_meta(_LINEAGE) or b"").decode()
 
 
 def put_position(meta: Meta, position: Position) -> None:

@@ -6,6 +6,7 @@ anew.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -66,6 +67,7 @@ class Recovery:
                 book.settings.queue_block_bytes,
                 book.settings.memory.queues,
             )
+        book.lineage = _lineage(book.db)
         book.records = positions.records(book.db)
         book.holds.load(book.db)
         book.confirmed = positions.get_confirmed(book.db)
@@ -157,3 +159,14 @@ class Recovery:
         positions.put_position(meta, book.position)
         positions.put_confirmed(meta, book.confirmed)
         book.db.put_meta(meta, sync=True)
+
+
+def _lineage(db: RocksDatabase) -> str:
+    """By whose records batches are cut; a new database has its own."""
+    found = positions.get_lineage(db)
+    if not found:
+        found = uuid.uuid4().hex
+        meta: positions.Meta = {}
+        positions.put_lineage(meta, found)
+        db.put_meta(meta, sync=True)
+    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import pyarrow as pa
+import structlog
 
 from headrace.errors import BugError, RowsLost
 from headrace.network.messages import (
@@ -26,29 +28,38 @@ from headrace.runtime.edges import TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.types import Diffs
 
-_REST_S: Final = 1.0
+_log = structlog.get_logger(__name__)
 
 Word = tuple[ToWorker, pa.RecordBatch | None]
 
 _KEPT_BYTES_MAX: Final = 64 << 20
 """Of a batch's rows, for who is to be blamed."""
 _WAITING_MAX: Final = 64
-"""Words that wait; then the coordinator does."""
+_WAITING_BYTES_MAX: Final = 1 << 25
+"""Words that wait, and bytes of their rows; then the coordinator does."""
 
 
 class Inbox:
     """Words of one session, in order; ended when the coordinator is gone."""
 
     def __init__(self) -> None:
-        self._words: queue.Queue[Word | None] = queue.Queue(_WAITING_MAX)
+        self._changed = threading.Condition()
+        self._words: deque[Word | None] = deque()
+        self._bytes = 0
         self._over = False
 
     def put(self, word: Word | None) -> None:
         """Add a word; None: there will be no other."""
-        while not self._over:
-            with contextlib.suppress(queue.Full):
-                self._words.put(word, timeout=_REST_S)
-                return
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._room)
+            if not self._over:
+                self._words.append(word)
+                self._bytes += _size(word)
+                self._changed.notify_all()
+
+    @property
+    def _room(self) -> bool:
+        return len(self._words) < _WAITING_MAX and self._bytes < _WAITING_BYTES_MAX
 
     def get(self, timeout_s: float | None = None) -> Word | None:
         """The next word; None: nothing for so long.
@@ -56,12 +67,15 @@ class Inbox:
         Raises:
             Ended: there will be none.
         """
-        try:
-            found = None if self._over else self._words.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._words, timeout_s)
+            if not self._over and not self._words:
+                return None
+            found = None if self._over else self._words.popleft()
+            self._bytes -= _size(found)
+            self._over = found is None
+            self._changed.notify_all()
         if found is None:
-            self._over = True
             raise Ended
         return found
 
@@ -73,9 +87,33 @@ class Inbox:
 
     def close(self) -> None:
         """Nobody reads on; who waits for a word hears it."""
-        self._over = True
-        with contextlib.suppress(queue.Full):
-            self._words.put_nowait(None)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+class Latest:
+    """Which coordinator has begun last: one before it is none any more, though it may not know."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch = 0
+
+    def begin(self, epoch: int) -> None:
+        """One of ``epoch`` greets.
+
+        Raises:
+            Ended: another has begun since.
+        """
+        with self._lock:
+            if epoch < self._epoch:
+                _log.warning("coordinator refused", epoch=epoch, newer=self._epoch)
+                raise Ended("another coordinator has begun since")
+            self._epoch = epoch
+
+
+def _size(word: Word | None) -> int:
+    return 0 if word is None or word[1] is None else int(word[1].nbytes)
 
 
 class SentFrames(Frames):

@@ -315,6 +315,8 @@ class Manifest:
     """The view whose table the first rows are from; 0: it is not fed."""
     mark: StateMark | None
     """Of states that were exported; None: of a population."""
+    lineage: str
+    """Beside whose records that mark means something."""
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -339,6 +341,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
             int(data.get("fed_by", 0)),
             StateMark(*map(int, data["mark"])) if "mark" in data else None,
+            str(data.get("lineage", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

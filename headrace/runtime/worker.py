@@ -86,6 +86,7 @@ class Worker:
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _telling(self._engine, insight.gauges),
                 "batches": _telling(self._engine, insight.batches),
+                "links": _telling(self._engine, insight.links),
                 "stats": _telling_of_view(self._engine, insight.stats),
                 "carries": self._doing(_carries(self._engine)),
                 "move": _move(self._engine, self._suspending),

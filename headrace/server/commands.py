@@ -67,6 +67,12 @@ WORKERS: Final = (
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
 )
 """Columns of workers; ``sql/workers.sql`` has the same."""
+LINKS: Final = (
+    *(("worker", TEXT), ("kind", TEXT), ("up", BOOL), ("latency_us", INT8), ("bandwidth", INT8)),
+    *(("most", INT8), ("out_bytes_per_s", INT8), ("in_bytes_per_s", INT8)),
+    *(("packed", BOOL), ("overridden", BOOL)),
+)
+"""Columns of links; ``sql/links.sql`` has the same."""
 REBALANCE: Final = (
     *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
     *(("moved", BOOL), ("problem", TEXT)),
@@ -300,6 +306,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "memory": partial(ResultSet, MEMORY),
     "batches": partial(ResultSet, BATCHES),
     "workers": partial(ResultSet, WORKERS),
+    "links": partial(ResultSet, LINKS),
     "sources": partial(ResultSet, SOURCES),
     "rebalance": partial(ResultSet, REBALANCE),
     "view_stats": partial(ResultSet, VIEW_STATS),

@@ -62,6 +62,7 @@ FILES: Final = (
     "memory.sql",
     "join_worker.sql",
     "workers.sql",
+    "links.sql",
     "sources.sql",
     "rebalance.sql",
     "view_stats.sql",

@@ -14,6 +14,15 @@ SELECT %s::text, a.pid || ' ' || extract(epoch FROM a.backend_start)
 """A process (``commander``, ``worker``) is there: its backend, by default this one."""
 
 
+def begin(conn: psycopg.Connection[Any]) -> int:
+    """An epoch, which is more than all before it, of whoever decides from now on."""
+    [(epoch,)] = conn.execute(
+        "INSERT INTO headrace.meta AS m (key, value) VALUES ('epoch', '1') ON CONFLICT (key)"
+        " DO UPDATE SET value = (m.value::bigint + 1)::text RETURNING m.value::bigint"
+    ).fetchall()
+    return int(epoch)
+
+
 def put(conn: psycopg.Connection[Any], key: str, value: str) -> None:
     """Set ``key``; writes nothing when it has that value already."""
     conn.execute(

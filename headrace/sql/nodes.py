@@ -83,7 +83,8 @@ def invite(conn: Connection, name: str, digest: bytes) -> bool:
     """Enter one on another machine, or give it another token (its digest); False: it is on ours."""
     made = conn.execute(
         "INSERT INTO headrace.nodes AS n (name, token) VALUES (%s, %s) ON CONFLICT (name)"
-        " DO UPDATE SET token = EXCLUDED.token WHERE n.token IS NOT NULL",
+        " DO UPDATE SET token = EXCLUDED.token, address = NULL, certificate = NULL, seen_at = NULL"
+        " WHERE n.token IS NOT NULL",
         (name, digest),
     )
     return made.rowcount > 0

@@ -9,3 +9,6 @@ ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS token bytea;
 ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS address text;
 ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS certificate text;
 ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS seen_at timestamptz;
+-- What somebody has said of the link to it (add_link); NULL: what is measured counts.
+ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS latency_ms bigint;
+ALTER TABLE headrace.nodes ADD COLUMN IF NOT EXISTS bytes_per_s bigint;

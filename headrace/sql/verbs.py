@@ -168,6 +168,22 @@ class RemoveWorker(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class AddLink(Request):
+    """What the link to a worker is like, whatever is measured; None: that counts."""
+
+    worker: str
+    latency_ms: int | None = None
+    bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropLink(Request):
+    """What is measured of the link to a worker counts again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainWorker(Request):
     """All views of a worker elsewhere."""
 
@@ -419,6 +435,21 @@ _ALL: Final = (
     Verb(
         *("remove_worker", RemoveWorker),
         "ends such a process, when no view is placed on it (for members of our role)",
+    ),
+    Verb(
+        *("links", Request, "what the links to workers are like, and what goes over them"),
+        selected=True,
+        procedure="show_links",
+        answer=Inout("links", "jsonb"),
+    ),
+    Verb(
+        *("add_link", AddLink),
+        "says what the link to a worker is like, for placement (for members of our role)",
+        relayed=True,
+    ),
+    Verb(
+        *("drop_link", DropLink),
+        "lets what is measured of that link count again (for members of our role)",
     ),
     Verb(
         *("drain_worker", DrainWorker),

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -24,88 +19,15 @@ from headrace.network.ends import Far
 from headrace.network.link import INTERRUPT, FlightLink
 from headrace.network.messages import Greeting
 from headrace.process import keys
+from tests.far import FarWorker, token
 from tests.integration import test_workers
 from tests.integration.test_fed import change
 from tests.integration.test_workers import MOST, SUMS, check, place, refused, running
-from tests.proxy import Proxy
 from tests.security.roles import connect, role
 from tests.waiting import at_any_moment, wait_until
 
 TABLES = test_workers.TABLES
 FEW = "SELECT g, avg(x) AS mean FROM items GROUP BY g HAVING count(*) < 20"
-
-
-class FarWorker:
-    """``headrace worker`` as a child process, behind a network of its own."""
-
-    def __init__(self, source: str, folder: Path, token: str) -> None:
-        folder.mkdir()
-        self.folder, self.log = folder, folder / "log"
-        self.token = folder / "token"
-        self.write(token)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.network = Proxy("127.0.0.1", self.port)
-        self._source = source
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def write(self, token: str) -> None:
-        self.token.write_text(token)
-
-    def start(self, **environment: str) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "headrace.server.cli", "worker"),
-                    *("--join", self._source, "--token-file", str(self.token)),
-                    *("--listen", f"127.0.0.1:{self.port}"),
-                    *("--address", f"127.0.0.1:{self.network.port}"),
-                    *("--data-dir", str(self.folder / "data")),
-                ],
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def said(self, text: str) -> bool:
-        return text in self.log.read_text()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "it was started"
-        return self._process.pid
-
-    def child(self) -> int:
-        """The process that keeps the states."""
-
-        def found() -> int | None:
-            told = [
-                json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"
-            ]
-            begun = [line["pid"] for line in told if line["event"] == "child started"]
-            return begun[-1] if begun and Path(f"/proc/{begun[-1]}").exists() else None
-
-        return wait_until(found, "it runs")
-
-    def ready(self) -> None:
-        wait_until(lambda: self.said("ready on"), "it has joined")
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        assert self._process is not None, "it was started"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-        return self._process.wait(30)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self.end(signal.SIGKILL)
-        self.network.close()
-
-
-def token(conn: psycopg.Connection, name: str) -> str:
-    [(text,)] = conn.execute("CALL headrace.create_worker_token(%s)", (name,)).fetchall()
-    return str(text)
 
 
 @pytest.fixture

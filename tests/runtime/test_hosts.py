@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from headrace import clock
+from headrace.errors import OutOfReach
 from headrace.network import link
+from headrace.network.ends import Near
+from headrace.network.messages import Greeting
 from headrace.process import faults
+from headrace.runtime.away import Outpost
 from headrace.sql.status import Status
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
@@ -306,3 +313,64 @@ def test_three_workers_go_on_after_anything(source, database, start, tmp_path, s
             reached(running, view)
         check(running, source, sums=SUMS, most=MOST, rows=ROWS)
         running.stop()
+
+
+def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
+    """The one before it may not know: its link is cut without a word, or it was stopped."""
+    settings = settings_for(database, tmp_path / "data")
+    with hosting(settings, "w1"), contextlib.ExitStack() as stack:
+
+        def linked(epoch: int) -> link.FlightLink:
+            made = link.FlightLink("w1", Near(settings.flight_socket("w1")), lambda: None)
+            stack.callback(made.close)
+            made.join(Greeting([], epoch=epoch))
+            return made
+
+        first = linked(5)
+        # Again, by a link that nobody has ended; it does not wait for the other one's end.
+        again = linked(5)
+        wait_until(lambda: not first.up, "the first one is let go")
+        with pytest.raises(OutOfReach):
+            linked(4)
+        assert again.up, "nobody minds who was refused"
+        later = linked(6)
+        wait_until(lambda: not again.up, "it is let go")
+        with pytest.raises(OutOfReach):
+            linked(5)
+        assert later.up
+
+
+def test_patience_grows_with_a_worker_that_is_silent_again_and_again():
+    outpost = Outpost("w1")
+    seen = []
+    for silent, lasted in (
+        *((False, 0), (True, 1), (True, 1), (False, 9), (True, 1), (True, 1), (True, 1)),
+        *((True, 1), (True, 400)),
+    ):
+        outpost.link = SimpleNamespace(silent=silent, begun=clock.monotonic() - lasted)
+        outpost.lost_again()
+        seen.append(outpost.patience_s)
+    assert seen == [5, 10, 20, 20, 40, 60, 60, 60, 5]
+
+
+def test_marks_beside_records_that_are_lost_are_void(source, database, start, worker):
+    """The writer's disk is lost: a txid means other rows then, and states elsewhere are no use."""
+    running = start()
+    worker.wait()
+    placed(running, source, database, "sums", SUMS)
+    change(source, random.Random(1), 30)
+    check(running, source, sums=SUMS)
+    running.stop()
+    shutil.rmtree(running.settings.state_dir)
+    running = start()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
+    assert status_of(source, "sums")[1] == "55H02"
+    # What is placed there from now on is known by the new records, also after a restart.
+    placed(running, source, database, "most", MOST)
+    change(source, random.Random(2), 5)
+    check(running, source, most=MOST)
+    running.stop()
+    running = start()
+    change(source, random.Random(3), 5)
+    check(running, source, most=MOST)
+    running.stop()

@@ -23,6 +23,7 @@ from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
+from headrace.sql.nodes import MAIN
 from headrace.state.rocks import RocksDatabase
 from tests.compared import differs
 from tests.faults.helpers import WORKER, slot, wal_end
@@ -95,6 +96,7 @@ class World:
             for statement in load.schema(self.rng):
                 conn.execute(statement)
         self.engine.start()
+        self.begin()
         if self.placed:
             error = self.call("CALL headrace.add_worker('w1')")
             assert error is None, error
@@ -102,6 +104,15 @@ class World:
             self.create(name, query, grouped=self.rng.random() < 0.3)
         self.say(f"views: {', '.join(self.views)}")
         self.load = load.Load(self.dsn, self.rng, self.witness)
+
+    def begin(self) -> None:
+        """What else there is before the views."""
+
+    def place(self, name: str) -> str:
+        """The worker of a new view."""
+        # Those that are read together must not stand still, as a view does whose worker is gone.
+        away = self.placed and name not in load.CORE and self.rng.random() < 0.6
+        return OTHER if away else MAIN
 
     def close(self) -> None:
         """End everything; tells nothing about right and wrong."""
@@ -165,6 +176,14 @@ class World:
         ).fetchall()
         return {name: (status, message) for name, status, message in rows}
 
+    def ids(self, worker: str) -> set[int]:
+        """The views of a worker; one that is filled anew has another id then."""
+        with connect(self.dsn) as conn:
+            rows = conn.execute(
+                "SELECT id FROM headrace.views WHERE options ->> 'placement' = %s", (worker,)
+            ).fetchall()
+        return {number for (number,) in rows}
+
     def child(self, module: str) -> int | None:
         return self.engine.child(module) if self.engine.running else None
 
@@ -189,9 +208,7 @@ class World:
 
     def attempt_create(self, name: str, query: str, **options: str | bool) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
-        # Those that are read together must not stand still, as a view does whose worker is gone.
-        if self.placed and name not in load.CORE and self.rng.random() < 0.6:
-            options.setdefault("placement", OTHER)
+        options.setdefault("placement", self.place(name))
         given = json.dumps(options)
         error = None
         for _ in range(5):

@@ -1,0 +1,229 @@
+"""What is under way is bounded, in order and numbered; what is lost or comes twice ends a link."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import OutOfReach
+from headrace.network import sender as senders
+from headrace.network.ends import End, Far, Near
+from headrace.network.link import FlightLink
+from headrace.network.messages import (
+    BatchDone,
+    BeginBatch,
+    Drop,
+    EndBatch,
+    Greeting,
+    TableRows,
+    ToWorker,
+    UnitDiffs,
+)
+from headrace.network.pace import Override
+from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.process import keys
+from tests.network.test_link import Other, linked, politely, silently
+from tests.network.test_messages import BATCH
+from tests.waiting import wait_until
+
+_RNG = random.Random(4)
+ROWS = pa.record_batch({"n:1": pa.array([_RNG.randbytes(1000) for _ in range(1000)])})
+"""A megabyte, which cannot be made smaller."""
+
+
+class Wire:
+    """A writer that loses a message, or sends one twice; all else is that of a link."""
+
+    def __init__(self, writer: Any, lost: int = -1, twice: int = -1) -> None:
+        self._writer, self._lost, self._twice, self._at = writer, lost, twice, -1
+
+    def write_metadata(self, message: pa.Buffer) -> None:
+        self._at += 1
+        for _ in range(0 if self._at == self._lost else 2 if self._at == self._twice else 1):
+            self._writer.write_metadata(message)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.mark.parametrize("trouble", [{"lost": 3}, {"twice": 3}])
+def test_what_is_lost_or_comes_twice_ends_the_link(tmp_path: Path, trouble: dict[str, int]) -> None:
+    """Whatever it was; what came before it was heard, and nothing after it."""
+    with linked(tmp_path / "w1.flight", silently) as (made, other, _):
+        made.sender._writer = Wire(made.sender._writer, **trouble)
+        with contextlib.suppress(OutOfReach):
+            for unit in range(100):
+                made.send(Drop(unit))
+        assert other.ended.wait(10)
+        heard = [other.heard.get() for _ in range(other.heard.qsize())]
+        expected = trouble.get("lost", 4)
+        assert heard == [Drop(unit) for unit in range(expected)]
+        wait_until(lambda: not made.up, "this end hears of it")
+
+
+@pytest.mark.parametrize("trouble", [{"lost": 1}, {"twice": 1}])
+def test_so_does_an_answer(tmp_path: Path, trouble: dict[str, int]) -> None:
+    def answer(session: FlightSession, word: ToWorker) -> None:
+        if not isinstance(session._writer, Wire):
+            session._writer = Wire(session._writer, **trouble)
+        session.send(UnitDiffs(1), BATCH)
+        session.send(UnitDiffs(1), BATCH)
+        session.send(BatchDone(5, 0, [1], {}, None, {}, False, False, 0))
+
+    with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
+        made.send(BeginBatch(5, 0, 0, 0, [1], {}))
+        with pytest.raises(OutOfReach) as caught:
+            made.results(5, 0)
+        assert "message" in str(caught.value.detail)
+
+
+def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) -> None:
+    """A bug there, not of the wire."""
+
+    def answer(session: FlightSession, word: ToWorker) -> None:
+        session.send(UnitDiffs(1), BATCH)
+        session._rows[1] += 1
+        session.send(BatchDone(5, 0, [1], {}, None, {}, False, False, 0))
+
+    with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
+        made.send(BeginBatch(5, 0, 0, 0, [1], {}))
+        with pytest.raises(OutOfReach) as caught:
+            made.results(5, 0)
+        assert "got {1: 3} of the rows {1: 4} of txid 5" in str(caught.value.detail)
+
+
+class Living(Other):
+    """It gives signs of life, as a worker does."""
+
+    def _serve(self, session: FlightSession) -> None:
+        ended = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(Ended):
+                session.beat(ended)
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            super()._serve(session)
+        finally:
+            ended.set()
+            session.wake()
+            thread.join()
+
+
+@contextlib.contextmanager
+def far_linked(folder: Path, other: Other, **more: Any) -> Iterator[FlightLink]:
+    """A link as to another machine."""
+    theirs, ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
+    here: End = Far("127.0.0.1:0", ours.certificate, theirs)
+    port = FlightPort(here, other._serve, other.interrupted.append, folder)
+    there = Far(f"127.0.0.1:{port.port}", theirs.certificate, ours)
+    made = FlightLink("w2", there, lambda: None, **more)
+    try:
+        yield made
+    finally:
+        made.close()
+        port.shutdown()
+
+
+def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) -> None:
+    """Ten times as much as may wait and be under way: then who sends waits, with that in memory."""
+    reading = threading.Event()
+
+    def stuck(session: FlightSession, word: ToWorker) -> None:
+        reading.wait(60)
+
+    other = Living(tmp_path / "unused", stuck)
+    sent = 0
+    with far_linked(tmp_path, other) as made:
+
+        def flood() -> None:
+            nonlocal sent
+            for _ in range(200):
+                made.send(TableRows(1), ROWS)
+                sent += 1
+            made.send(EndBatch(1, 200_000))
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        bound = senders._WAITING_BYTES_MAX + made.sender._pace.window_bytes
+        wait_until(lambda: made.sender.waiting_bytes > senders._WAITING_BYTES_MAX, "it is full")
+        most = made.sender.waiting_bytes
+        assert not thread.join(0.5)
+        assert thread.is_alive(), "who sends waits"
+        assert sent < 30
+        # A piece more may wait than the bound, and a little more than rows be under way.
+        assert most <= made.sender.waiting_bytes <= bound + 2 * ROWS.nbytes
+        # A word without rows does not wait for room: nothing can stand still for want of it.
+        made.send(Drop(1))
+        reading.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        rows = 0
+
+        def all_came() -> bool:
+            nonlocal rows
+            while not other.heard.empty():
+                word = other.heard.get()
+                rows += isinstance(word, TableRows)
+                if isinstance(word, EndBatch):
+                    return True
+            return False
+
+        wait_until(all_came, "all has come")
+        assert rows >= 200
+        wait_until(lambda: made.sender.waiting_bytes < 1000, "and that is known")
+    other.port.shutdown()
+
+
+def test_a_link_is_measured_by_what_goes_over_it(tmp_path: Path) -> None:
+    other = Living(tmp_path / "unused", politely)
+    with far_linked(tmp_path, other) as made:
+        made.join(Greeting([]))
+        made.send(TableRows(1), ROWS)
+        made.send(TableRows(1), ROWS)
+        wait_until(lambda: made.sender.told().bandwidth is not None, "it is measured")
+        wait_until(lambda: made.sender.told().latency_us is not None, "so is the way")
+        told = made.sender.told()
+        assert told.latency_us is not None
+        assert told.bandwidth is not None
+        assert 0 < told.latency_us < 1_000_000
+        assert told.bandwidth > 100_000
+        assert told.out_now > 0
+        # What somebody says decides whether rows are compressed.
+        for rate, packs in ((1_000, True), (10**12, False), (1_000, True)):
+            made.sender.override(Override(bytes_per_s=rate))
+            wait_until(lambda packs=packs: made.sender.packs == packs, "it is done as was said")
+    other.port.shutdown()
+
+
+def test_on_this_machine_nothing_is_compressed(tmp_path: Path) -> None:
+    other = Living(tmp_path / "w1.flight", politely)
+    made = FlightLink("w1", Near(tmp_path / "w1.flight"), lambda: None)
+    with contextlib.closing(made):
+        made.join(Greeting([]))
+        made.sender.override(Override(bytes_per_s=1_000))
+        made.send(TableRows(1), ROWS)
+        wait_until(lambda: made.sender.told().latency_us is not None, "it has been looked at")
+        assert not made.sender.packs
+        # Its own size, and little more: nothing is packed.
+        assert made.sender._meter._sent > ROWS.nbytes
+    other.port.shutdown()
+
+
+def test_a_worker_of_another_version_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    with linked(tmp_path / "w1.flight", politely) as (made, _, _woken):
+        made.join(Greeting([]))
+        monkeypatch.setattr("headrace.network.link.PROTOCOL", b"headrace units 1")
+        with pytest.raises(OutOfReach) as caught:
+            FlightLink("w1", made.end, lambda: None).join(Greeting([]))
+        assert "another version" in str(caught.value.detail)
+        assert made.up
