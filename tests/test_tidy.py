@@ -115,7 +115,7 @@ RUNTIME: dict[str, set[str]] = {
     },
     ".leaving": {".book", ".durability", ".hosts", ".sharing", ".waits", ".watch", "records"},
     ".hosts": {".book", "records", "threads"},
-    ".sharing": {".book", ".durability", ".watch", "records"},
+    ".sharing": {".book", ".durability", ".hosts", ".watch", "records"},
     ".watch": {".book", "records"},
     ".result_tables": {".book", "records"},
     ".durability": {".book", ".urgency", "records", "threads"},

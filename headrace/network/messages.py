@@ -63,6 +63,8 @@ class Deploy(msgspec.Struct, tag=True):
     runs: list[str]
     """Paths; or names, of files that were sent."""
     mark: Mark
+    partly: bool = False
+    """Whether they have states of other units as well."""
 
 
 class Drop(msgspec.Struct, tag=True):

@@ -187,11 +187,11 @@ def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
     rows: list[StatsRow] = []
     for unit in (*book.needed([view]), view):
         numbers = _numbers(unit)
-        worker = view.placed or MAIN
+        worker = unit.placed or MAIN
         for node in unit.own.nodes:
-            shared = isinstance(unit, Shared)
-            if node.id in unit.feeds or (shared and node.id == unit.own.sink.id):
+            if node.id in unit.feeds or (unit is not view and node.id == unit.own.sink.id):
                 continue  # its rows come from there, or go on to who reads it
+            shared = isinstance(unit, Shared) and not unit.placed
             known = numbers.get(node.id, {})
             rows.append(
                 StatsRow(

@@ -76,7 +76,7 @@ class Loading:
                 with book.suspects.during(view_id, LOADING):
                     self._restore(view, marks.get(view_id), listed.values())
         self._collect_garbage(conn, marks)
-        owned = [v for v in book.views.values() if v.owned and v.reachable]
+        owned = [v for v in book.views.values() if v.owned and book.missing(v) is None]
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
         for view in owned:
@@ -216,7 +216,7 @@ class Loading:
         """
         with self._book.suspects.during(view.id, LOADING):
             self._attempt(view, None)
-        if view.reachable and view.owned:
+        if self._book.missing(view) is None and view.owned:
             self._own(view, new=False)
 
     def _restore(self, view: View, mark: StateMark | None, listed: Iterable[View]) -> None:
@@ -246,6 +246,8 @@ class Loading:
             OutOfReach: they are on a worker that cannot be asked now.
         """
         try:
+            if view.parts and mark is None:
+                mark = positions.views(self._book.db).get(view.id)
             if view.placed:
                 if view.id in self._book.db.views():
                     self._durability.still()
@@ -281,8 +283,11 @@ class Loading:
     def _take_back(self, view: View, mark: StateMark) -> None:
         """Give a view the state that the state database has."""
         self._durability.still()
-        self._sharing.restore(view)
-        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        if view.store is None:
+            self._sharing.restore(view)
+        self._sharing.reach(view)
+        if view.store is None:
+            view.restore(self._book.db.view(view.id, mark.txid), mark)
         _revive(view)
 
     def _ingest(self, view: View) -> bool:
@@ -378,6 +383,11 @@ class Loading:
             return ContinuityLost(
                 "the stream has moved on since the view was populated", hint=RESYNC
             )
+        for part in book.parts_of(view):
+            if part.mark.txid < book.position.txid and book.needs(part.mark) < book.confirmed:
+                return ContinuityLost(
+                    f'worker "{part.placed}" is further back than the stream', hint=RESYNC
+                )
         wrong = result_tables.unwritable(book, view)
         if wrong is not None:
             return wrong

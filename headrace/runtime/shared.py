@@ -36,6 +36,8 @@ _FEEDS: Final = b"feeds/"
 _FRONT: Final = b"front/"
 _QUEUE: Final = "subplan "
 _OFFSET: Final = struct.Struct(">Q")
+PER_VIEW_MAX: Final = 64
+"""Subplans that one view may be the first to have."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Shared(Unit):
     awaited: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Views that are being made of what it sends, by job: id, and the txid after which they need
     it.  As long as the job has a hold."""
+    owner: str = ""
+    """Of a part of a view that is on another worker: the view's."""
 
     @property
     def shown(self) -> str:
@@ -121,6 +125,11 @@ class Shared(Unit):
         """See ``Unit``: how far what it sent must be there."""
         meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
 
+    @property
+    def told(self) -> tuple[int, int, int]:
+        """See ``Unit``: instead of what was written, how far what it sent must be there."""
+        return self.mark.txid, self.mark.lsn, self.output.front
+
     def open(self, storage: Storage, front: int | None) -> None:
         """Take over what an earlier process has sent, or begin anew after its mark.
 
@@ -150,6 +159,9 @@ class _Record(msgspec.Struct):
     settings: dict[str, str]
     start_lsn: int
     signature: str
+    placed: str = ""
+    owner: str = ""
+    limits: dict[str, int] = {}
 
 
 _RECORDS: Final = msgspec.json.Decoder(_Record)
@@ -176,7 +188,7 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
             made = _made(int(key[len(_SUBPLAN) :]), value)
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
-            made.restore(db.view(made.id, mark.txid), mark)
+            made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
             made.open(storage, fronts.get(made.id))
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
@@ -192,7 +204,10 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
 
 def put(meta: Meta, shared: Shared) -> None:
     """Write down what a new one computes."""
-    record = _Record(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature)
+    record = _Record(
+        *(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature),
+        *(shared.placed, shared.owner, shared.limits),
+    )
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 
 
@@ -217,4 +232,7 @@ def _made(unit_id: int, value: bytes) -> Shared:
         found.settings,
         found.start_lsn,
         found.signature,
+        owner=found.owner,
+        placed=found.placed,
+        limits=found.limits,
     )

@@ -15,6 +15,8 @@ SILENCE_S: Final = 3 * JOIN_S
 """After which it is taken for lost."""
 MAIN: Final = "main"
 """The worker that takes what comes and writes what goes, which no row is of."""
+STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
+"""What stands instead of a worker's name, and so is none."""
 _LISTED: Final = """
 SELECT n.name, n.added_at::text, count(v.id), n.token IS NOT NULL, n.address,
        n.seen_at > clock_timestamp() - %s * interval '1 second'
@@ -42,6 +44,12 @@ class WorkerNode:
     """Where it listens there; None: it has not said so."""
     seen: bool | None
     """Whether it has said so lately."""
+
+
+def whole(option: object) -> str:
+    """The worker that has all of a view whose option ``placement`` this is; '': it is cut, or ours."""
+    named = option if isinstance(option, str) else ""
+    return "" if named == MAIN or named in STRATEGIES else named
 
 
 def listed(conn: Connection) -> list[WorkerNode]:
