@@ -262,3 +262,4 @@ def _write_away(work: _Underway) -> None:
         store.link.send(WriteSnapshot(number))
     for store, number in work.away:
         store.link.answer(number)
+    faults.point(faults.AWAY_WRITTEN)

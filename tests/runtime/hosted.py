@@ -92,7 +92,7 @@ def place(source: psycopg.Connection, view: str, worker: str) -> None:
     )
 
 
-def cut(source: psycopg.Connection, view: str, **workers: str) -> dict[str, str]:
+def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[str, str]:
     """Have parts of a view, which is not adopted yet, placed: by the kind of their last node."""
     [(data,)] = source.execute("SELECT plan FROM headrace.views WHERE view_name = %s", (view,))
     found = {
