@@ -95,6 +95,6 @@ class Healing:
         return wrong is None
 
     def _stands(self, view: View) -> bool:
-        """Whether a view waits for its table; for a worker, somebody else does (``returning.py``)."""
+        """Whether a view waits for its table; those for a worker: ``returning.py``."""
         stands = view.status == Status.SINK_ERROR and not view.suspended
         return stands and self._book.missing(view) is None

@@ -177,6 +177,9 @@ class StatsRow(msgspec.Struct, frozen=True):
     rows_out: int = 0
     batches: int = 0
     busy_us: int = 0
+    bytes_out: int = 0
+    since_s: float = 0.0
+    """For how long its dataflow has been there; 0: it is not."""
 
 
 def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
@@ -200,6 +203,7 @@ def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
                     known.get("rows_out", 0),
                     known.get("time_ends", 0),
                     known.get("busy_ns", 0) // 1000,
+                    *(known.get("bytes_out", 0), known.get("since_s", 0.0)),
                 )
             )
     return [msgspec.structs.asdict(row) for row in rows]

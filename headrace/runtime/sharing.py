@@ -35,9 +35,9 @@ A view that has stopped for good reads nothing any more; filled anew, it may sha
 subplan that is all of that one's plan; its own plan begins with what comes from there.  It is never
 without: what is below is nowhere in its plan.
 
-*Parts on other workers.*  A view may be cut: nodes of its plan are computed elsewhere, each with all
-that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on that
-worker, what it sends comes here, into its queue, and is read here like that of any other.
+*Parts on other workers.*  A view may be cut: nodes of its plan are computed elsewhere, each with
+all that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on
+that worker, what it sends comes here, into its queue, and is read here like that of any other.
 
 * Invariant 4: what a part has sent up to its mark on its worker is in the queue here: the worker
   keeps with each mark how far that is (``Shared.told``), and is told to write it after the queue
@@ -320,7 +320,7 @@ class Sharing:
         out = {}
         for node, feeder in dict(view.feeds).items():
             shared = self._book.subplans.get(feeder)
-            if shared is not None:
+            if shared is not None and not shared.placed:
                 views = self._book.views_of(shared)
                 out[node] = shared.id, [v.target.shown for v in views if v.id != view.id]
         return out

@@ -353,7 +353,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def placement(options: Mapping[str, Any]) -> str:
-    """The worker that has all of a view by its options; '': the one that writes, perhaps in part."""
+    """The worker that has all of a view by its options; '': the one that writes has the rest."""
     return nodes.whole(options.get("placement"))
 
 

@@ -67,6 +67,11 @@ WORKERS: Final = (
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
 )
 """Columns of workers; ``sql/workers.sql`` has the same."""
+PLACEMENT: Final = (
+    *(("what", TEXT), ("name", TEXT), ("worker", TEXT), ("why", TEXT)),
+    *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
+)
+"""Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
 REBALANCE: Final = (
     *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
     *(("moved", BOOL), ("problem", TEXT)),
@@ -302,6 +307,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "workers": partial(ResultSet, WORKERS),
     "sources": partial(ResultSet, SOURCES),
     "rebalance": partial(ResultSet, REBALANCE),
+    "explain_placement": partial(ResultSet, PLACEMENT),
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""

@@ -64,6 +64,7 @@ FILES: Final = (
     "workers.sql",
     "sources.sql",
     "rebalance.sql",
+    "explain_placement.sql",
     "view_stats.sql",
     "view_message.sql",
     "view_states.sql",

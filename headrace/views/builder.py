@@ -53,6 +53,7 @@ from headrace.views import (
     resync,
     sources,
     verify,
+    whereabouts,
     workers,
 )
 from headrace.views.poison import Poison
@@ -97,6 +98,7 @@ DOES: Final[dict[str, Act]] = {
     "remove_worker": workers.remove_worker,
     "drain_worker": balance.drain_worker,
     "rebalance": balance.rebalance,
+    "explain_placement": whereabouts.explain_placement,
     "sources": sources.shown,
     "add_source": sources.add_source,
     "drop_source": sources.drop_source,

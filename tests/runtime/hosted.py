@@ -101,7 +101,7 @@ def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[
         if plan.kind(type(node)).lower() in workers
     }
     source.execute(
-        "UPDATE headrace.views SET parts = %s WHERE view_name = %s", (Jsonb(found), view)
+        "UPDATE headrace.views SET placed_parts = %s WHERE view_name = %s", (Jsonb(found), view)
     )
     return found
 
