@@ -81,6 +81,8 @@ class Outpost:
     """Whether it did not answer at once the last time: nobody waits for it."""
     marks: dict[int, Mark] = field(default_factory=dict)
     """The durable ones that it had when it was joined, of views that have not gone on since."""
+    taken: dict[int, Mark] = field(default_factory=dict)
+    """Parts of views that it has taken in since it was joined, and as of what."""
     guilty: set[int] = field(default_factory=set)
     """Views that it has died of."""
     pid: int = 0

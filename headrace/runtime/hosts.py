@@ -194,6 +194,10 @@ class Hosts:
         self._restore(unit, host, link, mark)
         return mark
 
+    def reach(self, worker: str) -> None:
+        """Raise OutOfReach if a worker cannot be asked now."""
+        self._reached(worker, ())
+
     def deploy(self, unit: Unit, runs: Sequence[Path], mark: StateMark) -> None:
         """Have the worker take the staged states of a unit, or of the view that it is a part of.
 
@@ -206,12 +210,18 @@ class Hosts:
             OutOfReach: it is gone; or it is on another machine, and they are on their way there.
         """
         host, link = self._reached(unit.placed, ())
-        names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
-        number, partly = link.number(), isinstance(unit, Shared)
+        partly = isinstance(unit, Shared)
         # A part has sent nothing yet (``Shared.told``).
         at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
+        if host.taken.get(unit.id) == at:  # another part was not to be had
+            self._restore(unit, host, link, mark)
+            return
+        names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
+        number = link.number()
         link.send(Deploy(number, _record(unit), names, at, partly))
         link.answer(number)
+        if partly:
+            host.taken[unit.id] = at
         self._restore(unit, host, link, mark)
 
     def _sent(self, unit: Unit, host: Outpost, link: FlightLink, runs: Sequence[Path]) -> list[str]:
@@ -244,6 +254,7 @@ class Hosts:
                 if gone not in host.units:
                     continue
                 host.units.discard(gone)
+                host.taken.pop(gone, None)
                 host.marks.pop(gone, None)
                 host.commits.pop(gone, None)
                 if host.link is not None:
@@ -334,6 +345,7 @@ class Hosts:
         host.marks, host.guilty = dict(joined.marks), set(joined.guilty)
         host.units = set(joined.marks)
         host.commits.clear()
+        host.taken.clear()
         host.large = host.crowded = False
         for gone in host.units - there.keys():
             self.drop(gone)  # since the worker was asked

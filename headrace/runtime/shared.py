@@ -130,10 +130,12 @@ class Shared(Unit):
         """See ``Unit``: instead of what was written, how far what it sent must be there."""
         return self.mark.txid, self.mark.lsn, self.output.front
 
-    def open(self, storage: Storage, front: int | None) -> None:
+    def open(self, storage: Storage, front: int | None, recorded: int | None = None) -> None:
         """Take over what an earlier process has sent, or begin anew after its mark.
 
-        ``front``: how far it must be there; None: it is new.
+        ``front``: how far it must be there; None: it is new.  ``recorded``: the last txid of which
+        it is known how it was cut: what was sent of later ones, which the power of the machine
+        has left behind, is of others now, and is sent anew.
         """
         found = storage.get(self.queue_name)
         if front is not None and (found is None or found.front < front):
@@ -144,6 +146,8 @@ class Shared(Unit):
         if found is None:
             found = storage.make(self.queue_name)
             found.begin_after(self.mark.txid)
+        elif recorded is not None and found.base_txid <= recorded < found.last_txid:
+            found.begin_after(recorded)
         self.queue, self.table = found, storage.pool.table
 
     @property
@@ -167,8 +171,12 @@ class _Record(msgspec.Struct):
 _RECORDS: Final = msgspec.json.Decoder(_Record)
 
 
-def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]], list[Shared]]:
+def read(
+    db: RocksDatabase, storage: Storage, recorded: int
+) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     """Who reads what, by unit and node, and the shared subplans with states and queues.
+
+    ``recorded``: see ``Shared.open``.
 
     Raises:
         StateDamaged: it cannot be read.
@@ -189,7 +197,7 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
             made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
-            made.open(storage, fronts.get(made.id))
+            made.open(storage, fronts.get(made.id), recorded)
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
         raise StateDamaged(

@@ -125,7 +125,7 @@ class Sharing:
         book = self._book
         book.subplans.clear()
         self._joining.clear()
-        self._feeds, found = records.read(book.db, book.queues)
+        self._feeds, found = records.read(book.db, book.queues, book.records.last)
         book.subplans.update({made.id: made for made in found})
 
     def restore(self, view: View) -> None:
@@ -226,6 +226,8 @@ class Sharing:
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
         """Have other workers take their parts of a new view."""
         made: list[Shared] = []
+        for worker in set(view.parts.values()):
+            self._hosts.reach(worker)
         for node, worker in sorted(view.parts.items()):
             part = Shared(
                 -(view.id * PER_VIEW_MAX + len(made)),

@@ -364,6 +364,8 @@ def _view(row: WorkedView) -> View:
         raise BugError(
             f"view {row.id} has no physical plan in the catalog", detail=f"{error!r}."
         ) from error
+    if not row.parts.keys() <= {node.id for node in rebuilt.nodes}:
+        raise BugError(f"view {row.id} has parts that are not in its plan")
     options = row.options or {}
     return View(
         row.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.errors import StateDamaged
 from headrace.network import link
 from headrace.process import faults
 from headrace.sql.status import Status
@@ -187,23 +189,48 @@ def test_a_view_waits_for_its_worker_before_it_begins(source, database, start, w
     running.stop()
 
 
-def test_a_view_is_dropped_of_which_one_part_was_taken_in(source, database, start):
-    """The other worker was never there."""
+def two_parts(source, name: str) -> None:
+    """Have one group of "pairs" on "w1", the other on "w2"."""
+    nodes = source.execute("SELECT placed_parts FROM headrace.views").fetchone()[0]
+    source.execute(
+        "UPDATE headrace.views SET placed_parts = %s WHERE view_name = %s",
+        (json.dumps(dict(zip(sorted(nodes), ("w1", "w2"), strict=True))), name),
+    )
+
+
+def test_a_view_waits_for_all_of_its_workers(source, database, start):
+    """No worker takes anything in before all can be asked."""
     running = start()
     with hosting(running.settings, "w1") as host:
-        view = cut(
-            *(running, source, database, "pairs", BOTH, {"reduce": "w1", "join": "w2"}), adopt=False
-        )
-        nodes = source.execute("SELECT placed_parts FROM headrace.views").fetchone()[0]
-        first, *others = sorted(node for node in nodes if nodes[node] == "w1")
-        assert others
-        source.execute(
-            "UPDATE headrace.views SET placed_parts = jsonb_build_object(%s::text, 'w1', %s::text, 'w2')",
-            (first, others[-1]),
-        )
+        view = cut(running, source, database, "pairs", BOTH, {"reduce": "w1"}, adopt=False)
+        two_parts(source, "pairs")
         running.on(lambda: running.engine.lifecycle.adopt(view))
-        wait_until(lambda: host.units, "one is there")
+        change(source, random.Random(1), 5)
+        assert status_of(source, "pairs")[0] == Status.SINK_ERROR
+        assert not host.units
         assert not running.book.subplans
+        with hosting(running.settings, "w2") as other:
+            reached(running, view)
+            check(running, source, pairs=BOTH)
+            assert (len(host.units), len(other.units)) == (1, 1)
+            running.stop()
+
+
+def test_a_part_that_was_taken_in_goes_with_a_view_that_never_ran(
+    source, database, start, monkeypatch
+):
+    running = start()
+    with hosting(running.settings, "w1") as host, hosting(running.settings, "w2") as other:
+
+        def full(*_) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(other._db, "ingest", full)
+        view = cut(running, source, database, "pairs", BOTH, {"reduce": "w1"}, adopt=False)
+        two_parts(source, "pairs")
+        with pytest.raises(StateDamaged):
+            running.on(lambda: running.engine.lifecycle.adopt(view))
+        assert len(host.units) == 1
         source.execute("DELETE FROM headrace.views WHERE id = %s", (view,))
         running.on(lambda: running.engine.lifecycle.drop(view))
         wait_until(lambda: not host.units, "it is gone")
