@@ -115,6 +115,7 @@ def test_a_view_is_cut_and_moved(engine, commander, source):
     commander.execute("CALL headrace.remove_worker('w1')")
 
 
+@pytest.mark.slow
 def test_it_lives_with_all_that_is_done_to_views(engine, commander, source):
     for name in ("w1", "w2"):
         commander.execute("CALL headrace.add_worker(%s)", (name,))
@@ -162,6 +163,7 @@ def test_it_lives_with_all_that_is_done_to_views(engine, commander, source):
     check(commander, most=MOST)
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_lost_is_filled_anew(engine, commander, source):
     commander.execute("CALL headrace.add_worker('w1')")
     create(commander, "sums", SUMS, {"join": "w1"})
@@ -178,7 +180,8 @@ def test_what_a_worker_has_lost_is_filled_anew(engine, commander, source):
         assert workers_of(conn, "sums")["join"] == {"w1"}
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow) for n in range(12)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
 def test_it_goes_on_after_anything(engine, commander, source, seed):
     """Kills of any process, stopped workers, and disks of workers that are lost."""
     rng = random.Random(seed)
@@ -204,7 +207,9 @@ def test_it_goes_on_after_anything(engine, commander, source, seed):
                 change(source, rng, 3)
                 os.kill(pid, signal.SIGCONT)
             elif what == "main":
-                os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+                name = "headrace.runtime.worker"
+                wait_until(lambda: engine.child(name) is not None, "it is there")
+                os.kill(engine.child(name), signal.SIGKILL)
             elif what == "pause" and running(conn, "pair"):
                 conn.execute("CALL headrace.pause_view('pair')")
                 change(source, rng, 5)
@@ -304,6 +309,7 @@ def test_a_query_is_explained(engine, commander, source):
         commander.execute("CALL headrace.remove_worker('w1')")
 
 
+@pytest.mark.slow
 @pytest.mark.engine_with(HEADRACE_MAIN_CAPACITY="6")
 def test_what_main_has_no_room_for_goes_elsewhere(engine, commander, source):
     """Strategies keep to capacities, of all views together; with nothing left they say so."""

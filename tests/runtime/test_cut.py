@@ -22,7 +22,7 @@ from tests.runtime.disturbances import locked, told
 from tests.runtime.harness import settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, reached
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
-from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed, rarely
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed
 from tests.waiting import wait_until
 
 TABLES = test_sharing.TABLES
@@ -57,7 +57,9 @@ def states(store) -> set[str]:
     return {name.partition("_")[0] for name, pairs in store.dump().items() if pairs}
 
 
-@pytest.mark.parametrize("kind", ["join", "reduce", "source"])
+@pytest.mark.parametrize(
+    "kind", ["reduce", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("join", "source"))]
+)
 def test_a_part_is_elsewhere(source, database, start, kind):
     running = start()
     with hosting(running.settings, "w1") as host:
@@ -113,6 +115,7 @@ def test_others_do_not_notice_that_a_worker_is_killed(source, database, start, w
     running.stop()
 
 
+@pytest.mark.slow
 def test_an_engine_comes_back_without_the_worker(source, database, start, worker):
     running = start()
     worker.wait()
@@ -134,6 +137,7 @@ def test_an_engine_comes_back_without_the_worker(source, database, start, worker
     running.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, monkeypatch):
     monkeypatch.setattr(link, "SILENCE_S", 5.0)
     running = start()
@@ -153,6 +157,7 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
     running.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map", "join"])
 def test_a_row_that_cannot_be_computed_is_told(source, database, start, worker, kind):
     """Wherever it fails: above the part, or in it."""
@@ -174,6 +179,7 @@ def test_a_row_that_cannot_be_computed_is_told(source, database, start, worker, 
     running.stop()
 
 
+@pytest.mark.slow
 def test_a_view_waits_for_its_worker_before_it_begins(source, database, start, worker):
     worker.kill()
     running = start()
@@ -216,6 +222,7 @@ def test_a_view_waits_for_all_of_its_workers(source, database, start):
             running.stop()
 
 
+@pytest.mark.slow
 def test_a_part_that_was_taken_in_goes_with_a_view_that_never_ran(
     source, database, start, monkeypatch
 ):
@@ -237,6 +244,7 @@ def test_a_part_that_was_taken_in_goes_with_a_view_that_never_ran(
         running.stop()
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_set_aside(source, database, start, worker):
     """And the view stops, to be filled anew; what it had on the other worker goes."""
     running = start()
@@ -265,6 +273,7 @@ def test_a_damaged_state_is_set_aside(source, database, start, worker):
         running.stop()
 
 
+@pytest.mark.slow
 def test_what_was_sent_is_lost(source, database, start, worker):
     """A worker is further than the engine: without what came of it, the view stops."""
     running = start()
@@ -285,12 +294,9 @@ def test_what_was_sent_is_lost(source, database, start, worker):
     running.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "point",
-    [
-        rarely(point, (faults.AWAY_WRITTEN, faults.COMMIT_ANSWERED))
-        for point in (*POINTS, faults.CHECKPOINT_BEGUN, faults.QUEUES_SYNCED, faults.AWAY_WRITTEN)
-    ],
+    "point", [*POINTS, faults.CHECKPOINT_BEGUN, faults.QUEUES_SYNCED, faults.AWAY_WRITTEN]
 )
 def test_kill_9_at_every_point(source, database, start, worker, point):
     """Of the one that writes; now and then the worker is killed too before it is back."""
@@ -334,9 +340,8 @@ def crashed(running, source, rng: random.Random, worker: HostProcess) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
 def test_it_goes_on_after_anything(source, database, start, tmp_path, seed):
     """Kills and stops of any process, lost connections, locks, pauses."""
     rng = random.Random(seed)
