@@ -26,6 +26,7 @@ ANALYZE items, orders;
 SUMS = "SELECT i.name, sum(o.n) AS s FROM items i JOIN orders o ON o.item = i.id GROUP BY i.name"
 MOST = "SELECT i.name, max(o.n) AS m FROM items i JOIN orders o ON o.item = i.id GROUP BY i.name"
 PAIR = f"SELECT a.name, a.s, b.m FROM ({SUMS}) a FULL JOIN ({MOST}) b ON a.s = b.m + 10"
+MAIN = "headrace.runtime.worker"
 CLOCK = "SELECT id, n FROM orders WHERE now() > '2020-01-01' AND n < 100"
 
 
@@ -130,7 +131,7 @@ def test_it_lives_with_all_that_is_done_to_views(engine, commander, source):
         check(commander, most=MOST)
         wait_for_all(commander, "pair")
         check(commander, pair=PAIR)
-    os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+    os.kill(engine.child(MAIN), signal.SIGKILL)
     change(source, rng, 3)
     check(commander, most=MOST)
     wait_for_all(commander, "pair")
@@ -207,9 +208,8 @@ def test_it_goes_on_after_anything(engine, commander, source, seed):
                 change(source, rng, 3)
                 os.kill(pid, signal.SIGCONT)
             elif what == "main":
-                name = "headrace.runtime.worker"
-                wait_until(lambda: engine.child(name) is not None, "it is there")
-                os.kill(engine.child(name), signal.SIGKILL)
+                wait_until(lambda: engine.child(MAIN) is not None, "it is there")
+                os.kill(engine.child(MAIN), signal.SIGKILL)
             elif what == "pause" and running(conn, "pair"):
                 conn.execute("CALL headrace.pause_view('pair')")
                 change(source, rng, 5)
