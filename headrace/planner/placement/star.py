@@ -10,9 +10,10 @@ but that source, and as the end of the sink, where operators have room.  Rows go
 straight on, which costs nothing.  With that an operator is on a worker exactly if all tables below
 it go there: what ``cuts.py`` says of parts.
 
-Strategies that assign operators on one tree are asked for each way in which the tables may go, and
-the best of what they say is taken: *bottom_up* has most operators on workers, *top_down* fewest, of
-the others the cheapest wins; ``exact`` looks at all ways itself.
+Strategies that assign operators on one tree are asked for each way in which the tables may go, with
+the tables where that leads them, and the best of what they say is taken: *bottom_up* has most
+operators on workers, *top_down* fewest, of ``ifcop`` the cheapest wins; ``exact`` looks at all ways
+from the intake ends itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from headrace.collections.subplans import over
 from headrace.errors import UserError
 from headrace.planner.placement import cuts
 from headrace.planner.placement.bottom_up import bottom_up
-from headrace.planner.placement.cost import cost_of
 from headrace.planner.placement.exact import exact
 from headrace.planner.placement.expansion import expand
 from headrace.planner.placement.failed import PlacementFailed
@@ -44,8 +44,6 @@ _INSIDE: Final = 1e-9
 """What it costs to move a byte within a process, beside an ordinary link: all but nothing."""
 _WAYS_MAX: Final = 128
 """Ways of all tables that are tried; of more, those in which all tables go the same way."""
-_ITERATIONS: Final = 30
-"""Of ``ifcop``, for each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,114 +87,123 @@ def place_star(
         UserError: the plan is too large for ``exact`` (54001).
     """
     star = _Star(plan, main, others, costs)
-    found = star.exactly() if strategy is Strategy.EXACT else star.best(strategy, seed)
-    if isinstance(found, PlacementFailed):
-        return found
-    nodes = {
-        node.id: main.name if isinstance(node, p.SourceSpec) else found[node.id]
-        for node in plan.nodes
-    }
-    parts = cuts.tops(plan, nodes, main.name)
-    crossing = cuts.received(plan, parts, star.sends, main.name)
-    weights = {station.name: station.weight for station in others}
-    cost = sum(
-        sent * weights[low if high == main.name else high] for (low, high), sent in crossing.items()
-    )
-    return StarPlacement(strategy, nodes, parts, crossing, cost)
+    return star.exactly() if strategy is Strategy.EXACT else star.best(strategy, seed)
 
 
 class _Star:
-    """A plan whose sources have one reader each, and the topology that it is placed on."""
+    """A plan whose sources have one reader each, and the workers that it is placed on."""
 
     def __init__(
         self, plan: p.PhysicalPlan, main: Station, others: Sequence[Station], costs: Costs
     ) -> None:
-        self._main, self._others = main, others
-        apart, origins = _apart(plan)
-        self._intakes = {name: f"{main.name} > {name}" for name in origins}
-        weights = {other.name: other.weight for other in others}
-        links = [TopologyLink(name, main.name, weight) for name, weight in weights.items()]
-        for end in self._intakes.values():
-            links.append(TopologyLink(end, main.name, _INSIDE))
-            links += [TopologyLink(end, name, weight) for name, weight in weights.items()]
-        self._topology = Topology(
-            (
-                TopologyNode(main.name, main.capacity, main.taken),
-                *(TopologyNode(o.name, o.capacity, o.taken) for o in others),
-                *(TopologyNode(end, 0) for end in self._intakes.values()),
-            ),
-            tuple(links),
-        )
+        self._plan, self._main, self._others = plan, main, others
+        self._apart, self._origins = _apart(plan)
+        origins, known = self._origins, {node.id for node in self._apart.nodes}
         rates = {name: costs.rates[o] for name, o in origins.items() if o in costs.rates}
-        rates |= {name: rate for name, rate in costs.rates.items() if name not in origins.values()}
+        rates |= {name: rate for name, rate in costs.rates.items() if name in known}
         # Sources come with who reads them, and the sink is where it is.
-        slots = {**costs.slots, **dict.fromkeys(origins, 0), plan.sink.id: 0}
-        slots = {name: n for name, n in slots.items() if name in {x.id for x in apart.nodes}}
-        expanded = expand(apart, {**self._intakes, plan.sink.id: main.name})
-        self._operators = Operators(expanded, Costs(rates, costs.factors, slots))
-        self._constants = expanded.constants
-        self.sends = {o.name: o.sends for o in self._operators.by_name.values()}
-        """Bytes per second of each node of the plan."""
-        self.sends |= {origin: self.sends[name] for name, origin in origins.items()}
+        slots = {name: count for name, count in costs.slots.items() if name in known}
+        slots |= {**dict.fromkeys(origins, 0), plan.sink.id: 0}
+        self._costs = Costs(rates, costs.factors, slots)
 
-    def exactly(self) -> dict[str, str] | PlacementFailed:
-        """The cheapest of all."""
-        found = exact(self._operators, self._topology)
-        return found if isinstance(found, PlacementFailed) else self._with_constants(found[1])
+    def exactly(self) -> StarPlacement | PlacementFailed:
+        """The cheapest of all, on all ways from intake ends."""
+        main, ends = self._main, {name: f"{self._main.name} > {name}" for name in self._origins}
+        links = [TopologyLink(other.name, main.name, other.weight) for other in self._others]
+        for end in ends.values():
+            links.append(TopologyLink(end, main.name, _INSIDE))
+            links += [TopologyLink(end, other.name, other.weight) for other in self._others]
+        nodes = (*self._nodes(), *(TopologyNode(end, 0) for end in ends.values()))
+        operators = self._operators(ends)
+        found = exact(operators, Topology(nodes, tuple(links)))
+        if isinstance(found, PlacementFailed):
+            return found
+        return self._placed(Strategy.EXACT, operators, found[1])
 
-    def best(self, strategy: Strategy, seed: int) -> dict[str, str] | PlacementFailed:
+    def best(self, strategy: Strategy, seed: int) -> StarPlacement | PlacementFailed:
         """What a strategy finds on the best of the ways."""
+        main = self._main.name
+        links = tuple(TopologyLink(other.name, main, other.weight) for other in self._others)
+        topology = Topology(self._nodes(), links)
         failed: PlacementFailed | None = None
-        tried: list[tuple[tuple[float, float, int], dict[str, str]]] = []
-        for number, ways in enumerate(self._ways()):
-            found = self._assigned(strategy, ways, seed)
-            if isinstance(found, PlacementFailed):
-                failed = failed or found
+        tried: list[tuple[tuple[float, float, int], StarPlacement]] = []
+        for number, by in enumerate(self._ways()):
+            operators = self._operators(dict(zip(self._origins, by, strict=True)))
+            ways = Ways(main, {worker: main for worker in by if worker != main})
+            assigned = _assigned(strategy, operators, topology, ways, seed)
+            if isinstance(assigned, PlacementFailed):
+                failed = failed or assigned
                 continue
-            cost = cost_of(self._operators, self._topology, ways, found)
-            away = sum(at != self._main.name for at in found.values()) - len(self._intakes)
+            found = self._placed(strategy, operators, assigned)
+            away = sum(at != main for at in found.nodes.values())
             prefers = {Strategy.BOTTOM_UP: -away, Strategy.TOP_DOWN: away}.get(strategy, 0)
-            tried.append(((prefers, cost.total, number), found))
-        if not tried:
-            assert failed is not None, "there is a way: straight on"
-            return failed
-        return self._with_constants(min(tried, key=lambda one: one[0])[1])
+            tried.append(((prefers, found.cost, number), found))
+        if tried:
+            return min(tried, key=lambda one: one[0])[1]
+        assert failed is not None, "there is a way: straight on"
+        return failed
 
-    def _assigned(
-        self, strategy: Strategy, ways: Ways, seed: int
-    ) -> dict[str, str] | PlacementFailed:
-        operators, topology = self._operators, self._topology
-        match strategy:
-            case Strategy.BOTTOM_UP:
-                return bottom_up(operators, topology, ways)
-            case Strategy.TOP_DOWN:
-                return top_down(operators, topology, ways)
-            case _:
-                return ifcop(operators, topology, ways, seed, IfcopOptions(_ITERATIONS))
+    def _nodes(self) -> tuple[TopologyNode, ...]:
+        stations = (self._main, *self._others)
+        return tuple(TopologyNode(s.name, s.capacity, s.taken) for s in stations)
 
-    def _ways(self) -> Iterator[Ways]:
+    def _operators(self, sources: Mapping[str, str]) -> Operators:
+        """All operators, with each of the sources pinned where that says."""
+        expanded = expand(self._apart, {**sources, self._plan.sink.id: self._main.name})
+        return Operators(expanded, self._costs)
+
+    def _ways(self) -> Iterator[tuple[str, ...]]:
         """Ways that the tables may go: by the worker with most room first, last straight on."""
-        main, ends = self._main.name, list(self._intakes.values())
         by_room = sorted(self._others, key=lambda other: other.taken - other.capacity)
-        by = [*(other.name for other in by_room), main]
-        choices: Iterator[tuple[str, ...]] = itertools.product(by, repeat=len(ends))
-        if len(by) ** len(ends) > _WAYS_MAX:
-            choices = ((one,) * len(ends) for one in by)
-        for chosen in choices:
-            up = {name: main for name in chosen if name != main}
-            yield Ways(main, {**dict(zip(ends, chosen, strict=True)), **up})
+        by = [*(other.name for other in by_room), self._main.name]
+        count = len(self._origins)
+        if len(by) ** count > _WAYS_MAX:
+            return iter([(one,) * count for one in by])
+        return itertools.product(by, repeat=count)
 
-    def _with_constants(self, found: Mapping[str, str]) -> dict[str, str]:
-        """Also where those stand that follow from no table: beside who reads them, or on main."""
-        out = dict(found)
-        for name, reader in reversed(list(self._constants.items())):
-            out[name] = out[reader]
-        # One that several read has a copy for each of the others.
-        for name in self._constants:
-            origin = name.partition("~")[0]
-            if out.get(origin) != out[name]:
-                out[origin] = self._main.name
-        return out
+    def _placed(
+        self, strategy: Strategy, operators: Operators, found: Mapping[str, str]
+    ) -> StarPlacement:
+        main = self._main.name
+        everywhere = _with_constants(operators, found, main)
+        nodes = {
+            node.id: main if isinstance(node, p.SourceSpec) else everywhere[node.id]
+            for node in self._plan.nodes
+        }
+        sends = {o.name: o.sends for o in operators.by_name.values()}
+        sends |= {origin: sends[name] for name, origin in self._origins.items()}
+        parts = cuts.tops(self._plan, nodes, main)
+        crossing = cuts.received(self._plan, parts, sends, main)
+        weights = {other.name: other.weight for other in self._others}
+        cost = sum(
+            sent * weights[low if high == main else high] for (low, high), sent in crossing.items()
+        )
+        return StarPlacement(strategy, nodes, parts, crossing, cost)
+
+
+def _assigned(
+    strategy: Strategy, operators: Operators, topology: Topology, ways: Ways, seed: int
+) -> dict[str, str] | PlacementFailed:
+    match strategy:
+        case Strategy.BOTTOM_UP:
+            return bottom_up(operators, topology, ways)
+        case Strategy.TOP_DOWN:
+            return top_down(operators, topology, ways)
+        case _:
+            return ifcop(operators, topology, ways, seed, IfcopOptions())
+
+
+def _with_constants(operators: Operators, found: Mapping[str, str], main: str) -> dict[str, str]:
+    """Also where those stand that follow from no table: beside who reads them, or on ``main``."""
+    out, constants = dict(found), operators.expanded.constants
+    for name, reader in reversed(list(constants.items())):
+        out[name] = out[reader]
+    # One that several read has a copy for each of the others.
+    for name in constants:
+        origin = name.partition("~")[0]
+        if out.get(origin) != out[name]:
+            out[origin] = main
+    return out
 
 
 def _apart(plan: p.PhysicalPlan) -> tuple[p.PhysicalPlan, dict[str, str]]:
