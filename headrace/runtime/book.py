@@ -225,7 +225,8 @@ class Book:
             part
             for part in self.parts
             if part.processed < txid
-            and any(view.live and view.store is not None for view in self.views_of(part))
+            and (view := self.views.get(part.first)) is not None
+            and (view.live and view.store is not None)
         ]
 
     def unit(self, unit_id: int) -> Unit | None:

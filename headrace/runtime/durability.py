@@ -118,7 +118,9 @@ class Durability:
             if shared.id in out:
                 out |= book.all_readers(shared)
             elif shared.placed:
-                out |= {r.id for r in book.readers(shared) if r.mark.txid > shared.mark.txid}
+                view = book.views.get(shared.first)
+                if view is not None and view.mark.txid > shared.mark.txid:
+                    out.add(view.id)
         return out
 
     # --- checkpoints

@@ -74,8 +74,8 @@ class Crew:
 
     frames: Frames
     parts: list[_Part]
-    needed_by: dict[int, set[int]]
-    """Of each unit the views that need it."""
+    needed_by: dict[int, int]
+    """Of each unit the view that needs it."""
     units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,8 +109,7 @@ class Crew:
         outcome.failed |= {
             unit.id: stopped[view_id]
             for unit in self.units
-            for view_id in self.needed_by[unit.id]
-            if view_id in stopped
+            if (view_id := self.needed_by[unit.id]) in stopped
         }
         for unit in self.units:
             if isinstance(unit, Shared):
@@ -312,7 +311,7 @@ class Hosts:
         for part in parts.values():
             word = BeginBatch(*at, [unit.id for unit in part.units], part.host.told())
             _send(part, word)
-        needed_by = {unit.id: {v.id for v in self._book.views_of(unit)} for unit in units}
+        needed_by = {u.id: u.first if isinstance(u, Shared) else u.id for u in units}
         return Crew(frames, list(parts.values()), needed_by)
 
     # --- inside

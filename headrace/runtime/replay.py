@@ -60,7 +60,7 @@ def plan(book: Book) -> Plan:
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
     live = [v.mark for v in book.views.values() if v.live]
-    live += [p.mark for p in book.parts if any(v.live for v in book.views_of(p))]
+    live += [p.mark for p in book.parts if p.first in book.views and book.views[p.first].live]
     last = max([book.position.txid, *ends])
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)

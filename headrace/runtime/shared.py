@@ -57,6 +57,11 @@ class Shared(Unit):
     """Of a part of a view that is on another worker: the view's."""
 
     @property
+    def first(self) -> int:
+        """The view that it was made of; of a part, the one that reads it."""
+        return -self.id // PER_VIEW_MAX
+
+    @property
     def shown(self) -> str:
         """What its last node does, in words."""
         return kind(type(self.plan.node(self.plan.sink.input))).lower()
