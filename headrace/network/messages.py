@@ -160,6 +160,8 @@ class Export(msgspec.Struct, tag=True):
     unit: int
     path: str
     """Or a name, of a file that is fetched then."""
+    leave: list[str] = []
+    """Nodes whose states are not wanted: another unit has had them too."""
 
 
 class TakeSnapshot(msgspec.Struct, tag=True):

@@ -320,7 +320,9 @@ class Host:
 
         def export() -> None:
             try:
-                self._db.export(word.unit, self._files / word.path)
+                path, leave = self._files / word.path, set(word.leave)
+                self._db.export(word.unit, path, lambda s: subplans.owner(s) not in leave)
+                path.touch()  # it may have none
             except (HeadraceError, OSError) as error:
                 self._answers.append(_failed(word.call, error))
             else:

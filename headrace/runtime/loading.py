@@ -139,17 +139,20 @@ class Loading:
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
-    def relocate(self, view: View, placed: str) -> None:
+    def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
         """The catalog says that a view, which stands still, is elsewhere: so are its states.
 
-        They are staged.  A worker that cannot be asked gets them when it is back.
+        They are staged.  A worker that cannot be asked gets them when it is back.  What is read of
+        parts of it is forgotten as they are taken in, after the mark: without it whoever starts
+        takes them in, too.
 
         REQUIRES: nothing of it is in flight.
         """
         book = self._book
         self._durability.still()
         view.release()
-        view.placed = placed
+        view.placed, view.parts = placed, dict(parts)
+        view.shares = view.shares and not placed and not parts
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, None)
         book.db.put_meta(meta, sync=True)
@@ -275,7 +278,8 @@ class Loading:
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
         """Whether its states are staged, and the mark says how far they were elsewhere."""
-        if view.id in self._book.db.views():
+        cut = self._sharing.cut(view.id)
+        if view.id in self._book.db.views() and cut == view.parts:
             return False
         found = views.manifest(self._book.settings, view.id)
         return found is not None and found.mark is not None and found.mark.txid >= mark.txid
@@ -301,6 +305,8 @@ class Loading:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
         txid = mark.txid
         self._durability.still()
+        if self._sharing.cut(view.id):  # until it moved
+            self._sharing.left(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(book.owner.conn, found.fed_by):

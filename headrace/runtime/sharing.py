@@ -202,6 +202,12 @@ class Sharing:
         view.feed_on(feeds)
         _check_fed(view)
 
+    def cut(self, view_id: int) -> dict[str, str]:
+        """The parts that a view has, as the state database says: workers by node."""
+        feeds = self._feeds.get(view_id, {})
+        known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
+        return {node: part.placed for node, part in known.items() if part and part.placed}
+
     def reach(self, view: View) -> None:
         """Have the parts of a view that are on other workers at hand.
 

@@ -3,8 +3,7 @@
 What the view is stays as it is, and so does its table, which is read on meanwhile.  Its states are
 written into the staging directory while it stands still, and taken in there
 (``runtime/moving.py``); then it catches up.  Where some are not its own (kept once, shared with
-other views), where it is cut or to be cut, or it does not run, they are made anew there, as in a
-resync.
+other views), or it does not run, they are made anew there, as in a resync.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def move(
         before = read(conn, view)
         after = replace(before, options={**before.options, "placement": wanted})
         options = ViewOptions.of(after.options)
-        same = options.placement == ViewOptions.of(before.options).placement
+        same = options.placement == _placement(before)
         if same and wanted not in STRATEGIES:
             return {"notice": f'view "{view.name}" is there already'}
         fed = [name for p in points.of_view(conn, view.id) for name in points.fed(conn, p.name)]
@@ -85,11 +84,12 @@ def move(
             )
         if isinstance(wanted, dict) or wanted in STRATEGIES:
             again = _cut(context, job, conn, view, after, caller)
-            if again.planned.parts == before.parts and not _whole(before):
+            if again.planned.parts == before.parts and not nodes.whole(_placement(before)):
                 views.set_placement(conn, view.id, wanted, before.parts)
                 return {"notice": f'view "{view.name}" is there already'}
-    there = again.planned.parts if again is not None else {}
-    if not (there or before.parts) and _shipped(context, job, view, before, wanted):
+    there = dict(again.planned.parts) if again is not None else {}
+    same_plan = again is None or to_json(again.planned.physical) == before.plan
+    if same_plan and _shipped(context, job, view, before, wanted, there):
         return {"notice": f'view "{view.name}" has moved with its states'}
     if again is None:
         with planning(context, job) as conn:
@@ -97,8 +97,8 @@ def move(
     return _Moved(context, job, view, after, again, wanted).run()
 
 
-def _whole(stored: StoredView) -> str:
-    return nodes.whole(ViewOptions.of(stored.options).placement)
+def _placement(stored: StoredView) -> Placement:
+    return ViewOptions.of(stored.options).placement
 
 
 def _cut(
@@ -124,7 +124,12 @@ def _cut(
 
 
 def _shipped(
-    context: JobContext, job: Job, view: ViewRow, stored: StoredView, wanted: Placement
+    context: JobContext,
+    job: Job,
+    view: ViewRow,
+    stored: StoredView,
+    wanted: Placement,
+    parts: dict[str, str],
 ) -> bool:
     """Move a view with its states; False: they are not its own, or not to be had now.
 
@@ -143,12 +148,13 @@ def _shipped(
         if facts is not None:
             staged.seal(facts)
             faults.point(faults.MOVE_STAGED)
-            _say(context, job, view, wanted)
+            _say(context, job, view, wanted, parts)
             moved, where = True, "later"
             faults.point(faults.MOVE_SAID)
-            where = _placed(context, {**said, "worker": nodes.whole(wanted) or MAIN})
+            to = {"worker": nodes.whole(wanted) or MAIN, "parts": parts}
+            where = _placed(context, {**said, **to})
             if where == "lost":
-                _say(context, job, view, ViewOptions.of(stored.options).placement)
+                _say(context, job, view, _placement(stored), stored.parts)
             moved = where != "lost"
         return moved
     finally:
@@ -159,12 +165,14 @@ def _shipped(
             context.worker.call("release", {"job": job.name})
 
 
-def _say(context: JobContext, job: Job, view: ViewRow, wanted: Placement) -> None:
+def _say(
+    context: JobContext, job: Job, view: ViewRow, wanted: Placement, parts: dict[str, str]
+) -> None:
     """Have the catalog say where a view is."""
     with job.connection(context.settings.source, what="builder") as conn, conn.transaction():
         # Who removes it waits until the view is there, or this sees that it is gone.
-        placing.check_all(conn, wanted, {})
-        views.set_placement(conn, view.id, wanted)
+        placing.check_all(conn, wanted, parts)
+        views.set_placement(conn, view.id, wanted, parts)
 
 
 def _placed(context: JobContext, said: dict[str, Any]) -> str:

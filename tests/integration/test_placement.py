@@ -7,12 +7,13 @@ import os
 import random
 import shutil
 import signal
+import threading
 
 import psycopg
 import pytest
 
 from tests.compared import differs
-from tests.integration.test_workers import check, listed, refused, running
+from tests.integration.test_workers import OLDEST, check, listed, moves, refused, running
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
 
@@ -328,3 +329,87 @@ def test_what_main_has_no_room_for_goes_elsewhere(engine, commander, source):
     check(commander, v0=SUMS, v1=SUMS)
     why = refused(commander, f"SELECT * FROM headrace.explain_placement($q${SUMS}$q$, 'exact')")
     assert why.sqlstate == "55000"
+
+
+WAYS = (
+    '{"join": "w1"}', '{"reduce": "w2"}', "w1", '{"join": "w1"}', '{"filter": "w2"}', "main", "w2", '{"join": "w2"}',
+    "bottom_up", "main",
+)  # fmt: skip
+"""Whole here, in parts, whole there, and back."""
+
+
+@pytest.fixture
+def trapped(start_engine, database, tmp_path):
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    with psycopg.connect(database, autocommit=True, prepare_threshold=None) as source:
+        source.execute(TABLES)
+        yield engine, traps, source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(None, ("cp08d", "kill"), ("cp08e", "kill"), ("cp08e", "hang"), ("cp08d", "raise")),
+        *(("cp09", "kill"), ("cp09", "worker")),
+    ],
+)
+def test_a_view_moves_with_its_states(trapped, fault):
+    """Its changes go on one after the other: nothing of it was made anew, whoever dies amid it."""
+    engine, traps, source = trapped
+    with psycopg.connect(engine.dsn, autocommit=True) as commander:
+        for name in ("w1", "w2"):
+            commander.execute("CALL headrace.add_worker(%s)", (name,))
+        options = '{"sharing": false, "history": "1 hour"}'
+        for name, query in (("sums", SUMS), ("most", MOST)):
+            commander.execute(
+                "CALL headrace.create_view(%s, %s, options => %s)", (name, query, options)
+            )
+        rng = random.Random(7)
+        for wanted in WAYS:
+            change(source, rng, 5)
+            before = source.execute(OLDEST).fetchall()
+            if fault:
+                (traps / f"{fault[0]}.sprung").unlink(missing_ok=True)
+                (traps / fault[0]).write_text(f"{'kill' if fault[1] == 'worker' else fault[1]}:1")
+            moved = threading.Thread(target=moves, args=(engine.dsn, "sums", wanted))
+            moved.start()
+            if fault and fault[1] in ("hang", "worker"):
+                wait_until(
+                    lambda m=moved: not m.is_alive() or (traps / f"{fault[0]}.sprung").exists(),
+                    "it is amid the move",
+                )
+                for name in [MAIN, "headrace.views.builder"] if fault[1] == "hang" else []:
+                    os.kill(engine.child(name), signal.SIGKILL)
+                if fault[1] == "worker" and (pid := listed(commander)["w1"][1]) is not None:
+                    os.kill(pid, signal.SIGKILL)
+            change(source, rng, 10)
+            moved.join()
+            wait_for_all(commander, "sums")
+            change(source, rng, 5)
+            check(commander, sums=SUMS, most=MOST)
+            assert source.execute(OLDEST).fetchall() == before
+            if not fault:
+                found = workers_of(commander, "sums")
+                there = {kind: found[kind] for kind in ("join", "reduce")}
+                assert there == WHERE.get(wanted, there)
+    engine.restart()
+    with psycopg.connect(engine.dsn, autocommit=True) as commander:
+        wait_for_all(commander, "sums")
+        change(source, rng, 5)
+        check(commander, sums=SUMS, most=MOST)
+        assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+    assert not list((engine.data_dir / "staging").glob("[0-9]*"))
+
+
+WHERE = {
+    '{"join": "w1"}': {"join": {"w1"}, "reduce": {"main"}},
+    '{"reduce": "w2"}': {"join": {"w2"}, "reduce": {"w2"}},
+    "w1": {"join": {"w1"}, "reduce": {"w1"}},
+    '{"filter": "w2"}': {"join": {"main"}, "reduce": {"main"}},
+    "main": {"join": {"main"}, "reduce": {"main"}},
+    "w2": {"join": {"w2"}, "reduce": {"w2"}},
+    '{"join": "w2"}': {"join": {"w2"}, "reduce": {"main"}},
+}
