@@ -141,6 +141,8 @@ class Settings:
     eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
     """Batches between taken and committed: the next are processed while one is written."""
+    main_capacity: int = 100
+    """Collections that placement strategies may leave on the worker that reads and writes."""
     lane_ms: int = 50
     """Milliseconds of a batch beyond which a commit group that takes most of its time is processed
     beside the others, and holds them up no more; 0: never."""

@@ -49,6 +49,7 @@ class Metrics:
     batches_in: list[int]
     """Per port."""
     rows_out: int = 0
+    bytes_out: int = 0
     batches_out: int = 0
     time_ends: int = 0
     dropped: int = 0
@@ -62,6 +63,7 @@ class Metrics:
             "rows_in": list(self.rows_in),
             "batches_in": list(self.batches_in),
             "rows_out": self.rows_out,
+            "bytes_out": self.bytes_out,
             "batches_out": self.batches_out,
             "time_ends": self.time_ends,
             "dropped": self.dropped,
@@ -228,6 +230,7 @@ class Collection(ABC):
             if batch.num_rows == 0:
                 continue
             self.metrics.rows_out += batch.num_rows
+            self.metrics.bytes_out += batch.nbytes
             self._sent += batch.num_rows
             self.metrics.batches_out += 1
             out.append(Diffs(txid, attempt, batch))

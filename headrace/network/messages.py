@@ -76,6 +76,8 @@ class Deploy(msgspec.Struct, tag=True):
     runs: list[str]
     """Paths; or names, of files that were sent."""
     mark: Mark
+    partly: bool = False
+    """Whether they have states of other units as well."""
 
 
 class Drop(msgspec.Struct, tag=True):
@@ -173,6 +175,8 @@ class Export(msgspec.Struct, tag=True):
     unit: int
     path: str
     """Or a name, of a file that is fetched then."""
+    leave: list[str] = []
+    """Nodes whose states are not wanted: another unit has had them too."""
 
 
 class TakeSnapshot(msgspec.Struct, tag=True):

@@ -135,16 +135,15 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             optimised=optimised,
             physical=physical,
             explain=_shown(
-                {
-                    "logical": explain_logical(bound_plan),
-                    "optimised": explain_logical(optimised),
-                    "physical": _collections(physical, lowering, builder),
-                    "sources": describe(sources),
-                    "key": uniquekeys.explain(optimised, columns, physical.sink.key),
-                },
                 sources,
+                logical=explain_logical(bound_plan),
+                optimised=explain_logical(optimised),
+                physical=_collections(physical, lowering, builder),
+                sources=describe(sources),
+                key=uniquekeys.explain(optimised, columns, physical.sink.key),
             ),
             tables=sources.tables.refs(),
+            sizes=_sizes(builder, sources),
             settings=_kept(settings, catalog),
             functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
@@ -162,7 +161,14 @@ def _collections(physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBu
     return explain_physical(physical, lowering.type_name, builder.sizes)
 
 
-def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
+def _sizes(builder: PhysicalBuilder, sources: Sources) -> dict[str, tuple[float, int]]:
+    """What rows of nodes are expected to be, unless somebody else's query is among them."""
+    if sources.private:
+        return {}
+    return {name: (size.rows, size.width) for name, size in builder.sizes.items()}
+
+
+def _shown(sources: Sources, /, **stages: str) -> dict[str, str]:
     """``stages``, unless somebody else's query is in them."""
     if not sources.private:
         return stages

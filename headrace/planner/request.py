@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,6 +72,10 @@ class Planned:
     """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of ``physical`` that other workers compute, with all below them: the worker of each."""
+    sizes: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Rows that nodes of ``physical`` are expected to have, and bytes of each; where known."""
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""

@@ -94,4 +94,5 @@ def _stored(planned: Planned) -> StoredPlan:
         planned.settings,
         planned.canonical_sql,
         list(planned.named),
+        dict(planned.parts),
     )

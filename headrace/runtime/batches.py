@@ -82,7 +82,7 @@ class Elsewhere(Protocol):
     """What other workers do of a batch (``hosts.Crew``)."""
 
     @property
-    def views(self) -> Sequence[View]:
+    def units(self) -> Sequence[Unit]:
         """Those that are placed there."""
 
     def collect(self, outcome: Outcome) -> None:
@@ -170,10 +170,14 @@ class Processor:
                     readers = [u.id for u in units if shared.id in u.feeds.values()]
                     pinned.enter_context(shared.read_by(readers))
                     _recall(shared, outcome)
-            self._end(views, outcome)
-        if elsewhere is not None:
-            elsewhere.collect(outcome)
-            units += elsewhere.views
+            away = {unit.id for unit in elsewhere.units} if elsewhere is not None else set()
+            # Who is fed from elsewhere waits for what comes from there; others do their work.
+            fed = {view.id for view in views if not away.isdisjoint(view.feeds.values())}
+            self._end([view for view in views if view.id not in fed], outcome)
+            if elsewhere is not None:
+                elsewhere.collect(outcome)
+                units += elsewhere.units
+            self._end([view for view in views if view.id in fed], outcome)
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:

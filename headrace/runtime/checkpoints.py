@@ -244,7 +244,7 @@ def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
     for unit in units:
         if isinstance(unit.store, AwayStore):
             _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
-            marks[unit.id] = (unit.mark.txid, unit.mark.lsn, unit.mark.sink_txid)
+            marks[unit.id] = unit.told
     made: list[tuple[AwayStore, int]] = []
     for store, marks in by_worker.values():
         number = store.link.number()
@@ -262,3 +262,4 @@ def _write_away(work: _Underway) -> None:
         store.link.send(WriteSnapshot(number))
     for store, number in work.away:
         store.link.answer(number)
+    faults.point(faults.AWAY_WRITTEN)

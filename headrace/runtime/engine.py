@@ -93,8 +93,8 @@ class Engine:
         self.watch: Final = Watch(book)
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
-        self.sharing: Final = Sharing(book, self.durability, self.watch, drain)
         self.hosts: Final = Hosts(book, self._poke)
+        self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
         self.leaving: Final = Leaving(
             *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
             drain,

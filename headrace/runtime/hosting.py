@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ import structlog
 from psycopg.conninfo import make_conninfo
 
 from headrace import clock, errors
-from headrace.collections import plan
+from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
@@ -317,7 +318,8 @@ class Host:
         if known is not None:
             known.release()
         runs = [self._files / run for run in word.runs]
-        self._db.ingest(unit.id, runs)
+        keep = partial(subplans.keeps, unit.plan) if word.partly else None
+        self._db.ingest(unit.id, runs, keep)
         for run in runs:
             if run.parent == self._files:
                 run.unlink(missing_ok=True)
@@ -335,7 +337,9 @@ class Host:
 
         def export() -> None:
             try:
-                self._db.export(word.unit, self._files / word.path)
+                path, leave = self._files / word.path, set(word.leave)
+                self._db.export(word.unit, path, lambda s: subplans.owner(s) not in leave)
+                path.touch()  # it may have none
             except (HeadraceError, OSError) as error:
                 self._answers.append(_failed(word.call, error))
             else:

@@ -178,6 +178,9 @@ class StatsRow(msgspec.Struct, frozen=True):
     rows_out: int = 0
     batches: int = 0
     busy_us: int = 0
+    bytes_out: int = 0
+    since_s: float = 0.0
+    """For how long its dataflow has been there; 0: it is not."""
 
 
 def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
@@ -188,11 +191,11 @@ def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
     rows: list[StatsRow] = []
     for unit in (*book.needed([view]), view):
         numbers = _numbers(unit)
-        worker = view.placed or MAIN
+        worker = unit.placed or MAIN
         for node in unit.own.nodes:
-            shared = isinstance(unit, Shared)
-            if node.id in unit.feeds or (shared and node.id == unit.own.sink.id):
+            if node.id in unit.feeds or (unit is not view and node.id == unit.own.sink.id):
                 continue  # its rows come from there, or go on to who reads it
+            shared = isinstance(unit, Shared) and not unit.placed
             known = numbers.get(node.id, {})
             rows.append(
                 StatsRow(
@@ -201,6 +204,7 @@ def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
                     known.get("rows_out", 0),
                     known.get("time_ends", 0),
                     known.get("busy_ns", 0) // 1000,
+                    *(known.get("bytes_out", 0), known.get("since_s", 0.0)),
                 )
             )
     return [msgspec.structs.asdict(row) for row in rows]

@@ -294,7 +294,7 @@ class SideLane:
         live = [view for view in book.views.values() if view.live]
         others = {view.commit_group for view in live} - side.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(view.temporal or view.placed for view in mine)
+        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
 
     def _put_aside(self, group: str) -> None:
         """From the next batch on.  REQUIRES: its views have processed all that was taken."""
@@ -323,7 +323,7 @@ class SideLane:
         if side.overflowed:
             self._refuse()
             return True
-        timed = {v.commit_group for v in self._book.aside if v.temporal or v.placed}
+        timed = {v.commit_group for v in self._book.aside if v.temporal or v.placed or v.parts}
         side.groups -= timed
         return bool(timed)
 

@@ -51,8 +51,9 @@ class Lifecycle:
             found = views.load_one(self._book.owner.conn, view.id)
             view.target = found.target
             self._book.owner.forget(view.id)
-            if found.placed != view.placed:  # whoever moved it has ended amid that
-                self._loading.relocate(view, found.placed)
+            if (found.placed, found.parts) != (view.placed, view.parts):
+                # Whoever moved it has ended amid that.
+                self._loading.relocate(view, found.placed, found.parts)
         except UndefinedError:
             self._leaving.forget(view.id)
             return

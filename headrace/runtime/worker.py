@@ -372,6 +372,8 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
         while facts is None:
             facts = await ask(lambda: engine.moving.ready(view_id, job))
             await asyncio.sleep(0 if facts else _SOON_S)
+        if not facts:
+            return None
         await asyncio.to_thread(await ask(lambda: engine.moving.exporter(view_id, job, path)))
         return facts
 
@@ -380,7 +382,8 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
 
 def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
     return lambda params: engine.moving.place(
-        int(_need(params, "view_id")), str(_need(params, "worker")), _job(_need(params, "job"))
+        *(int(_need(params, "view_id")), str(_need(params, "worker"))),
+        *(dict(_need(params, "parts")), _job(_need(params, "job"))),
     )
 
 

@@ -73,6 +73,11 @@ LINKS: Final = (
     *(("packed", BOOL), ("overridden", BOOL)),
 )
 """Columns of links; ``sql/links.sql`` has the same."""
+PLACEMENT: Final = (
+    *(("what", TEXT), ("name", TEXT), ("worker", TEXT), ("why", TEXT)),
+    *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
+)
+"""Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
 REBALANCE: Final = (
     *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
     *(("moved", BOOL), ("problem", TEXT)),
@@ -309,6 +314,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "links": partial(ResultSet, LINKS),
     "sources": partial(ResultSet, SOURCES),
     "rebalance": partial(ResultSet, REBALANCE),
+    "explain_placement": partial(ResultSet, PLACEMENT),
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""

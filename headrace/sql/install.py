@@ -65,6 +65,7 @@ FILES: Final = (
     "links.sql",
     "sources.sql",
     "rebalance.sql",
+    "explain_placement.sql",
     "view_stats.sql",
     "view_message.sql",
     "view_states.sql",

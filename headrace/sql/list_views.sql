@@ -24,7 +24,11 @@ AS $$
                 WHEN 'error' THEN 'it has stopped: see message'
                 WHEN 'sink_error' THEN coalesce(
                      'its table is locked by ' || l.who,
-                     CASE WHEN v.options ->> 'placement' <> 'main'
+                     CASE WHEN v.placed_parts <> '{}'
+                          THEN format('it waits for worker %s', (SELECT string_agg(DISTINCT format('"%s"', p.value), ' or ')
+                                                                   FROM jsonb_each_text(v.placed_parts) p))
+                          WHEN jsonb_typeof(v.options -> 'placement') = 'string' AND v.options ->> 'placement'
+                               NOT IN ('main', 'auto', 'bottom_up', 'top_down', 'ifcop', 'exact')
                           THEN format('it waits for worker "%s"', v.options ->> 'placement') END,
                      'its table cannot be written now: see message')
                 ELSE coalesce(

@@ -141,16 +141,28 @@ class DropPoint(Request):
 
 @dataclass(frozen=True, slots=True)
 class SetPlacement(ViewRequest):
-    """Another worker for a view."""
+    """Another place for a view: a worker, a strategy, or as JSON the workers of its collections."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainPlacement(Request):
+    """Where the collections of a view are, or of a query would be.
+
+    ``strategy``: who decides; None: the view's option, or for a query ``auto``.
+    """
+
+    name_or_query: str
+    strategy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AddWorker(Request):
-    """Another worker, on which views may be placed."""
+    """Another worker, on which views may be placed; ``capacity``: collections, for strategies."""
 
     name: str
+    capacity: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +427,13 @@ _ALL: Final = (
         answer=Inout("stats", "jsonb"),
     ),
     Verb(
+        *("explain_placement", ExplainPlacement),
+        "where the collections of a view or query are to be, why, and what crosses links",
+        selected=True,
+        procedure="show_placement",
+        answer=Inout("placement", "jsonb"),
+    ),
+    Verb(
         *("workers", Request, "the processes that views are placed on"),
         selected=True,
         procedure="show_workers",
@@ -423,6 +442,7 @@ _ALL: Final = (
     Verb(
         *("add_worker", AddWorker),
         "starts another process on which views may be placed (for members of our role)",
+        relayed=True,
     ),
     Verb(
         *("create_worker_token", CreateWorkerToken),

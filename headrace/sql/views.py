@@ -32,22 +32,22 @@ SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema, i.indispri
  ORDER BY array_position(%s::text[], n.nspname::text) LIMIT 1"""  # noqa: S608  constants
 _WORKED: Final = """
 SELECT v.id, v.schema_name, v.view_name, v.result_oid::bigint, v.plan, v.settings, v.start_lsn::text,
-       v.status, v.options, v.owner::text
+       v.status, v.options, v.owner::text, v.placed_parts AS parts
   FROM headrace.views v WHERE v.id = %(id)s OR %(id)s IS NULL AND v.status = ANY (%(some)s)
  ORDER BY v.id"""
 _INSERT: Final = """
 INSERT INTO headrace.views (schema_name, view_name, query, owner, options, block, status,
-       columns, plan, explain, settings, canonical, named)
+       columns, plan, explain, settings, canonical, named, placed_parts)
 VALUES (%s, %s, %s, (SELECT r.oid FROM pg_roles r WHERE r.oid = %s::bigint::oid),
-       %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id, owner IS NOT NULL"""
+       %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id, owner IS NOT NULL"""
 _RENEW: Final = """
 UPDATE headrace.views SET id = %s, revision = revision + %s, query = coalesce(%s, query),
        result_oid = %s, owner = coalesce(%s::bigint::oid, owner),
-       columns = %s, plan = %s, explain = %s, settings = %s, canonical = %s, named = %s
+       columns = %s, plan = %s, explain = %s, settings = %s, canonical = %s, named = %s, placed_parts = %s
  WHERE id = %s"""
 _STORED: Final = """
 SELECT query, canonical, coalesce(named, '[]') AS named, options, settings, plan, explain,
-       schema_name AS schema, view_name AS name
+       schema_name AS schema, view_name AS name, placed_parts AS parts
   FROM headrace.views WHERE id = %s"""
 _TAKE_UNFINISHED: Final = """
 DELETE FROM headrace.views v WHERE v.status = ANY (%s)
@@ -103,12 +103,13 @@ class StoredPlan:
     settings: dict[str, str]
     canonical: str
     named: list[dict[str, Any]]
+    parts: dict[str, str]
 
     def values(self) -> tuple[Any, ...]:
         """Those of the columns, in this order."""
         return (
             *(Jsonb(self.columns), Jsonb(self.plan), Jsonb(self.explain)),
-            *(Jsonb(self.settings), self.canonical, Jsonb(self.named)),
+            *(Jsonb(self.settings), self.canonical, Jsonb(self.named), Jsonb(self.parts)),
         )
 
 
@@ -127,6 +128,7 @@ class StoredView:
     explain: dict[str, str] | None
     schema: str
     name: str
+    parts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class WorkedView:
     status: Status
     options: dict[str, Any]
     owner: str | None
+    parts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +321,14 @@ def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
     )
 
 
-def set_placement(conn: Connection, view_id: int, worker: str) -> None:
-    """Say on which worker a view is."""
+def set_placement(
+    conn: Connection, view_id: int, placement: object, parts: dict[str, str] | None = None
+) -> None:
+    """Say where a view is to be; without ``parts`` it is whole."""
     conn.execute(
         "UPDATE headrace.views SET options = options"
-        " || pg_catalog.jsonb_build_object('placement', %s::text) WHERE id = %s",
-        (worker, view_id),
+        " || pg_catalog.jsonb_build_object('placement', %s::jsonb), placed_parts = %s WHERE id = %s",
+        (Jsonb(placement), Jsonb(parts or {}), view_id),
     )
 
 

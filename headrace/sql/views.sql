@@ -45,6 +45,8 @@ BEGIN
     END IF;
 END
 $$;
+-- Nodes of its plan that other workers compute, with all below them: the worker of each.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS placed_parts jsonb NOT NULL DEFAULT '{}';
 -- What was made of its result table by users: grants and indexes (sink/kept.py).
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS kept jsonb;
 -- Of the error that has stopped it, with message and sqlstate: what is known, what can be done, the row

@@ -54,6 +54,7 @@ from headrace.views import (
     resync,
     sources,
     verify,
+    whereabouts,
     workers,
 )
 from headrace.views.poison import Poison
@@ -101,6 +102,7 @@ DOES: Final[dict[str, Act]] = {
     "drop_link": links.drop_link,
     "drain_worker": balance.drain_worker,
     "rebalance": balance.rebalance,
+    "explain_placement": whereabouts.explain_placement,
     "sources": sources.shown,
     "add_source": sources.add_source,
     "drop_source": sources.drop_source,

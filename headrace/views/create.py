@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from headrace.planner import PlanRequest
-from headrace.population import catalog, names
+from headrace.population import catalog, names, placing
 from headrace.population.catalog import NewView
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -25,7 +25,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import quotas, workers
+from headrace.views import quotas
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         keys.check(conn, planned.columns, options.key or ())
         if options.history is not None:
             history.interval(conn, options.history)
-        workers.check(conn, options.placement)
+        placing.check_all(conn, options.placement, planned.parts)
     # Names may have been looked up long ago: what decides is the row inserted now.
     view = NewView(
         target,
@@ -102,7 +102,7 @@ class _Creation(Population):
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)
         # Who removes it has not seen the view, or this sees that it is gone.
-        workers.check(conn, self._options.placement)
+        placing.check_all(conn, self._options.placement, self._planned.parts)
         point = self._options.point
         if point is not None and points.find(conn, point) is None:
             # From now on it is not dropped before the view is.

@@ -14,8 +14,7 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.sql import points, views
-from headrace.sql.nodes import MAIN
+from headrace.sql import nodes, points, views
 from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
 from headrace.sql.views import StoredView, ViewRow
@@ -62,9 +61,12 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
 
 
 def _placed(stored: StoredView | None) -> list[str]:
-    """A line that names the worker, where it is not the one that writes."""
-    worker = MAIN if stored is None else stored.options.get("placement", MAIN)
-    return [] if worker == MAIN else [f'on worker "{worker}"']
+    """Lines that name workers, besides the one that writes."""
+    if stored is None:
+        return []
+    worker = nodes.whole(stored.options.get("placement"))
+    parts = [f'{node} and below on worker "{at}"' for node, at in sorted(stored.parts.items())]
+    return parts or ([f'on worker "{worker}"'] if worker else [])
 
 
 def _points(conn: Connection, view: ViewRow, caller: str | None) -> list[str]:
