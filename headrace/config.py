@@ -97,6 +97,10 @@ class Settings:
     """``HOST:PORT`` for clients; port 0 takes a free one.  Local unless told otherwise."""
     http: str = ""
     """``HOST:PORT`` of /livez, /readyz and /metrics; empty: off."""
+    metrics_views_max: int = 200
+    """Views that /metrics tells one by one, the eldest; of more only sums: each has some 40 series."""
+    metrics_collections_max: int = 1_000
+    """Likewise the collections that their queries consist of; 0: none."""
     tls_cert: str = ""
     """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
     tls_key: str = ""

@@ -75,10 +75,11 @@ PLANNER: dict[str, set[str]] = {
 # Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".book", ".engine", ".insight"},
+    ".worker": {".book", ".engine", ".insight", ".measures"},
     ".host": {".hosting", ".joined"},
     ".joined": {".hosting"},
     ".hosting": {"records", "threads"},
+    ".measures": {".book", ".insight", "records"},
     ".insight": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
@@ -132,7 +133,8 @@ THREADS = {
     *("batches", "checkpoints", "link", "ownership", "pipeline", "quick", "lane_jobs", "writing"),
 }
 RECORDS = {
-    *("away", "columns", "coordinator", "culprit", "edges", "gauges", "holds", "incoming", "jobs"),
+    *("away", "columns", "coordinator", "culprit", "edges", "gauges", "histogram", "holds"),
+    *("incoming", "jobs"),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
     *("suspects", "views"),
 }

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime import side
 from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
-from headrace.runtime.gauges import ViewGauge
+from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -229,12 +229,18 @@ def gauges(book: Book) -> dict[str, Any]:
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
             "state_bytes": states.get(view.id, 0),
+            "visible": {
+                "bounds": [ms / 1e3 for ms in BUCKETS_MS],
+                "counts": numbers.counts,
+                "sum_s": numbers.sum_ms / 1e3,
+            },
             "worker": view.placed or MAIN,
         }
     return {
         "views": views,
         "reconnects": book.reconnects,
         "batches_total": book.batches,
+        "totals": msgspec.to_builtins(book.gauges.totals()),
         "checkpoints": book.checkpoints.statistics(),
     }
 

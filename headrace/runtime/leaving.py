@@ -115,6 +115,7 @@ class Leaving:
         else:
             states.become(book.owner.conn, view.id, status, error)
         view.status = status
+        book.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000

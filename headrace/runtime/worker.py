@@ -25,7 +25,7 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import insight
+from headrace.runtime import insight, measures
 from headrace.runtime.book import Book
 from headrace.runtime.engine import Engine
 from headrace.types import format_lsn
@@ -85,6 +85,7 @@ class Worker:
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _telling(self._engine, insight.gauges),
+                "measures": self._measures,
                 "batches": _telling(self._engine, insight.batches),
                 "stats": _telling_of_view(self._engine, insight.stats),
                 "carries": self._doing(_carries(self._engine)),
@@ -248,6 +249,10 @@ class Worker:
             "checkpoints": book.checkpoints.statistics(),
             "retained": book.retained.statistics(),
         }
+
+    async def _measures(self, params: dict[str, Any], _: Progress) -> Any:
+        most = int(_need(params, "collections_max"))
+        return await asyncio.to_thread(measures.measures, self._engine.book, most)
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()

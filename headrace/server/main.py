@@ -128,7 +128,7 @@ class Commander:
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
         self._status = 0
-        self._health = Health(settings, self._supervisor, version(), self._sessions)
+        self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
 
