@@ -244,7 +244,6 @@ def another(databases, commander) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("limited", "another")
-@pytest.mark.slow
 def test_board_and_alerts_name_only_what_is_exported(engine, commander, source):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     asked = {word for exprs in board().values() for e in exprs for word in NAMED.findall(e)}
@@ -293,7 +292,11 @@ def test_prometheus_reads_page_and_rules(engine, commander):
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True)
     # It also has opinions about names; what it cannot read is told on its own.
     found = subprocess.run(
-        ["promtool", "check", "metrics"], input=text(engine), capture_output=True, text=True
+        ["promtool", "check", "metrics"],
+        check=False,
+        input=text(engine),
+        capture_output=True,
+        text=True,
     )
     assert "error while linting" not in found.stderr, found.stderr
     wrong = [line for line in found.stderr.splitlines() if "no help text" in line]
