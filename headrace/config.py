@@ -27,6 +27,7 @@ import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from headrace import events
 from headrace.errors import PrerequisiteError, UserError
 
 ENV_PREFIX: Final = "HEADRACE_"
@@ -39,7 +40,8 @@ _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
 """Parts of a DSN that nobody is shown."""
 _VALUES: Final = {
-    "log_level": ("debug", "info", "warning", "error"),
+    "log_level": tuple(events.LEVELS),
+    "log_format": events.FORMATS,
     "wal_retention": ("source", "local"),
 }
 _TYPO: Final = 0.85
@@ -98,7 +100,8 @@ class Settings:
     http: str = ""
     """``HOST:PORT`` of /livez, /readyz and /metrics; empty: off."""
     metrics_views_max: int = 200
-    """Views that /metrics tells one by one, the eldest; of more only sums: each has some 40 series."""
+    """Views that /metrics tells one by one, the eldest, with some 40 series each; of more only
+    sums."""
     metrics_collections_max: int = 1_000
     """Likewise the collections that their queries consist of; 0: none."""
     tls_cert: str = ""
@@ -245,7 +248,10 @@ class Settings:
     """Which source this is the carrier of; empty: of none.  The server sets it."""
 
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """debug, info, warning or error: what is at least as grave is logged."""
+    log_format: str = "auto"
+    """text (for people), json (a line for each event), or auto: text where the log goes to a
+    terminal, else json."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without opening anything."""

@@ -36,6 +36,8 @@ class UnitRecord(msgspec.Struct, frozen=True):
     start_lsn: int
     owner: str
     limits: dict[str, int]
+    name: str = ""
+    """For the log."""
 
 
 class Greeting(msgspec.Struct, tag=True):

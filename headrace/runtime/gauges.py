@@ -99,8 +99,8 @@ class Totals(msgspec.Struct, frozen=True):
     errors: int
     restarts: int
     histograms: dict[str, Counts]
-    """``visible``: from a commit to its being in the tables; ``process``, ``wait`` and ``write``: the
-    phases of a batch; ``sink``: one transaction of the sink."""
+    """``visible``: from a commit to its being in the tables; ``process``, ``wait`` and ``write``:
+    the phases of a batch; ``sink``: one transaction of the sink."""
 
 
 class BatchNumbers(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from psycopg.conninfo import make_conninfo
 
-from headrace import clock, errors
+from headrace import clock, errors, events
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
@@ -461,6 +461,7 @@ def _empty(folder: Path) -> None:
 
 
 def _made(record: UnitRecord) -> Placed:
+    events.know_view(record.id, record.name)
     return Placed(
         *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
         record.owner,

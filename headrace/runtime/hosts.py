@@ -334,5 +334,5 @@ class Hosts:
 def _record(view: View) -> UnitRecord:
     return UnitRecord(
         *(view.id, plan.to_json(view.plan), view.settings, view.start_lsn),
-        *(view.owner, view.limits),
+        *(view.owner, view.limits, view.target.shown),
     )

@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 import structlog
 
+from headrace import events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -360,7 +361,7 @@ def _view(row: WorkedView) -> View:
             f"view {row.id} has no physical plan in the catalog", detail=f"{error!r}."
         ) from error
     options = row.options or {}
-    return View(
+    made = View(
         row.id,
         rebuilt,
         {str(k): str(v) for k, v in (row.settings or {}).items()},
@@ -377,3 +378,5 @@ def _view(row: WorkedView) -> View:
         shares=options.get("sharing") is not False and not placement(options),
         limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )
+    events.know_view(made.id, made.target.shown)
+    return made

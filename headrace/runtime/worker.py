@@ -85,7 +85,7 @@ class Worker:
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _telling(self._engine, insight.gauges),
-                "measures": self._measures,
+                "measures": _measures(self._engine),
                 "batches": _telling(self._engine, insight.batches),
                 "stats": _telling_of_view(self._engine, insight.stats),
                 "carries": self._doing(_carries(self._engine)),
@@ -250,10 +250,6 @@ class Worker:
             "retained": book.retained.statistics(),
         }
 
-    async def _measures(self, params: dict[str, Any], _: Progress) -> Any:
-        most = int(_need(params, "collections_max"))
-        return await asyncio.to_thread(measures.measures, self._engine.book, most)
-
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()
 
@@ -341,6 +337,14 @@ def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Ha
     return handle
 
 
+def _measures(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        most = int(_need(params, "collections_max"))
+        return await asyncio.to_thread(measures.measures, engine.book, most)
+
+    return handle
+
+
 def _of_view(act: Callable[[int], None]) -> Callable[[dict[str, Any]], None]:
     return lambda params: act(int(_need(params, "view_id")))
 
@@ -420,7 +424,7 @@ def _job(value: Any) -> str:
 async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, process="worker", pid=os.getpid())
+    events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
     os.umask(0o077)
     await Worker(settings).main()
 

@@ -29,6 +29,7 @@ _FLAGS: Final = {
     "tls_cert": "PEM certificate chain for clients",
     "tls_key": "PEM key of the certificate",
     "log_level": "debug, info, warning or error",
+    "log_format": "text, json, or auto (default): text for a terminal",
 }
 
 
@@ -39,6 +40,7 @@ _WORKER_FLAGS: Final = {
     "worker_address": ("--address", "HOST:PORT", "where the engine finds that (default: the same)"),
     "data_dir": ("--data-dir", "DIR", "directory of its states and keys"),
     "log_level": ("--log-level", "LEVEL", "debug, info, warning or error"),
+    "log_format": ("--log-format", "FORMAT", "text, json, or auto (default): text for a terminal"),
 }
 
 

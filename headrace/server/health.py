@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +20,13 @@ from headrace.errors import HeadraceError
 from headrace.postgres.connect import async_dicts
 from headrace.server.commands import CommandPeer
 from headrace.server.supervisor import Child, Supervisor
+from headrace.sql import origins
 from headrace.sql.status import SHOWN, Status
 
 if TYPE_CHECKING:
     from headrace.server.metrics import Page
+
+Connection = psycopg.AsyncConnection[dict[str, Any]]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4"
 """Of ``Health.metrics``, in UTF-8."""
@@ -43,7 +46,6 @@ SELECT s.active, s.wal_status, s.safe_wal_size,
  WHERE s.slot_name = %s"""
 # The eldest first: a new one pushes nobody out of those that are told one by one.
 _VIEWS: Final = "SELECT * FROM headrace.view_states() ORDER BY id"
-_SOURCES: Final = "SELECT name, state, changed FROM headrace.origins ORDER BY name"
 
 
 class Health:
@@ -73,7 +75,8 @@ class Health:
             if not child.up:
                 return False, f"the {child.name} process is not running {child.problem}"
         try:
-            slot, *_ = await self._ask((_SLOT, (self._settings.slot_name,)))
+            async with self._asking() as conn:
+                slot = await _asked(conn, _SLOT, self._settings.slot_name)
         except (psycopg.Error, TimeoutError):
             # What it says may name hosts and roles: that is for the log.
             return False, "the source is not reachable"
@@ -93,15 +96,18 @@ class Health:
         if told is not None:
             _worker(page, told)
         try:
-            slot, views, sources = await self._ask(
-                (_SLOT, (self._settings.slot_name,)), (_VIEWS, ()), (_SOURCES, ())
-            )
+            async with self._asking() as conn:
+                slot = await _asked(conn, _SLOT, self._settings.slot_name)
+                views = await _asked(conn, _VIEWS)
+                sources = await origins.told(conn)
         except (psycopg.Error, TimeoutError):
             page.put("source_up", 0)
             return page.render()
         page.put("source_up", 1)
         _slot(page, slot[0] if slot else None, self._settings)
-        _sources(page, sources)
+        for name, up, changed in sources:
+            page.put("other_source_up", up, name)
+            page.put("other_source_changes_total", changed, name)
         _all_views(page, views)
         shown = views[: self._settings.metrics_views_max]
         page.put("views_left_out", len(views) - len(shown))
@@ -130,14 +136,17 @@ class Health:
                 return dict(await peer.call("measures", most))
         return None
 
-    async def _ask(self, *questions: tuple[str, Sequence[Any]]) -> list[list[dict[str, Any]]]:
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[Connection]:
+        """A connection to the source, for a few seconds."""
         async with asyncio.timeout(_TIMEOUT_S):
             conn = await async_dicts(self._settings.source, name="headrace health")
             async with conn:
-                return [
-                    await (await conn.execute(text, values)).fetchall()
-                    for text, values in questions
-                ]
+                yield conn
+
+
+async def _asked(conn: Connection, text: str, *values: Any) -> list[dict[str, Any]]:
+    return await (await conn.execute(text, values)).fetchall()
 
 
 def _usage(page: Page, name: str, child: Child | None) -> None:
@@ -169,12 +178,6 @@ def _slot(page: Page, slot: dict[str, Any] | None, settings: Settings) -> None:
     ):
         if slot[column] is not None:
             page.put(name, slot[column])
-
-
-def _sources(page: Page, sources: Sequence[Mapping[str, Any]]) -> None:
-    for source in sources:
-        page.put("other_source_up", source["state"] == "running", str(source["name"]))
-        page.put("other_source_changes_total", source["changed"], str(source["name"]))
 
 
 def _all_views(page: Page, views: Sequence[Mapping[str, Any]]) -> None:

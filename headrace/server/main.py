@@ -50,7 +50,7 @@ def version() -> str:
 
 def run(settings: Settings, nursery: Nursery) -> int:
     """Run until a signal; returns the exit status."""
-    events.configure(settings.log_level, process="commander")
+    events.configure(settings.log_level, settings.log_format, process="commander", pid=os.getpid())
     os.umask(0o077)
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
@@ -92,7 +92,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
                 if len(problems) > 1:
-                    _log.error("more is missing", count=len(problems) - 1, see="headrace check")
+                    _log.warning("more is missing", count=len(problems) - 1, see="headrace check")
                 raise problems[0]
             ownership.check_alone(conn)
             install.install(conn)

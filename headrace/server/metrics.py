@@ -24,7 +24,7 @@ from prometheus_client.exposition import generate_latest
 _PREFIX: Final = "headrace_"
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Of a metric."""
 
     GAUGE = auto()
@@ -39,21 +39,21 @@ class Meaning:
 
     name: str
     """Behind ``headrace_``; of a counter with ``_total``."""
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
 
 
 def _gauge(name: str, help_: str, *labels: str) -> Meaning:
-    return Meaning(name, Kind.GAUGE, help_, labels)
+    return Meaning(name, MetricKind.GAUGE, help_, labels)
 
 
 def _counter(name: str, help_: str, *labels: str) -> Meaning:
-    return Meaning(f"{name}_total", Kind.COUNTER, help_, labels)
+    return Meaning(f"{name}_total", MetricKind.COUNTER, help_, labels)
 
 
 def _histogram(name: str, help_: str, *labels: str) -> Meaning:
-    return Meaning(name, Kind.HISTOGRAM, help_, labels)
+    return Meaning(name, MetricKind.HISTOGRAM, help_, labels)
 
 
 TABLE: Final[tuple[Meaning, ...]] = (
@@ -126,7 +126,7 @@ _MEANINGS: Final = {meaning.name: meaning for meaning in TABLE}
 def exported(meaning: Meaning) -> list[str]:
     """What the samples of a metric are called."""
     name = _PREFIX + meaning.name
-    if meaning.kind is Kind.HISTOGRAM:
+    if meaning.kind is MetricKind.HISTOGRAM:
         return [f"{name}_{part}" for part in ("bucket", "sum", "count")]
     return [name]
 
@@ -168,9 +168,9 @@ class Page:
         if family is None:
             meaning = _MEANINGS[name]
             made = {
-                Kind.GAUGE: GaugeMetricFamily,
-                Kind.COUNTER: CounterMetricFamily,
-                Kind.HISTOGRAM: HistogramMetricFamily,
+                MetricKind.GAUGE: GaugeMetricFamily,
+                MetricKind.COUNTER: CounterMetricFamily,
+                MetricKind.HISTOGRAM: HistogramMetricFamily,
             }[meaning.kind]
             family = made(_PREFIX + name, meaning.help, labels=meaning.labels)
             self._families[name] = family

@@ -234,7 +234,7 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
                     return dsn
     except psycopg.errors.InsufficientPrivilege as error:
         _log.warning(
-            "eval role not available: functions that are not built in will be refused",
+            "eval role not available",
             reason=error.diag.message_primary,
         )
     return None
@@ -266,7 +266,7 @@ def _eval_dsn(
         (role,),
     ).fetchone()
     if found and found[0]:
-        _log.warning("eval role has rights, members or settings: not used", role=role)
+        _log.warning("eval role not used", role=role)
         return None
     password = _read_secret(secret)
     name = sql.Identifier(role)
