@@ -75,10 +75,11 @@ PLANNER: dict[str, set[str]] = {
 # Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".book", ".engine", ".insight", ".measures"},
+    ".worker": {".book", ".engine", ".holding", ".insight", ".measures"},
     ".host": {".hosting", ".joined"},
     ".joined": {".hosting"},
     ".hosting": {"records", "threads"},
+    ".holding": {".book"},
     ".measures": {".book", ".insight", "records"},
     ".insight": {".book", "records"},
     ".engine": {

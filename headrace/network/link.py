@@ -25,6 +25,7 @@ from headrace.errors import OutOfReach
 from headrace.network import parcels
 from headrace.network.ends import End
 from headrace.network.messages import (
+    Alive,
     BatchDone,
     Bye,
     FromWorker,
@@ -33,6 +34,7 @@ from headrace.network.messages import (
     Reply,
     ToWorker,
     UnitDiffs,
+    Work,
     from_worker,
     packed,
 )
@@ -75,6 +77,7 @@ class FlightLink:
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
+        self._at: list[Work] = []
         try:
             self._client = end.client()
             descriptor = flight.FlightDescriptor.for_command(b"units")
@@ -90,6 +93,11 @@ class FlightLink:
     def up(self) -> bool:
         """Whether it is not dead."""
         return self._reason is None
+
+    @property
+    def at(self) -> list[Work]:
+        """What it has said last that it is at; from any thread."""
+        return self._at
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
         """Send; from any thread.
@@ -239,6 +247,9 @@ class FlightLink:
                     self._done.append((word, diffs))
                 case Reply():
                     self._answers[word.call] = word
+                case Alive():
+                    self._at = word.at
+                    return
                 case _:
                     return
             self._changed.notify_all()

@@ -185,8 +185,22 @@ class Reply(msgspec.Struct, tag=True):
     error: dict[str, Any] | None = None
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What a unit is at just now."""
+
+    unit: int
+    seconds: float
+    """For so long it has been at work."""
+    asked: str = ""
+    """What Postgres evaluates for it."""
+    asked_s: float | None = None
+    """For so long; None: it evaluates nothing."""
+
+
 class Alive(msgspec.Struct, tag=True):
-    """The process has time to say so."""
+    """The process has time to say so, and what it is at."""
+
+    at: list[Work] = msgspec.field(default_factory=list)
 
 
 class Bye(msgspec.Struct, tag=True):

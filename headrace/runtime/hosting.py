@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ from headrace.network.messages import (
     TakeSnapshot,
     UnitDiffs,
     UnitRecord,
+    Work,
     WriteSnapshot,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
@@ -148,12 +149,19 @@ class Host:
 
     # --- sessions
 
+    def _works(self) -> list[Work]:
+        return self._processor.works()  # another after each greeting
+
     def _serve(self, session: FlightSession) -> None:
         """Read what comes; a thread works on it until no more does."""
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
-            threading.Thread(target=_beat, args=(session, ended), name="headrace-beat"),
+            threading.Thread(
+                target=_beat,
+                args=(session, ended, self._works),
+                name="headrace-beat",
+            ),
         ]
         for thread in threads:
             thread.start()
@@ -491,7 +499,7 @@ def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
     return {}
 
 
-def _beat(session: FlightSession, ended: threading.Event) -> None:
+def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
     with contextlib.suppress(Ended):
         while not ended.wait(ALIVE_S):
-            session.send(Alive())
+            session.send(Alive(at()))

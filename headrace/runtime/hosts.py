@@ -35,6 +35,7 @@ from headrace.network.messages import (
     TableRows,
     ToWorker,
     UnitRecord,
+    Work,
 )
 from headrace.process import keys
 from headrace.runtime.away import AwayStore, Outpost, Sending, lost
@@ -235,6 +236,15 @@ class Hosts:
             if since is not None:
                 return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
         return None
+
+    def works(self) -> list[Work]:
+        """What units are at on workers that the engine waits for; from any thread."""
+        return [
+            work
+            for host in list(self._book.hosts.values())
+            if host.awaited_s is not None and host.link is not None
+            for work in host.link.at
+        ]
 
     def close(self) -> None:
         """Let go of all."""

@@ -240,6 +240,12 @@ def gauges(book: Book) -> dict[str, Any]:
         "views": views,
         "reconnects": book.reconnects,
         "batches_total": book.batches,
+        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
+        "memory_used_bytes": sum(
+            row.bytes
+            for row in (*_states(book), *_changes(book), *_queues(book))
+            if row.limit is not None and row.part != "queues on disk"
+        ),
         "totals": msgspec.to_builtins(book.gauges.totals()),
         "checkpoints": book.checkpoints.statistics(),
     }

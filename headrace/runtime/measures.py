@@ -50,7 +50,6 @@ def measures(book: Book, collections_max: int) -> dict[str, Any]:
         "collections_left_out": 0,
         "memory": memory,
         "memory_budget_bytes": book.settings.memory_bytes,
-        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
         "in_flight": len(book.pipeline.flights()),
     }
     # The eldest first: one that is new pushes nobody out.

@@ -25,7 +25,7 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import insight, measures
+from headrace.runtime import holding, insight, measures
 from headrace.runtime.book import Book
 from headrace.runtime.engine import Engine
 from headrace.types import format_lsn
@@ -86,6 +86,7 @@ class Worker:
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _telling(self._engine, insight.gauges),
                 "measures": _measures(self._engine),
+                "held": _held(self._engine),
                 "batches": _telling(self._engine, insight.batches),
                 "stats": _telling_of_view(self._engine, insight.stats),
                 "carries": self._doing(_carries(self._engine)),
@@ -164,9 +165,10 @@ class Worker:
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
 
     async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
-        view_id = int(_need(params, "view_id"))
+        view_id, caller = int(_need(params, "view_id")), params.get("caller")
+        pause = self._engine.lifecycle.pause
         async with self._interrupting(view_id):
-            await self._on_engine(lambda: self._engine.lifecycle.pause(view_id), progress=progress)
+            await self._on_engine(lambda: pause(view_id, caller), progress=progress)
 
     def _doing(self, act: Callable[[dict[str, Any]], Any]) -> rpc.Handler:
         async def handle(params: dict[str, Any], progress: Progress) -> Any:
@@ -333,6 +335,13 @@ def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Ha
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))
+
+    return handle
+
+
+def _held(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        return holding.told(engine.book, engine.works())
 
     return handle
 

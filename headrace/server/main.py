@@ -98,6 +98,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
             meta.put(conn, "release", version())
+            meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
