@@ -28,6 +28,7 @@ _LATE_S: Final = 3.0 * samples.STEP_S
 _LOOK_S: Final = 1.0
 _SOURCES_S: Final = 3.0
 """How often sources are looked at, where there are any."""
+_COARSEN_S: Final = 60.0
 _STEP_PCT: Final = 5
 """Memory is told anew when it has changed by so much of its budget."""
 _log = structlog.get_logger(__name__)
@@ -89,6 +90,7 @@ class Observer:
     # --- every few seconds
 
     async def _sample(self) -> None:
+        self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # at the second time
         while True:
             told: dict[str, Any] | None = None
             # That it is away is to be seen as well.
@@ -106,12 +108,14 @@ class Observer:
         ]
         await samples.put(conn, rows)
         facts = self._facts(told)
-        if self._sources and (fact := await held.sources(conn)) is not None:
-            facts.append(fact)
+        sources = await held.sources(conn)
+        self._sources = sources is not None
+        if sources is not None:
+            facts.append(sources)
         if facts != self._known:
             await held.put_facts(conn, facts)
             self._known = facts
-        if clock.monotonic() - self._coarsened > 60:
+        if clock.monotonic() - self._coarsened > _COARSEN_S:
             await samples.coarsen(conn)
             self._coarsened = clock.monotonic()
 

@@ -8,11 +8,3 @@ CREATE TABLE IF NOT EXISTS headrace.held (
     since   timestamptz NOT NULL,
     PRIMARY KEY (view_id, kind)
 );
--- What the engine tells of itself, for status(), likewise.  For members of its role.
-CREATE TABLE IF NOT EXISTS headrace.facts (
-    fact  text PRIMARY KEY,
-    value text NOT NULL,
-    ok    boolean,
-    hint  text,
-    at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
-);

@@ -39,6 +39,7 @@ FILES: Final = (
     "progress.sql",
     "samples.sql",
     "held.sql",
+    "facts.sql",
     "view_tables.sql",
     "view_uses.sql",
     "made_schemas.sql",
