@@ -9,11 +9,8 @@ join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an ou
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import inspect
-import itertools
 import mmap
 import os
 import re
@@ -249,6 +246,9 @@ class Settings:
 
     log_level: str = "info"
     """debug, info, warning or error: what is at least as grave is logged."""
+    otlp_endpoint: str = ""
+    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``): each batch
+    is sent there as a trace; empty: none is.  Needs the extra ``otel``."""
     log_format: str = "auto"
     """text (for people), json (a line for each event), or auto: text where the log goes to a
     terminal, else json."""
@@ -283,6 +283,8 @@ class Settings:
         if self.tls_required and not self.tls_cert:
             raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
         self._check_words()
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
 
     def _check_words(self) -> None:
         for where in (self.listen, self.worker_listen):
@@ -476,41 +478,6 @@ def changed(
             )
     values |= {k: (v, "command line") for k, v in (flags or {}).items() if v is not None}
     return values
-
-
-def explained(
-    flags: Mapping[str, Any] | None = None,
-    file: Path | None = None,
-    env: Mapping[str, str] = os.environ,
-) -> list[str]:
-    """Every setting, for people: its value, where that is from, and what it is.
-
-    Raises:
-        UserError: as ``Settings.load``.
-    """
-    given, settings = changed(flags, file, env), Settings.load(flags, file, env)
-    out = []
-    for name, meaning in meanings().items():
-        value = getattr(settings, name)
-        if name in ("source", "eval_dsn") and value:
-            value = redact(value)
-        origin = given[name][1] if name in given else "default"
-        out += [f"{name} = {value}  ({origin})", *(f"    {line}" for line in meaning)]
-    return out
-
-
-def meanings() -> dict[str, list[str]]:
-    """What each setting is: the lines of the text behind its field."""
-    tree = ast.parse(inspect.getsource(Settings)).body[0]
-    assert isinstance(tree, ast.ClassDef), "it is a class"
-    out: dict[str, list[str]] = {}
-    for field_, text in itertools.pairwise(tree.body):
-        if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(field_.target, ast.Name), "fields have names"
-            assert isinstance(text.value, ast.Constant), "what it means"
-            lines = str(text.value.value).strip().splitlines()
-            out[field_.target.id] = [line.strip() for line in lines]
-    return out
 
 
 def address(text: str) -> tuple[str, int]:

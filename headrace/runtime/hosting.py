@@ -149,9 +149,6 @@ class Host:
 
     # --- sessions
 
-    def _works(self) -> list[Work]:
-        return self._processor.works()  # another after each greeting
-
     def _serve(self, session: FlightSession) -> None:
         """Read what comes; a thread works on it until no more does."""
         inbox, ended = Inbox(), threading.Event()
@@ -159,7 +156,7 @@ class Host:
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
             threading.Thread(
                 target=_beat,
-                args=(session, ended, self._works),
+                args=(session, ended, lambda: list(self._processor.works())),
                 name="headrace-beat",
             ),
         ]

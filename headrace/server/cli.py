@@ -12,9 +12,10 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
-from headrace.config import ENV_PREFIX, Settings, explained, has_secret, redact
+from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
+from headrace.server.explained import explained
 
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
 _FLAGS: Final = {

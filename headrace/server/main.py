@@ -33,6 +33,7 @@ from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
+from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
 from headrace.sql import install, meta
@@ -128,6 +129,7 @@ class Commander:
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
+        self._traces = Traces(settings, version(), worker)
         self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
@@ -150,6 +152,7 @@ class Commander:
                 self._resumer.start()
                 self._purge.start()
                 self._observer.start()
+                self._traces.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
                     http = HttpServer(self._settings.http, self._health)
@@ -168,6 +171,7 @@ class Commander:
             await self._listener.close()
             await self._purge.stop()
             await self._observer.stop()
+            await self._traces.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()

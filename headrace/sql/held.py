@@ -1,4 +1,4 @@
-"""Rows of ``headrace.held`` and ``headrace.facts``: what only the engine knows of itself and of views."""
+"""Rows of ``headrace.held`` and ``headrace.facts``: what only the engine knows."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 STEP_S: Final = 10
 _COARSER: Final = ((60, STEP_S), (600, 60))
 _KEPT: Final = {STEP_S: "16 min", 60: "361 min", 600: "7 days"}
-# A view that stands still is told once a minute, and where it falls further behind: who is idle should
-# write nothing to speak of.
+# A view that stands still is told once a minute, and where it falls further behind: who is idle
+# should write nothing to speak of.
 _PUT: Final = """
 INSERT INTO headrace.samples AS s (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms,
                                    lag_ms, lag_bytes, state_bytes)
