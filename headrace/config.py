@@ -247,8 +247,8 @@ class Settings:
     log_level: str = "info"
     """debug, info, warning or error: what is at least as grave is logged."""
     otlp_endpoint: str = ""
-    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``): each batch
-    is sent there as a trace; empty: none is.  Needs the extra ``otel``."""
+    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``): each
+    batch is sent there as a trace; empty: none is.  Needs the extra ``otel``."""
     log_format: str = "auto"
     """text (for people), json (a line for each event), or auto: text where the log goes to a
     terminal, else json."""
@@ -491,7 +491,7 @@ def address(text: str) -> tuple[str, int]:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'could not read configuration file "{path}": {error}') from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f'invalid configuration file "{path}": {error}') from error

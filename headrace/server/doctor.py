@@ -97,6 +97,8 @@ def _tried(name: str, act: Callable[[], str]) -> Finding:
 
 def _data_dir(path: Path) -> str:
     there = next(p for p in (path, *path.parents) if p.exists())
+    if not there.is_dir():
+        raise PrerequisiteError(f'"{there}" is no directory', hint="Say --data-dir DIR.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise PrerequisiteError(
             f'"{there}" cannot be written', hint="Say --data-dir DIR, or give the rights to it."
