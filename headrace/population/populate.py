@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import clock
+from headrace import clock, events
 from headrace.collections.plan import SourceSpec
 from headrace.config import Settings
 from headrace.errors import (
@@ -158,6 +158,7 @@ class Population:
         self._planned = planned
         self._options = options
         self._view_id = 0
+        self._name = name
         self._committed = False
         self._feeding: Feeding | None = None
         self._elsewhere: SourceSnapshots | None = None
@@ -204,6 +205,8 @@ class Population:
     def _live(self, view_id: int, undo: contextlib.ExitStack) -> None:
         """Until the end of the job nobody else may touch the view."""
         self._context.live[view_id] = self._job
+        events.know_view(view_id, self._name)
+        undo.callback(events.forget_view, view_id)
         undo.callback(self._context.live.pop, view_id, None)
 
     def _populate_attempts(self, undo: contextlib.ExitStack) -> int:

@@ -113,6 +113,8 @@ class Bound:
         self._what = what
         self._ended: HeadraceError | None = None
         self._inside = False
+        self.asking: tuple[str, float] | None = None
+        """What Postgres evaluates just now, and since when, on the monotonic clock."""
         self.begin()
 
     def begin(self) -> None:
@@ -171,9 +173,14 @@ class Bound:
         self._rows_max += ROWS_PER_ROW * rows
         self._bytes_max += BYTES_PER_BYTE * size
 
-    def asked(self, rows: int) -> None:
-        """Postgres is about to be asked about so many argument tuples."""
+    def asked(self, rows: int, shown: str = "") -> None:
+        """Postgres is about to be asked about so many argument tuples; ``shown``: for what."""
         self._asked_ms_max += ASKED_MS_PER_ROW * rows
+        self.asking = (shown, clock.monotonic())
+
+    def answered(self) -> None:
+        """It has answered."""
+        self.asking = None
 
     # --- what it costs
 

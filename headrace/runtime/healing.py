@@ -78,6 +78,7 @@ class Healing:
             view.message = None
             states.become(book.owner.conn, view.id, Status.RUNNING)
             view.story.add("healed")
+            book.gauges.went_on(view.id)
             self._rewind_soon()
 
     def heal_at(self) -> float:

@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ import msgspec
 import structlog
 from psycopg.conninfo import make_conninfo
 
-from headrace import clock, errors
+from headrace import clock, errors, events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
@@ -55,6 +55,7 @@ from headrace.network.messages import (
     TakeSnapshot,
     UnitDiffs,
     UnitRecord,
+    Work,
     WriteSnapshot,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
@@ -156,7 +157,11 @@ class Host:
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
-            threading.Thread(target=_beat, args=(session, ended), name="headrace-beat"),
+            threading.Thread(
+                target=_beat,
+                args=(session, ended, lambda: list(self._processor.works())),
+                name="headrace-beat",
+            ),
         ]
         for thread in threads:
             thread.start()
@@ -482,6 +487,7 @@ def _empty(folder: Path) -> None:
 
 
 def _made(record: UnitRecord) -> Placed:
+    events.know_view(record.id, record.name)
     return Placed(
         *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
         record.owner,
@@ -511,6 +517,6 @@ def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
     return {}
 
 
-def _beat(session: FlightSession, ended: threading.Event) -> None:
+def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
     with contextlib.suppress(Ended):
-        session.beat(ended)
+        session.beat(ended, at)

@@ -36,6 +36,7 @@ from headrace.network.messages import (
     TableRows,
     ToWorker,
     UnitRecord,
+    Work,
 )
 from headrace.network.pace import Override
 from headrace.process import keys
@@ -291,6 +292,15 @@ class Hosts:
                 return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
         return None
 
+    def works(self) -> list[Work]:
+        """What units are at on workers that the engine waits for; from any thread."""
+        return [
+            work
+            for host in list(self._book.hosts.values())
+            if host.awaited_s is not None and host.link is not None
+            for work in host.link.at
+        ]
+
     def close(self) -> None:
         """Let go of all."""
         for host in self._book.hosts.values():
@@ -417,5 +427,5 @@ def _record(unit: Unit) -> UnitRecord:
     owner = unit.owner if isinstance(unit, View | Shared) else ""
     return UnitRecord(
         *(unit.id, plan.to_json(unit.plan), unit.settings, unit.start_lsn),
-        *(owner, unit.limits),
+        *(owner, unit.limits, unit.target.shown if isinstance(unit, View) else ""),
     )

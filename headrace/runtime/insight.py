@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime import side
 from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
-from headrace.runtime.gauges import ViewGauge
+from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -244,12 +244,24 @@ def gauges(book: Book) -> dict[str, Any]:
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
             "state_bytes": states.get(view.id, 0),
+            "visible": {
+                "bounds": [ms / 1e3 for ms in BUCKETS_MS],
+                "counts": numbers.counts,
+                "sum_s": numbers.sum_ms / 1e3,
+            },
             "worker": view.placed or MAIN,
         }
     return {
         "views": views,
         "reconnects": book.reconnects,
         "batches_total": book.batches,
+        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
+        "memory_used_bytes": sum(
+            row.bytes
+            for row in (*_states(book), *_changes(book), *_queues(book))
+            if row.limit is not None and row.part != "queues on disk"
+        ),
+        "totals": msgspec.to_builtins(book.gauges.totals()),
         "checkpoints": book.checkpoints.statistics(),
     }
 

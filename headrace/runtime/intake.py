@@ -59,6 +59,8 @@ class Intake:
         )
         self.at_work: Final = self._processor.at_work
         """See there; for any thread."""
+        self.works: Final = self._processor.works
+        """Likewise."""
 
     def rewind(self) -> None:
         """The stream begins anew, and describes its tables again."""

@@ -108,6 +108,8 @@ class SideLane:
         self._refused_until = 0.0
         self.at_work: Final = processor.at_work
         """See there; for any thread."""
+        self.works: Final = processor.works
+        """Likewise."""
 
     # --- what there is
 

@@ -95,8 +95,10 @@ class Lifecycle:
         view.suspended = job
         view.story.add("suspended", job=job)
 
-    def pause(self, view_id: int) -> None:
+    def pause(self, view_id: int, caller: str | None = None) -> None:
         """Stop a view at its last txid, until ``resume``; the WAL it lacks is kept.
+
+        ``caller``: the role that wants it.
 
         Raises:
             UserError: 55000, it has stopped already.
@@ -105,6 +107,7 @@ class Lifecycle:
         if view.status == Status.PAUSED:
             return
         states.become(self._book.owner.conn, view.id, Status.PAUSED)
+        states.paused_by(self._book.owner.conn, view.id, caller)
         self._leaving.leave(view)
         view.status = Status.PAUSED
         view.message = None

@@ -176,6 +176,7 @@ class Loading:
         for other in list(self._book.views.values()):
             # A resync has put this one in its place.
             if other.id != view.id and other.target.oid == view.target.oid:
+                self._book.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:

@@ -64,4 +64,5 @@ class Returning:
             return
         if view.live:
             view.message = None
+            self._book.gauges.went_on(view.id)
             self._rewind_soon()

@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 import structlog
 
+from headrace import events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -370,7 +371,7 @@ def _view(row: WorkedView) -> View:
     if not row.parts.keys() <= {node.id for node in rebuilt.nodes}:
         raise BugError(f"view {row.id} has parts that are not in its plan")
     options = row.options or {}
-    return View(
+    made = View(
         row.id,
         rebuilt,
         {str(k): str(v) for k, v in (row.settings or {}).items()},
@@ -388,3 +389,5 @@ def _view(row: WorkedView) -> View:
         shares=options.get("sharing") is not False and not placement(options) and not row.parts,
         limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )
+    events.know_view(made.id, made.target.shown)
+    return made

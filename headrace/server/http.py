@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from headrace.config import address
-from headrace.server.health import Health
+from headrace.server.health import CONTENT_TYPE, Health
 
 _HEAD_BYTES_MAX: Final = 8_192
 _TIMEOUT_S: Final = 10.0
@@ -71,6 +71,6 @@ class HttpServer:
                 ready, why = await self._health.ready()
                 return (200 if ready else 503), "text/plain", why + "\n"
             case "/metrics":
-                return 200, "text/plain; version=0.0.4", await self._health.metrics()
+                return 200, CONTENT_TYPE, await self._health.metrics()
             case _:
                 return 404, "text/plain", "not found\n"

@@ -33,6 +33,7 @@ from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
+from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
 from headrace.sql import install, meta
@@ -50,7 +51,7 @@ def version() -> str:
 
 def run(settings: Settings, nursery: Nursery) -> int:
     """Run until a signal; returns the exit status."""
-    events.configure(settings.log_level, process="commander")
+    events.configure(settings.log_level, settings.log_format, process="commander", pid=os.getpid())
     os.umask(0o077)
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
@@ -92,12 +93,13 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
                 if len(problems) > 1:
-                    _log.error("more is missing", count=len(problems) - 1, see="headrace check")
+                    _log.warning("more is missing", count=len(problems) - 1, see="headrace check")
                 raise problems[0]
             ownership.check_alone(conn)
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
             meta.put(conn, "release", version())
+            meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
@@ -127,8 +129,9 @@ class Commander:
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
+        self._traces = Traces(settings, version(), worker)
         self._status = 0
-        self._health = Health(settings, self._supervisor, version(), self._sessions)
+        self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
 
@@ -149,6 +152,7 @@ class Commander:
                 self._resumer.start()
                 self._purge.start()
                 self._observer.start()
+                self._traces.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
                     http = HttpServer(self._settings.http, self._health)
@@ -167,6 +171,7 @@ class Commander:
             await self._listener.close()
             await self._purge.stop()
             await self._observer.stop()
+            await self._traces.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()

@@ -60,4 +60,6 @@ ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS note text;
 -- Since when it has its status; the last error of all, and when.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS since timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp();
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error text;
+-- Who has called pause_view last.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS paused_by regrole;
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error_at timestamptz;

@@ -405,7 +405,7 @@ def main() -> int:
     """Entry point of the process."""
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, process="builder", pid=os.getpid())
+    events.configure(settings.log_level, settings.log_format, process="builder", pid=os.getpid())
     os.umask(0o077)
     try:
         asyncio.run(serve(settings))

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
+import msgspec
 import pytest
 
-from headrace.server.health import Sample, render
+from headrace.runtime.histogram import Histogram
 from headrace.server.http import HttpServer
+from headrace.server.metrics import Page
 
 
-def test_render():
-    samples = [
-        Sample("a", 1, (("view", 'x"\\\n'),)),
-        Sample("b", 2.5, (), "counter"),
-        Sample("a", 12_345_678_901, (("view", "y"),)),
-    ]
-    assert render(samples) == (
-        '# TYPE a gauge\na{view="x\\"\\\\\\n"} 1\na{view="y"} 12345678901\n'
-        "# TYPE b counter\nb 2.5\n"
+def test_what_names_have_is_escaped():
+    page = Page()
+    page.put("view_rows", 1, 'x"\\\n')
+    page.put("batches_total", 2.5)
+    page.put("view_rows", 12_345_678_901, "y")
+    # In the order of the table, each name once; a value is as exact as a double.
+    assert page.render() == (
+        "# HELP headrace_batches_total Batches that are in the tables.\n"
+        "# TYPE headrace_batches_total counter\nheadrace_batches_total 2.5\n"
+        "# HELP headrace_view_rows Rows of its table, as estimated.\n"
+        "# TYPE headrace_view_rows gauge\n"
+        'headrace_view_rows{view="x\\"\\\\\\n"} 1.0\n'
+        'headrace_view_rows{view="y"} 1.2345678901e+10\n'
     )
+
+
+def test_a_histogram_counts_what_is_below_each_bound():
+    told = Histogram()
+    for seconds in (0.001, 0.0011, 0.3, 100):
+        told.note(seconds)
+    page = Page()
+    page.count("sink_transaction_seconds", msgspec.structs.asdict(told.told()))
+    buckets = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', page.render()))
+    # A bound is part of its bucket, as Prometheus has it.
+    assert [buckets[le] for le in ("0.001", "0.0025", "0.25", "0.5", "60.0", "+Inf")] == [
+        *("1.0", "2.0", "2.0", "3.0", "3.0", "4.0"),
+    ]
+    assert "headrace_sink_transaction_seconds_count 4.0\n" in page.render()
+    assert "headrace_sink_transaction_seconds_sum 100.3021\n" in page.render()
 
 
 class Health:
