@@ -60,26 +60,31 @@ ROOMS: dict[str, set[str]] = {
 # Inside of the planner, likewise; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
-    ".plan": {*(".request", "analyse", "binding", "logical", "passes", "physical"), "scalars"},
-    "physical": {".request", "analyse", "binding", "logical", "scalars"},
+    ".plan": {
+        *(".graph", ".request", "analyse", "binding", "logical", "passes", "physical"),
+        "scalars",
+    },
+    "physical": {".graph", ".request", "analyse", "binding", "logical", "scalars"},
     "passes": {"analyse", "binding", "logical", "rules", "scalars"},
     "rules": {"logical"},
     "binding": {".request", "analyse", "logical", "scalars"},
     "placement": set(),
-    ".request": {"logical"},
+    ".request": {".graph", "logical"},
     "scalars": {"analyse", "logical"},
     "logical": {"analyse"},
     "analyse": set(),
+    ".graph": set(),
 }
 
 # Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".book", ".engine", ".insight"},
+    ".worker": {".book", ".engine", ".insight", ".operators"},
     ".host": {".hosting", ".joined"},
     ".joined": {".hosting"},
     ".hosting": {"records", "threads"},
     ".insight": {".book", "records"},
+    ".operators": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
         *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".moving"),
@@ -132,7 +137,18 @@ THREADS = {
     *("batches", "checkpoints", "link", "ownership", "pipeline", "quick", "lane_jobs", "writing"),
 }
 RECORDS = {
-    *("away", "columns", "coordinator", "culprit", "edges", "gauges", "holds", "incoming", "jobs"),
+    *(
+        "away",
+        "columns",
+        "coordinator",
+        "counted",
+        "culprit",
+        "edges",
+        "gauges",
+        "holds",
+        "incoming",
+        "jobs",
+    ),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
     *("suspects", "views"),
 }

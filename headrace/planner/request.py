@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
+from headrace.planner.graph import Graph
 from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
 
@@ -49,7 +50,7 @@ class Planned:
     optimised: Node
     physical: PhysicalPlan
     explain: dict[str, str]
-    """Stage (``logical``, ``optimised``, ``physical``) -> text."""
+    """Stage (``logical``, ``optimised``, ``physical``, ``sources``, ``key``) -> text."""
     tables: tuple[TableRef, ...]
     settings: dict[str, str]
     """Settings that influence evaluation, as they were for the caller."""
@@ -71,6 +72,8 @@ class Planned:
     """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""
+    graphs: tuple[Graph, ...] = ()
+    """Those of the stages that are some; none where somebody else's query is in the plan."""
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""

@@ -11,6 +11,7 @@ import psycopg
 from headrace.collections.plan import to_json
 from headrace.errors import DuplicateError, UndefinedError
 from headrace.planner import Planned, TableRef
+from headrace.planner.graph import plain
 from headrace.population.names import ViewName
 from headrace.postgres.connect import Connection
 from headrace.sql import reads, views
@@ -90,7 +91,7 @@ def _stored(planned: Planned) -> StoredPlan:
     return StoredPlan(
         to_json(planned.columns),
         to_json(planned.physical),
-        planned.explain,
+        {**planned.explain, views.GRAPHS: list(map(plain, planned.graphs))},
         planned.settings,
         planned.canonical_sql,
         list(planned.named),

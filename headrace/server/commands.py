@@ -60,6 +60,8 @@ MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes"
 VIEW_STATS: Final = (
     *(("node", TEXT), ("collection", TEXT), ("shared", BOOL), ("worker", TEXT)),
     *(("rows_in", INT8), ("rows_out", INT8), ("batches", INT8), ("busy_us", INT8)),
+    *(("cpu_us", INT8), ("state_rows", INT8), ("state_bytes", INT8), ("state_exact", BOOL)),
+    *(("queued_rows", INT8), ("queued_bytes", INT8)),
 )
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 WORKERS: Final = (
@@ -277,8 +279,8 @@ def _say(answer: Any, report: Report) -> None:
             report(str(answer[key]))
 
 
-def _explained(text: str) -> ResultSet:
-    return ResultSet.of_lines("plan", text.rstrip("\n").split("\n"))
+def _explained(answer: dict[str, Any]) -> ResultSet:
+    return ResultSet.of_lines("plan", answer["lines"])
 
 
 def _checked(stages: dict[str, str]) -> ResultSet:

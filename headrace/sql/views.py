@@ -63,6 +63,10 @@ SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ou
  WHERE r.rolname = coalesce(%(caller)s::name, current_user)"""
 
 
+GRAPHS: Final = "graphs"
+"""In ``explain``, beside the texts of the stages: their graphs (``planner/graph.py``), a list."""
+
+
 @dataclass(frozen=True, slots=True)
 class ViewRow:
     """A view of the catalog."""
@@ -99,7 +103,7 @@ class StoredPlan:
 
     columns: Any
     plan: Any
-    explain: dict[str, str]
+    explain: dict[str, Any]
     settings: dict[str, str]
     canonical: str
     named: list[dict[str, Any]]
@@ -124,7 +128,7 @@ class StoredView:
     options: dict[str, Any]
     settings: dict[str, str]
     plan: Any
-    explain: dict[str, str] | None
+    explain: dict[str, Any] | None
     schema: str
     name: str
 

@@ -8,8 +8,10 @@ from headrace.population.job import Job
 from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
+from headrace.sink import keys
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
+from headrace.views import workers
 
 
 def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
@@ -18,9 +20,13 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     Raises:
         HeadraceError: what create_view would raise.
     """
+    options = ViewOptions.of(request.options)
+    options.check(context.settings)
     with planning(context, job) as conn:
         wanted = PlanRequest(request.query, request.caller, request.settings)
-        planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
+        planned, _ = plan_with_facts(conn, context.settings, wanted, options)
+        keys.check(conn, planned.columns, options.key or ())
+        workers.check(conn, options.placement)
         tables = [table.oid for table in planned.tables]
         with context.publication_lock:
             publication.try_tables(conn, context.settings, tables, watched.fed)
