@@ -29,6 +29,7 @@ from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
 from headrace.planner.graph import Graph, text
 from headrace.planner.logical import uniquekeys
+from headrace.planner.logical.lineage import Origin, lineage
 from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import (
     Call,
@@ -45,7 +46,13 @@ from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import PhysicalBuilder
-from headrace.planner.physical.explain import logical_graph, physical_graph
+from headrace.planner.physical.explain import (
+    LINEAGE,
+    lineage_graph,
+    lineage_text,
+    logical_graph,
+    physical_graph,
+)
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.constants import Constants
@@ -135,6 +142,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             logical_graph("optimised", optimised, lowering.type_name),
             physical_graph(physical, builder.words, lowering.type_name, builder.sizes),
         )
+        origins = zip((c.name for c in columns), lineage(bound_plan), strict=True)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,
@@ -143,6 +151,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             physical=physical,
             **_shown(
                 graphs,
+                tuple(origins),
                 {
                     "sources": describe(sources),
                     "key": uniquekeys.explain(optimised, columns, physical.sink.key),
@@ -163,11 +172,18 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
 
 
-def _shown(graphs: tuple[Graph, ...], more: dict[str, str], sources: Sources) -> dict[str, Any]:
+def _shown(
+    graphs: tuple[Graph, ...],
+    origins: tuple[tuple[str, tuple[Origin, ...]], ...],
+    more: dict[str, str],
+    sources: Sources,
+) -> dict[str, Any]:
     """What people may read of the plan: nothing, if somebody else's query is in it."""
     stages = {graph.stage: text(graph) for graph in graphs} | more
+    stages[LINEAGE] = lineage_text(origins)
     if not sources.private:
-        return {"explain": stages, "graphs": graphs}
+        graphs += (lineage_graph(origins),)
+        return {"explain": stages, "graphs": graphs, "lineage": origins}
     names = ", ".join(sorted(sources.private))
     told = f"not shown: it has the query of {names} in it, which is its owner's"
     return {"explain": dict.fromkeys(stages, told)}

@@ -12,7 +12,7 @@ AS $$
 DECLARE
     parts   pg_catalog.text[];
     stages  pg_catalog.jsonb;
-    found   pg_catalog.text;
+    told    pg_catalog.text;
 BEGIN
     BEGIN
         parts := pg_catalog.parse_ident(name_or_query);
@@ -53,18 +53,18 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('view "%s" has no plan of stage "%s"', name_or_query, stage),
             HINT = pg_catalog.format('Stages: %s.', (SELECT pg_catalog.string_agg(k, ', ' ORDER BY k)
-                                       FROM pg_catalog.jsonb_each(stages) s (k, told)
-                                      WHERE pg_catalog.jsonb_typeof(told) OPERATOR(pg_catalog.=) 'string'));
+                                       FROM pg_catalog.jsonb_each(stages) s (k, v)
+                                      WHERE pg_catalog.jsonb_typeof(v) OPERATOR(pg_catalog.=) 'string'));
     END IF;
     IF format OPERATOR(pg_catalog.=) 'text' THEN
         RETURN QUERY SELECT t FROM pg_catalog.regexp_split_to_table(
             pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n') t;
         RETURN;
     END IF;
-    SELECT pg_catalog.jsonb_pretty(g) INTO found
+    SELECT pg_catalog.jsonb_pretty(g) INTO told
       FROM pg_catalog.jsonb_array_elements(coalesce(stages OPERATOR(pg_catalog.->) 'graphs', '[]'::pg_catalog.jsonb)) g
      WHERE (g OPERATOR(pg_catalog.->>) 'stage') OPERATOR(pg_catalog.=) stage;
-    RETURN QUERY SELECT coalesce(found, pg_catalog.jsonb_pretty(pg_catalog.jsonb_build_object('stage', stage, 'lines',
+    RETURN QUERY SELECT coalesce(told, pg_catalog.jsonb_pretty(pg_catalog.jsonb_build_object('stage', stage, 'lines',
         pg_catalog.to_jsonb(pg_catalog.string_to_array(pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n')))));
 END
 $$;

@@ -66,6 +66,9 @@ SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ou
 GRAPHS: Final = "graphs"
 """In ``explain``, beside the texts of the stages: their graphs (``planner/graph.py``), a list."""
 
+ORIGINS: Final = "origins"
+"""Likewise: what each column comes from, in order, for ``sql/lineage.sql``."""
+
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:

@@ -12,6 +12,7 @@ from msgspec import structs
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, graph, plan
 from headrace.planner.graph import Edge, Graph, Measured
+from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -61,7 +62,7 @@ class Stages:
                 f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(names)}."
             )
         found = self.graphs.get(stage)
-        if found is None:
+        if found is None or (stage == LINEAGE and how == "text"):
             return _plain(stage, self.texts[stage], how)
         written = graph.written(found, how)
         return written.split("\n") if how == "text" else [written]

@@ -13,6 +13,7 @@ from headrace.planner import graph as graphs
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.graph import Graph, GraphColumn, GraphNode
 from headrace.planner.logical.estimates import ExpectedSize
+from headrace.planner.logical.lineage import SAME, Origin
 from headrace.planner.logical.nodes import (
     AgainNode,
     Agg,
@@ -41,6 +42,9 @@ from headrace.planner.logical.nodes import (
 from headrace.planner.logical.scalar import Expr, Ref, show, substitute
 from headrace.planner.physical.columns import KEY_COLUMN
 from headrace.planner.physical.extraction import own
+
+LINEAGE: Final = "lineage"
+"""The stage of that name."""
 
 
 def explain_logical(node: Node) -> str:
@@ -228,6 +232,41 @@ def _expand(node: ExpandNode) -> str:
 def _agg(agg: Agg) -> str:
     text = agg.column.name if agg.function != "any" else f"any({agg.column.name})"
     return text + (f" FILTER ({show(agg.filter)})" if agg.filter is not None else "")
+
+
+# -- lineage
+
+Lineage = Sequence[tuple[str, Sequence[Origin]]]
+"""For each column by its name: what it comes from."""
+
+
+def lineage_text(found: Lineage) -> str:
+    """A line for each column."""
+    return "\n".join(
+        f"{name} <- {', '.join(map(_origin, origins)) or 'no table'}" for name, origins in found
+    )
+
+
+def _origin(origin: Origin) -> str:
+    column = f"{origin.schema}.{origin.table}.{origin.name or '*'}"
+    return column if origin.how == SAME else f"{column} ({origin.how})"
+
+
+def lineage_graph(found: Lineage) -> Graph:
+    """Columns of the query above those of tables."""
+    columns: list[GraphNode] = []
+    origins: dict[str, Origin] = {}
+    for number, (name, mine) in enumerate(found, 1):
+        ids = {f"{o.oid}.{o.attnum}": o for o in mine}
+        origins |= ids
+        how = {place: o.how for place, o in ids.items()}
+        columns.append(GraphNode(f"column_{number}", "Column", name, tuple(ids), more=how or None))
+    tables = [
+        GraphNode(place, "TableColumn", f"{o.schema}.{o.table}.{o.name or '*'}")
+        for place, o in sorted(origins.items())
+    ]
+    root = GraphNode("query", "Query", inputs=tuple(c.id for c in columns))
+    return Graph(LINEAGE, root.id, (root, *columns, *tables))
 
 
 # -- physical
