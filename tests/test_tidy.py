@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "embedded": {"process"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
-        *("sink", "sql", "state"),
+        *("reading", "sink", "sql", "state"),
     },
     "runtime": {
         *("collections", "expressions", "forwarder", "kernels", "network", "postgres"),
@@ -55,11 +55,13 @@ ROOMS: dict[str, set[str]] = {
     "kernels": set(),
     "postgres": set(),
     "process": set(),
+    "reading": set(),
 }
 
 # Inside of the planner, likewise; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
+    ".readings": {".graph", ".request", "analyse"},
     ".plan": {
         *(".graph", ".request", "analyse", "binding", "logical", "passes", "physical"),
         "scalars",

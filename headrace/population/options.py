@@ -71,6 +71,10 @@ class ViewOptions:
     """The worker that keeps the view's states and computes its changes (``add_worker``); with
     another one than ``main`` nothing is kept in common with other views."""
 
+    dialect: str | None = None
+    """That of the query, if it is not Postgres': it is translated first (reading/dialects.py), and
+    then is a query like others; kept is the translation."""
+
     point: str | None = None
     """``from``: the connection point of a view that the query reads: the view's rows come from
     there, the first ones and all others (A-25, A-45; population/feeding.py)."""
@@ -153,6 +157,7 @@ _WANTED: Final = {
     "from": "the name of a connection point",
     "history": "an interval, as text",
     "placement": "the name of a worker",
+    "dialect": "the name of an SQL dialect, as snowflake",
     "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }
 

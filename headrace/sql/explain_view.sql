@@ -49,6 +49,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('there is no format "%s"', format), HINT = 'Formats: text, json, dot, mermaid.';
     END IF;
+    stages := stages OPERATOR(pg_catalog.-) 'tidy';
     IF pg_catalog.jsonb_typeof(stages OPERATOR(pg_catalog.->) stage) IS DISTINCT FROM 'string' THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('view "%s" has no plan of stage "%s"', name_or_query, stage),

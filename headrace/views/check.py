@@ -11,7 +11,7 @@ from headrace.postgres import publication
 from headrace.sink import keys
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
-from headrace.views import workers
+from headrace.views import texts, workers
 
 
 def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
@@ -22,8 +22,9 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
-    with planning(context, job) as conn:
-        wanted = PlanRequest(request.query, request.caller, request.settings)
+    text = texts.in_postgres(context, request.query, options.dialect)
+    with planning(context, job) as conn, text.speaking():
+        wanted = PlanRequest(text.query, request.caller, request.settings)
         planned, _ = plan_with_facts(conn, context.settings, wanted, options)
         keys.check(conn, planned.columns, options.key or ())
         workers.check(conn, options.placement)
@@ -31,4 +32,5 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
         with context.publication_lock:
             publication.try_tables(conn, context.settings, tables, watched.fed)
         check_slot(conn, context.settings)
-    return planned.explain
+    said = {} if text.notice is None else {"notice": text.notice}
+    return {**text.noted(planned).explain, **said}

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from headrace.errors import HeadraceError, UserError
-from headrace.planner import Planned, PlanRequest, graph, plan
+from headrace.planner import Planned, PlanRequest, graph, plan, readings
 from headrace.planner.graph import Edge, Graph, Measured
 from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
@@ -21,7 +21,8 @@ from headrace.sql import points, views
 from headrace.sql.nodes import MAIN
 from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
-from headrace.sql.views import GRAPHS, StoredView, ViewRow
+from headrace.sql.views import GRAPHS, TIDY, StoredView, ViewRow
+from headrace.views import texts
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
 """By node whose rows come from a shared subplan: which, and the other views that need it."""
@@ -44,9 +45,9 @@ class Stages:
     @classmethod
     def stored(cls, explain: Mapping[str, Any]) -> Stages:
         """Those that are kept with a view."""
-        texts = {stage: told for stage, told in explain.items() if isinstance(told, str)}
+        told = {s: text for s, text in explain.items() if isinstance(text, str) and s != TIDY}
         graphs = (graph.of_plain(data) for data in explain.get(GRAPHS, ()))
-        return cls(texts, {g.stage: g for g in graphs})
+        return cls(told, {g.stage: g for g in graphs})
 
     def lines(self, stage: str, how: str) -> list[str]:
         """The lines of a stage; in another format than text it is one.
@@ -92,24 +93,55 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[st
     text, caller = request.name_or_query, request.caller
     with job.connection(context.settings.source, what="builder") as conn:
         view = None
-        with contextlib.suppress(UserError):  # no identifier: a query
-            view = names.find(conn, text, caller, request.settings)
+        if request.dialect is None:
+            with contextlib.suppress(UserError):  # no identifier: a query
+                view = names.find(conn, text, caller, request.settings)
         if view is not None:
             names.check_owner(conn, view, caller)
             stages = _of_view(context, job, conn, request, view)
-        else:
-            stages = _of_query(conn, request)
-    return {"lines": stages.lines(request.stage, request.format)}
+            return {"lines": stages.lines(request.stage, request.format)}
+        query = texts.in_postgres(context, text, request.dialect)
+        with query.speaking():
+            stages = _of_query(context, conn, request, query)
+        return {"lines": stages.lines(request.stage, request.format), "notice": query.notice}
 
 
-def _of_query(conn: Connection, request: ExplainView) -> Stages:
+def _of_query(
+    context: JobContext, conn: Connection, request: ExplainView, query: texts.Text
+) -> Stages:
     if request.stage == ANALYZE:
         raise UserError(
             "what a query does can be measured when it is a view",
             hint="Create the view, and explain it by its name.",
         )
-    asked = PlanRequest(request.name_or_query, request.caller, request.settings)
-    return Stages.of(plan(conn, asked))
+    asked = PlanRequest(query.query, request.caller, request.settings)
+    if request.stage == readings.AST:
+        return Stages({}, {readings.AST: _ast(context, conn, asked)})
+    return Stages.of(query.noted(plan(conn, asked)))
+
+
+def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
+    """The text as sqlglot reads it, with what Postgres binds it to.
+
+    Raises:
+        UserError: Postgres refuses it; or sqlglot cannot read what Postgres can, with the position.
+    """
+    mine = readings.bound(conn, asked)
+    try:
+        read = context.reader.read(asked.query)
+    except UserError as error:
+        error.detail = (
+            f"{error.detail or ''} Postgres reads the query; the parser that shows syntax trees does"
+            " not. Nothing else depends on it."
+        ).strip()
+        raise
+    differs = readings.same(conn, asked, mine, read.text)
+    told = (
+        "Postgres reads it alike"
+        if differs is None
+        else f"it is planned as Postgres reads it: {differs}"
+    )
+    return readings.annotated(read.nodes, mine, [told])
 
 
 def _of_view(
@@ -119,6 +151,10 @@ def _of_view(
     if stored is None or stored.explain is None:
         raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
     stages = Stages.stored(stored.explain)
+    if request.stage == readings.AST:
+        asked = PlanRequest(stored.query, view.owner_name or request.caller, stored.settings)
+        stages.graphs[readings.AST] = _ast(context, conn, asked)
+        return stages
     notes = [*_placed(stored), *_points(conn, view, request.caller)]
     physical = stages.graphs.get(_PHYSICAL)
     if physical is None:

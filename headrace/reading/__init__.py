@@ -1,0 +1,1 @@
+"""A query's text as sqlglot reads it; sqlglot itself is imported in a process of its own."""
