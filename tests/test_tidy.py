@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "server": {*("embedded", "kernels", "population", "postgres", "process", "runtime"), "sql"},
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "sink", "sources", "sql"),
+        *("process", "reading", "sink", "sources", "sql"),
     },
     "embedded": {"process"},
     "population": {

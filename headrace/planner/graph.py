@@ -42,7 +42,7 @@ class GraphColumn(msgspec.Struct, frozen=True):
     type: str = ""
 
 
-class Edge(msgspec.Struct, frozen=True, omit_defaults=True):
+class SharedEdge(msgspec.Struct, frozen=True, omit_defaults=True):
     """That what a node sends is kept once for several views."""
 
     subplan: int
@@ -85,7 +85,7 @@ class GraphNode(msgspec.Struct, frozen=True, omit_defaults=True):
     state_rows: int | None = None
     """Expected when it was planned; None: nothing is known."""
     state_bytes: int | None = None
-    edge: Edge | None = None
+    edge: SharedEdge | None = None
     measured: Measured | None = None
     more: Mapping[str, Any] | None = None
     """What a stage knows besides."""
@@ -211,7 +211,7 @@ def _about(node: GraphNode) -> list[str]:
     return [*_edge(node.edge), *out]
 
 
-def _edge(edge: Edge | None) -> list[str]:
+def _edge(edge: SharedEdge | None) -> list[str]:
     if edge is None:
         return []
     names = ", ".join(edge.shared_with) or "no other view now"

@@ -27,9 +27,10 @@ from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
-from headrace.planner.graph import Graph, text
+from headrace.planner.graph import text
 from headrace.planner.logical import uniquekeys
-from headrace.planner.logical.lineage import Origin, lineage
+from headrace.planner.logical.lineage import lineage
+from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import (
     Call,
@@ -137,27 +138,13 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         if not array_nulls:
             _refuse_arrays_of_texts(builder.remotes)
         functions_in_from.prove(lowering, builder.sets)
-        graphs = (
-            logical_graph("logical", bound_plan, lowering.type_name),
-            logical_graph("optimised", optimised, lowering.type_name),
-            physical_graph(physical, builder.words, lowering.type_name, builder.sizes),
-        )
-        origins = zip((c.name for c in columns), lineage(bound_plan), strict=True)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,
             logical=logical,
             optimised=optimised,
             physical=physical,
-            **_shown(
-                graphs,
-                tuple(origins),
-                {
-                    "sources": describe(sources),
-                    "key": uniquekeys.explain(optimised, columns, physical.sink.key),
-                },
-                sources,
-            ),
+            **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
             tables=sources.tables.refs(),
             settings=_kept(settings, catalog),
             functions=catalog.functions.of_users(),
@@ -173,17 +160,28 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
 
 
 def _shown(
-    graphs: tuple[Graph, ...],
-    origins: tuple[tuple[str, tuple[Origin, ...]], ...],
-    more: dict[str, str],
+    plans: tuple[Node, Node, PhysicalPlan],
+    builder: PhysicalBuilder,
+    lowering: Lowering,
+    columns: Schema,
     sources: Sources,
 ) -> dict[str, Any]:
     """What people may read of the plan: nothing, if somebody else's query is in it."""
-    stages = {graph.stage: text(graph) for graph in graphs} | more
-    stages[LINEAGE] = lineage_text(origins)
+    bound_plan, optimised, physical = plans
+    graphs = (
+        logical_graph("logical", bound_plan, lowering.type_name),
+        logical_graph("optimised", optimised, lowering.type_name),
+        physical_graph(physical, builder.words, lowering.type_name, builder.sizes),
+    )
+    origins = tuple(zip((c.name for c in columns), lineage(bound_plan), strict=True))
+    stages = {graph.stage: text(graph) for graph in graphs} | {
+        "sources": describe(sources),
+        "key": uniquekeys.explain(optimised, columns, physical.sink.key),
+        LINEAGE: lineage_text(origins),
+    }
     if not sources.private:
-        graphs += (lineage_graph(origins),)
-        return {"explain": stages, "graphs": graphs, "lineage": origins}
+        drawn = (*graphs, lineage_graph(origins))
+        return {"explain": stages, "graphs": drawn, "lineage": origins}
     names = ", ".join(sorted(sources.private))
     told = f"not shown: it has the query of {names} in it, which is its owner's"
     return {"explain": dict.fromkeys(stages, told)}

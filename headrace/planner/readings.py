@@ -35,14 +35,14 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundText:
     """What Postgres has made of a text."""
 
     tree: Node
     relations: tuple[Relation, ...]
 
 
-def bound(conn: Connection, request: PlanRequest) -> Bound:
+def bound(conn: Connection, request: PlanRequest) -> BoundText:
     """What Postgres makes of a query, as it would for its plan; nothing is left.
 
     Raises:
@@ -53,7 +53,7 @@ def bound(conn: Connection, request: PlanRequest) -> Bound:
         session.captured_settings(conn, request.settings)
         tree = session.read_view(conn, request.query).tree
         conn.execute("RESET ROLE")
-        return Bound(tree, tuple(_relations(conn, tree)))
+        return BoundText(tree, tuple(_relations(conn, tree)))
 
 
 def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
@@ -81,7 +81,7 @@ def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
         )
 
 
-def same(conn: Connection, request: PlanRequest, mine: Bound, text: str) -> str | None:
+def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
     """None: ``text`` is to Postgres what ``mine`` is; else what is different, in words."""
     try:
         other = bound(conn, PlanRequest(text, request.caller, request.settings))
@@ -92,13 +92,15 @@ def same(conn: Connection, request: PlanRequest, mine: Bound, text: str) -> str 
     return "what the parser has read is written otherwise than it stands there"
 
 
-def annotated(read: Iterable[Mapping[str, Any]], mine: Bound | None, told: Iterable[str]) -> Graph:
+def annotated(
+    read: Iterable[Mapping[str, Any]], mine: BoundText | None, told: Iterable[str]
+) -> Graph:
     """The tree of a parser (``reading.trees.plain``) with what Postgres has bound its names to."""
     nodes = [_node(data, mine) for data in read]
     return Graph(AST, nodes[0].id, tuple(nodes), notes=tuple(told))
 
 
-def _node(data: Mapping[str, Any], mine: Bound | None) -> GraphNode:
+def _node(data: Mapping[str, Any], mine: BoundText | None) -> GraphNode:
     more: dict[str, Any] = {}
     if "arg" in data:
         more["arg"] = data["arg"]

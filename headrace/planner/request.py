@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.graph import Graph
-from headrace.planner.logical.lineage import Origin
+from headrace.planner.logical.lineage import ColumnOrigin
 from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
 
@@ -75,7 +75,7 @@ class Planned:
     """(table, attnum) of the generated columns that are computed from others."""
     graphs: tuple[Graph, ...] = ()
     """Those of the stages that are some; none where somebody else's query is in the plan."""
-    lineage: tuple[tuple[str, tuple[Origin, ...]], ...] | None = None
+    lineage: tuple[tuple[str, tuple[ColumnOrigin, ...]], ...] | None = None
     """What each column comes from, by its name; None where ``graphs`` are none."""
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,

@@ -14,7 +14,7 @@ from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
-from headrace.reading.reader import Reader
+from headrace.reading.reader import TextReader
 
 
 class WorkerProtocol(Protocol):
@@ -60,7 +60,7 @@ class JobContext:
     settings: Settings
     worker: WorkerProtocol
     spark: SparkPopulation
-    reader: Reader = field(default_factory=Reader)
+    reader: TextReader = field(default_factory=TextReader)
     """Reads texts with a parser of many dialects, in a process of its own."""
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused

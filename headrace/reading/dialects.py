@@ -8,14 +8,26 @@ read as what was written.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import SqlglotError
 
+from headrace.reading import DIALECTS
 from headrace.reading.trees import POSTGRES, Refused, parsed, position
 
+_ANY: Final = frozenset(DIALECTS)
+_DEFAULTS: Final = {
+    "CHAR": frozenset(("oracle", "redshift", "snowflake")),
+    "NCHAR": frozenset(("oracle", "redshift", "snowflake")),
+    "VARCHAR": _ANY - {"tsql"},
+    "NVARCHAR": _ANY - {"tsql"},
+    "DECIMAL": frozenset(("oracle", "sqlite")),
+}
+"""By type: where it means without parameters what it means so in Postgres."""
+_LENIENT: Final = re.compile(r"\b(?:try|safe)_cast\b", re.IGNORECASE)
 _ROUNDS: Final = 3
 _NULLS_IGNORED: Final = ("databricks", "duckdb", "redshift", "spark", "tsql")
 """Where GREATEST and LEAST leave NULLs out, as Postgres does."""
@@ -50,6 +62,8 @@ def translated(text: str, dialect: str) -> str:
                 position(call),
                 _OWN,
             )
+    _refuse_lenient_casts(tree, text, dialect)
+    _refuse_bare_types(tree, dialect)
     said, missing = _generated(tree, dialect)
     if missing:
         message, node = missing[0]
@@ -61,6 +75,37 @@ def translated(text: str, dialect: str) -> str:
             return said
         said = again
     raise Refused(f"the query cannot be translated exactly from dialect {dialect}", None, _OWN)
+
+
+def _refuse_lenient_casts(tree: exp.Expr, text: str, dialect: str) -> None:
+    """TRY_CAST and its like: the generator makes an ordinary cast of them, and says nothing.
+
+    Where every CAST is one of these (Spark, MySQL), a plain one may pass: it fails on a row for
+    which it would have been NULL there, and so no other answer is given.
+    """
+    strict = Dialect.get_or_raise(dialect).parser_class.STRICT_CAST
+    for cast in tree.find_all(exp.TryCast):
+        if strict or _LENIENT.search(text):
+            raise Refused(
+                "a cast that gives NULL where it fails cannot be translated", position(cast), _OWN
+            )
+
+
+def _refuse_bare_types(tree: exp.Expr, dialect: str) -> None:
+    """Types whose length or precision is left to a default, which is another in Postgres.
+
+    CHAR is one character there, any number in MySQL and thirty in T-SQL; DECIMAL has any scale
+    there, and none nearly everywhere else: with another default other values would come out.
+    """
+    for kind in tree.find_all(exp.DataType):
+        if kind.expressions or dialect in _DEFAULTS.get(str(kind.this.value), _ANY):
+            continue
+        raise Refused(
+            f"type {kind.this.value} without its length or precision is another in Postgres than"
+            f" in dialect {dialect}",
+            _near(kind),
+            "Write the type with its parameters.",
+        )
 
 
 def tidy(tree: exp.Expr) -> str:
@@ -101,11 +146,6 @@ def _generated(
                 name = expression.sql_name()
                 missing.append((f"{name} may mean something else in Postgres", expression))
             return str(super().function_fallback_sql(expression))
-
-        def trycast_sql(self, expression: Any) -> str:
-            if dialect != POSTGRES:
-                missing.append(("a cast that gives NULL where it fails", expression))
-            return str(super().trycast_sql(expression))
 
     try:
         text = Watched(dialect=POSTGRES, pretty=True, normalize_functions=False).generate(tree)

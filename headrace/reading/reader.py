@@ -15,14 +15,10 @@ import msgspec
 
 from headrace import clock
 from headrace.errors import SyntaxUserError, TransientError, UserError
+from headrace.reading import DIALECTS
 
 TEXT_MAX: Final = 1_000_000
 """Characters of a text that is read."""
-DIALECTS: Final = (
-    *("bigquery", "clickhouse", "databricks", "duckdb", "mysql", "oracle", "redshift"),
-    *("snowflake", "spark", "sqlite", "trino", "tsql"),
-)
-"""What a query may be written in besides Postgres' SQL."""
 _WAIT_S: Final = 30.0
 """Seconds that an answer may take on a machine that is busy; processor time is bounded there."""
 _COMPLEX: Final = "54001"
@@ -38,7 +34,7 @@ class Read:
     text: str
 
 
-class Reader:
+class TextReader:
     """The process, started when it is needed; from any thread."""
 
     def __init__(self) -> None:

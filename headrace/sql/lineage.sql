@@ -32,7 +32,8 @@ BEGIN
     RETURN QUERY
         SELECT c.entry OPERATOR(pg_catalog.->>) 'column',
                coalesce(r.oid::pg_catalog.regclass::pg_catalog.text,
-                        pg_catalog.format('%I.%I', o.origin OPERATOR(pg_catalog.->>) 'schema', o.origin OPERATOR(pg_catalog.->>) 'table')),
+                        CASE WHEN o.origin IS NOT NULL THEN pg_catalog.format('%I.%I', o.origin OPERATOR(pg_catalog.->>) 'schema',
+                             o.origin OPERATOR(pg_catalog.->>) 'table') END),
                coalesce(a.attname::pg_catalog.text, nullif(o.origin OPERATOR(pg_catalog.->>) 'name', '')),
                o.origin OPERATOR(pg_catalog.->>) 'how'
           FROM pg_catalog.jsonb_array_elements(kept) WITH ORDINALITY c (entry, place)

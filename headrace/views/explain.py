@@ -11,7 +11,7 @@ from msgspec import structs
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, graph, plan, readings
-from headrace.planner.graph import Edge, Graph, Measured
+from headrace.planner.graph import Graph, Measured, SharedEdge
 from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
 from headrace.population.context import JobContext
@@ -107,7 +107,7 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[st
 
 
 def _of_query(
-    context: JobContext, conn: Connection, request: ExplainView, query: texts.Text
+    context: JobContext, conn: Connection, request: ExplainView, query: texts.QueryText
 ) -> Stages:
     if request.stage == ANALYZE:
         raise UserError(
@@ -223,7 +223,9 @@ def with_edges(physical: Graph, buffered: Buffered) -> Graph:
     rows go by a call, of which nothing is said.
     """
     nodes = [
-        structs.replace(node, edge=Edge(abs(buffered[node.id][0]), tuple(buffered[node.id][1])))
+        structs.replace(
+            node, edge=SharedEdge(abs(buffered[node.id][0]), tuple(buffered[node.id][1]))
+        )
         if node.id in buffered
         else node
         for node in physical.nodes

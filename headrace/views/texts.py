@@ -11,6 +11,7 @@ from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, readings
 from headrace.population.context import JobContext
 from headrace.postgres.connect import Connection
+from headrace.reading import CAVEATS
 from headrace.sql.views import TIDY
 
 WRITTEN: Final = "written"
@@ -20,7 +21,7 @@ _SHORT: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class QueryText:
     """A query in SQL of Postgres; ``written``: as it was in ``dialect``, if that is another."""
 
     query: str
@@ -32,11 +33,13 @@ class Text:
         """What its author is told of it before it is used; None: it is as he wrote it."""
         if self.dialect is None:
             return None
-        return f"translated from dialect {self.dialect}:\n{self.query}"
+        caveat = CAVEATS.get(self.dialect)
+        more = f"\n({caveat})" if caveat else ""
+        return f"translated from dialect {self.dialect}:\n{self.query}{more}"
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Errors that are of the translation say so: positions in it are none in what was written."""
+        """Errors that are of the translation say so: what was written has no such position."""
         try:
             yield
         except UserError as error:
@@ -54,15 +57,15 @@ class Text:
         return replace(planned, explain={**planned.explain, WRITTEN: told})
 
 
-def in_postgres(context: JobContext, query: str, dialect: str | None) -> Text:
+def in_postgres(context: JobContext, query: str, dialect: str | None) -> QueryText:
     """The query in SQL of Postgres.
 
     Raises:
         UserError: there is no such dialect, or the query cannot be said, with its position.
     """
     if dialect is None or dialect.lower() in ("postgres", "postgresql"):
-        return Text(query)
-    return Text(context.reader.translated(query, dialect), dialect.lower(), query)
+        return QueryText(query)
+    return QueryText(context.reader.translated(query, dialect), dialect.lower(), query)
 
 
 def tidied(

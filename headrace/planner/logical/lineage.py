@@ -29,7 +29,7 @@ _NOTHING: Final[Origins] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ColumnOrigin:
     """A column of a table that a column of the query comes from; ``name`` "": its rows."""
 
     schema: str
@@ -40,7 +40,7 @@ class Origin:
     how: str
 
 
-def lineage(plan: nodes.Node) -> list[tuple[Origin, ...]]:
+def lineage(plan: nodes.Node) -> list[tuple[ColumnOrigin, ...]]:
     """For each output column of a bound plan its origins, in the order of their names."""
     found = _Finder()
     found.visit(plan)
@@ -56,12 +56,12 @@ class _Finder:
         self._work: dict[str, list[Origins]] = {}
         self._again: dict[int, _Finder] = {}
 
-    def named(self, origins: Origins) -> tuple[Origin, ...]:
+    def named(self, origins: Origins) -> tuple[ColumnOrigin, ...]:
         out = []
         for (oid, attnum), rank in origins.items():
             table = self._scans[oid].table
             name = "" if attnum == ROWS else table.column(attnum).name
-            out.append(Origin(table.schema, table.name, name, oid, attnum, _RANKS[rank]))
+            out.append(ColumnOrigin(table.schema, table.name, name, oid, attnum, _RANKS[rank]))
         return tuple(sorted(out, key=lambda o: (o.schema, o.table, o.name)))
 
     def visit(self, node: nodes.Node) -> None:  # noqa: C901  one case per node

@@ -13,7 +13,7 @@ from headrace.planner import graph as graphs
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.graph import Graph, GraphColumn, GraphNode
 from headrace.planner.logical.estimates import ExpectedSize
-from headrace.planner.logical.lineage import SAME, Origin
+from headrace.planner.logical.lineage import SAME, ColumnOrigin
 from headrace.planner.logical.nodes import (
     AgainNode,
     Agg,
@@ -236,7 +236,7 @@ def _agg(agg: Agg) -> str:
 
 # -- lineage
 
-Lineage = Sequence[tuple[str, Sequence[Origin]]]
+Lineage = Sequence[tuple[str, Sequence[ColumnOrigin]]]
 """For each column by its name: what it comes from."""
 
 
@@ -247,7 +247,7 @@ def lineage_text(found: Lineage) -> str:
     )
 
 
-def _origin(origin: Origin) -> str:
+def _origin(origin: ColumnOrigin) -> str:
     column = f"{origin.schema}.{origin.table}.{origin.name or '*'}"
     return column if origin.how == SAME else f"{column} ({origin.how})"
 
@@ -255,7 +255,7 @@ def _origin(origin: Origin) -> str:
 def lineage_graph(found: Lineage) -> Graph:
     """Columns of the query above those of tables."""
     columns: list[GraphNode] = []
-    origins: dict[str, Origin] = {}
+    origins: dict[str, ColumnOrigin] = {}
     for number, (name, mine) in enumerate(found, 1):
         ids = {f"{o.oid}.{o.attnum}": o for o in mine}
         origins |= ids
