@@ -46,7 +46,7 @@ def test_a_syntax_tree_with_what_postgres_has_bound(commander, source):
 
 
 def test_what_only_postgres_reads_is_planned_all_the_same(commander):
-    query = "SELECT id FROM items WHERE box '(0,0,1,1)' && box '(0,0,2,2)' AND id < 9"
+    query = "SELECT id FROM items WHERE '(0,0,1,1)'::box <<| '(0,2,1,3)'::box AND id < 9"
     with pytest.raises(psycopg.errors.SyntaxError) as raised:
         commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (query,))
     assert "Postgres reads the query" in raised.value.diag.message_detail
