@@ -50,7 +50,7 @@ BEGIN
             MESSAGE = pg_catalog.format('there is no format "%s"', format), HINT = 'Formats: text, json, dot, mermaid.';
     END IF;
     stages := stages OPERATOR(pg_catalog.-) 'tidy';
-    IF pg_catalog.jsonb_typeof(stages OPERATOR(pg_catalog.->) stage) IS DISTINCT FROM 'string' THEN
+    IF NOT coalesce(pg_catalog.jsonb_typeof(stages OPERATOR(pg_catalog.->) stage) OPERATOR(pg_catalog.=) 'string', false) THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('view "%s" has no plan of stage "%s"', name_or_query, stage),
             HINT = pg_catalog.format('Stages: %s.', (SELECT pg_catalog.string_agg(k, ', ' ORDER BY k)

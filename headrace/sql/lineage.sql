@@ -34,7 +34,8 @@ BEGIN
                coalesce(r.oid::pg_catalog.regclass::pg_catalog.text,
                         CASE WHEN o.origin IS NOT NULL THEN pg_catalog.format('%I.%I', o.origin OPERATOR(pg_catalog.->>) 'schema',
                              o.origin OPERATOR(pg_catalog.->>) 'table') END),
-               coalesce(a.attname::pg_catalog.text, nullif(o.origin OPERATOR(pg_catalog.->>) 'name', '')),
+               coalesce(a.attname::pg_catalog.text, CASE WHEN pg_catalog.length(o.origin OPERATOR(pg_catalog.->>) 'name') OPERATOR(pg_catalog.>) 0
+                        THEN o.origin OPERATOR(pg_catalog.->>) 'name' END),
                o.origin OPERATOR(pg_catalog.->>) 'how'
           FROM pg_catalog.jsonb_array_elements(kept) WITH ORDINALITY c (entry, place)
           LEFT JOIN LATERAL pg_catalog.jsonb_array_elements(c.entry OPERATOR(pg_catalog.->) 'from') WITH ORDINALITY o (origin, place) ON true

@@ -51,9 +51,9 @@ def test_what_only_postgres_reads_is_planned_all_the_same(commander):
         commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (query,))
     assert "Postgres reads the query" in raised.value.diag.message_detail
     assert raised.value.diag.internal_position or raised.value.diag.statement_position
-    commander.execute("CALL headrace.create_view('only', %s)", (query,))
-    assert commander.execute("SELECT count(*) FROM only").fetchone() == (8,)
-    commander.execute("CALL headrace.drop_view('only')")
+    commander.execute("CALL headrace.create_view('alone', %s)", (query,))
+    assert commander.execute("SELECT count(*) FROM alone").fetchone() == (8,)
+    commander.execute("CALL headrace.drop_view('alone')")
 
 
 def test_a_text_that_is_read_otherwise_says_so(commander):
