@@ -8,12 +8,15 @@ and as many as were seen whole stand for all.  That is as of the last checkpoint
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.state import layout
+from headrace.state.columns import Family
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
@@ -35,32 +38,43 @@ def sizes(store: RocksStore) -> dict[str, StateSize]:
     """Of each state of a store, by name; without those that cannot be read; from any thread."""
     tiers = dict(store.tiers)
     share = PAIRS_MAX // max(sum(bool(tier.spilled) for tier in tiers.values()), 1)
-    out = {}
+    out: dict[str, StateSize] = {}
+    parts: dict[str, _Part] = {}
     for name, tier in tiers.items():
+        if not tier.spilled:
+            out[name] = StateSize(tier.map.size, tier.map.live_bytes, exact=True)
+            continue
         with contextlib.suppress(HeadraceError):
-            out[name] = _size(tier, share)
+            part = _seen(tier, share)
+            if part.groups:
+                out[name] = part.whole()
+            else:
+                parts[name] = part
+    if parts:
+        with contextlib.suppress(HeadraceError):
+            out |= _unseen(next(tiers[name].section.family for name in parts), parts, out)
     return out
 
 
-def _size(tier: Tier, pairs_max: int) -> StateSize:
-    if not tier.spilled:
-        return StateSize(tier.map.size, tier.map.live_bytes, exact=True)
-    whole, size, groups = _seen(tier, pairs_max)
-    if groups == layout.GROUPS:
-        # Nothing is left out but what came since the checkpoint.
-        return StateSize(whole, size, exact=False)
-    return StateSize(whole * layout.GROUPS // groups, size * layout.GROUPS // groups, exact=False)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What was seen of a state: of ``groups`` whole groups; 0: not even one to its end."""
+
+    rows: int
+    octets: int
+    groups: int
+
+    def whole(self) -> StateSize:
+        """What all groups are like, if they are like these."""
+        scale = layout.GROUPS / self.groups
+        return StateSize(round(self.rows * scale), round(self.octets * scale), exact=False)
 
 
-def _seen(tier: Tier, pairs_max: int) -> tuple[int, int, int]:
-    """Pairs and bytes of the first groups, and how many groups these are, one at least.
-
-    Where not even the first was seen to its end, it counts for what the files of the whole
-    column family say of it.
-    """
+def _seen(tier: Tier, pairs_max: int) -> _Part:
+    """The first pairs of a state, as far as they are of groups that end among them."""
     counts: dict[int, list[int]] = {}
     reader = tier.section.groups(0, layout.GROUPS - 1)
-    left, ended = pairs_max, False
+    left, ended = max(pairs_max, 1), False
     while left > 0 and not ended:
         keys, values = reader.read(min(left, _PAIRS_PER_READ), _BYTES_PER_READ)
         ended = not keys
@@ -70,17 +84,22 @@ def _seen(tier: Tier, pairs_max: int) -> tuple[int, int, int]:
             seen[0] += 1
             seen[1] += len(key) + len(value)
     reader.close()
-    if ended:
-        return sum(n for n, _ in counts.values()), sum(b for _, b in counts.values()), layout.GROUPS
-    last = max(counts)
-    if last == 0:
-        return _first_of_many(tier, *counts[0])
-    whole = [numbers for group, numbers in counts.items() if group < last]
-    return sum(n for n, _ in whole), sum(b for _, b in whole), last
+    last = layout.GROUPS if ended else max(counts)
+    whole = [numbers for group, numbers in counts.items() if group < last or not last]
+    return _Part(sum(n for n, _ in whole), sum(b for _, b in whole), last)
 
 
-def _first_of_many(tier: Tier, rows: int, size: int) -> tuple[int, int, int]:
-    """What one group may have, of which ``rows`` were seen: as if the family were this state."""
-    keys = int(tier.section.family.rows.property_int_value("rocksdb.estimate-num-keys") or 0)
-    most = max(rows, keys // layout.GROUPS)
-    return most, most * size // max(rows, 1), 1
+def _unseen(
+    family: Family, parts: Mapping[str, _Part], known: Mapping[str, StateSize]
+) -> dict[str, StateSize]:
+    """What states may have whose first group is longer than anybody looks.
+
+    As many entries as the files of the family count, but for those of the other states, in equal
+    shares.
+    """
+    counted = family.entries() - sum(size.rows for size in known.values() if not size.exact)
+    out = {}
+    for name, part in parts.items():
+        rows = max(counted // len(parts), part.rows)
+        out[name] = StateSize(rows, rows * part.octets // max(part.rows, 1), exact=False)
+    return out

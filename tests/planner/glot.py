@@ -28,7 +28,15 @@ def origins(
                 dialect="postgres",
             )
             out.append(_leaves(found))
-    except (SqlglotError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+    except (
+        SqlglotError,
+        ValueError,
+        RecursionError,
+        AssertionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):
         return None
     return out
 

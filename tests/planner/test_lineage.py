@@ -37,6 +37,15 @@ def same(*columns: str) -> dict[str, str]:
                 "z": {"t.s": AGGREGATED},
             },
         ),
+        # Of n one of several forms (1.0, 1.00) is shown: which, all columns together decide.
+        (
+            "SELECT n, c, array_agg(s ORDER BY d) AS l FROM t GROUP BY n, c",
+            {
+                "n": same("t.n"),
+                "c": same("t.c"),
+                "l": {"t.s": AGGREGATED, "t.d": AGGREGATED},
+            },
+        ),
         # Through a WITH query that is used twice, a subquery, and a name that is taken twice.
         (
             "WITH w AS (SELECT id, k + 1 AS k FROM t)"

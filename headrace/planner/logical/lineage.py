@@ -120,7 +120,9 @@ class _Finder:
                 if agg.filter is not None:
                     origins = _together((origins, self._value(agg.filter)))
             else:
-                origins = self._values(agg.inputs)
+                # Not ``row``: it settles in which order equal values are seen, for all alike.
+                condition = () if agg.filter is None else (agg.filter,)
+                origins = self._values((*agg.arguments, *condition))
             if agg.function not in ("any", "single"):
                 origins = _at_least(origins, AGGREGATED)
             self.of[agg.column.id] = origins
