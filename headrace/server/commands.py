@@ -16,6 +16,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import TransientError, UserError
+from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
@@ -156,7 +157,7 @@ class Commands:
 
     async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
-        name = f"{_quoted(row.schema)}.{_quoted(row.name)}"
+        name = f"{identifier(row.schema)}.{identifier(row.name)}"
         # Its names are qualified: the search path it was written under is not kept.
         query = row.canonical or row.query
         caller, settings, options = row.owner, row.settings, row.options
@@ -307,7 +308,3 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
