@@ -35,6 +35,7 @@ OTHERWISE = re.compile(
     r"|\blateral\b"  # it takes columns of the subquery for the other side's
     r"|\b(except|intersect)\b"  # values are the left side's
     r"|\b\w+ \w+ ?\((a|x)\b"  # t1 (a, b, c): it does not rename
+    r"|\bgrouping\b"  # which set a row is of is no value of a column
     r"|\bgenerate_series\b|\bto_json\b|\)\)?\[",  # functions in FROM, whole rows, slices
     re.IGNORECASE,
 )
