@@ -64,8 +64,8 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
     state_rows: int | None = None
     """None: it keeps nothing, or that is not known."""
     state_bytes: int | None = None
-    state_exact: bool = True
-    """False: both are estimates."""
+    state_exact: bool | None = None
+    """False: both are estimates; None: it keeps nothing."""
     queued_rows: int | None = None
     """In the queue behind it, not yet read by everybody."""
     queued_bytes: int | None = None
@@ -222,7 +222,7 @@ def _measured(found: Measured) -> list[str]:
     out = [f"{found.share_pct:.0f} % of time", f"{found.rows_in} → {found.rows_out} rows"]
     out.append(f"cpu {_time(found.cpu_us)}")
     if found.state_rows is not None:
-        about = "" if found.state_exact else "~"
+        about = "~" if found.state_exact is False else ""
         out.append(f"keeps {about}{found.state_rows} rows, {_size(found.state_bytes or 0)}")
     if found.queued_bytes:
         out.append(f"queued {_size(found.queued_bytes)}")

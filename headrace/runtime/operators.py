@@ -37,7 +37,7 @@ class StatsRow(msgspec.Struct, frozen=True):
     state_rows: int | None = None
     """None: it keeps nothing, or that is not known."""
     state_bytes: int | None = None
-    state_exact: bool = True
+    state_exact: bool | None = None
     queued_rows: int | None = None
     """In the queue behind it; None: there is none."""
     queued_bytes: int | None = None
@@ -106,7 +106,7 @@ def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> It
             known.get("cpu_ns", 0) // 1000,
             state_rows=None if size is None else size[0],
             state_bytes=None if size is None else size[1],
-            state_exact=size is None or size[2],
+            state_exact=None if size is None else size[2],
             queued_rows=queue[0],
             queued_bytes=queue[1],
         )

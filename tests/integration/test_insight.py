@@ -163,6 +163,23 @@ def test_what_each_collection_has_done(sharing, source, engine):
         somebody.execute("SELECT * FROM headrace.view_stats('public.sums')")
 
 
+def test_what_waits_for_postgres_is_not_busy_itself(commander, source):
+    source.execute(
+        "CREATE FUNCTION slow(int) RETURNS int IMMUTABLE LANGUAGE plpgsql"
+        " AS 'BEGIN PERFORM pg_sleep(0.2); RETURN $1; END'"
+    )
+    commander.execute(
+        "CALL headrace.create_view('slow', 'SELECT slow(g) AS g FROM items WHERE id < 3')"
+    )
+    source.execute("UPDATE items SET g = 17 WHERE id = 1")
+    wait(commander, "slow")
+    rows = commander.execute("SELECT * FROM headrace.view_stats('slow')").fetchall()
+    busy_us, cpu_us = max((row[7], row[8]) for row in rows)
+    assert busy_us >= 200_000
+    assert cpu_us < busy_us - 150_000
+    commander.execute("CALL headrace.drop_view('slow')")
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_it_is_the_same_by_every_way(sharing, source, engine, function):
     declared = source.execute(

@@ -54,11 +54,8 @@ def reader():
 
 
 @pytest.mark.skipif(not FILES, reason="the conformance corpus is not here")
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=[] if p.stem == "nexmark" else pytest.mark.slow) for p in FILES],
-    ids=lambda p: p.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_readings(path, database, reader):
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     found: Counter[str] = Counter()
