@@ -31,12 +31,12 @@ ROOMS: dict[str, set[str]] = {
     "server": {*("embedded", "kernels", "population", "postgres", "process", "runtime"), "sql"},
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "sink", "sources", "sql"),
+        *("process", "reading", "sink", "sources", "sql"),
     },
     "embedded": {"process", "sql"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
-        *("sink", "sql", "state"),
+        *("reading", "sink", "sql", "state"),
     },
     "runtime": {
         *("collections", "expressions", "forwarder", "kernels", "network", "postgres"),
@@ -55,33 +55,40 @@ ROOMS: dict[str, set[str]] = {
     "kernels": set(),
     "postgres": set(),
     "process": set(),
+    "reading": set(),
 }
 
 # Inside of the planner, likewise; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
-    ".plan": {*(".request", "analyse", "binding", "logical", "passes", "physical"), "scalars"},
-    "physical": {".request", "analyse", "binding", "logical", "scalars"},
+    ".readings": {".graph", ".request", "analyse"},
+    ".plan": {
+        *(".graph", ".request", "analyse", "binding", "logical", "passes", "physical"),
+        "scalars",
+    },
+    "physical": {".graph", ".request", "analyse", "binding", "logical", "scalars"},
     "passes": {"analyse", "binding", "logical", "rules", "scalars"},
     "rules": {"logical"},
     "binding": {".request", "analyse", "logical", "scalars"},
     "placement": set(),
-    ".request": {"logical"},
+    ".request": {".graph", "logical"},
     "scalars": {"analyse", "logical"},
     "logical": {"analyse"},
     "analyse": set(),
+    ".graph": set(),
 }
 
 # Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".book", ".engine", ".holding", ".insight", ".measures"},
+    ".worker": {".book", ".engine", ".holding", ".insight", ".measures", ".operators"},
     ".host": {".hosting", ".joined"},
     ".joined": {".hosting"},
     ".hosting": {"records", "threads"},
     ".holding": {".book"},
     ".measures": {".book", ".insight", "records"},
     ".insight": {".book", "records"},
+    ".operators": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
         *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".moving"),
@@ -134,8 +141,8 @@ THREADS = {
     *("batches", "checkpoints", "link", "ownership", "pipeline", "quick", "lane_jobs", "writing"),
 }
 RECORDS = {
-    *("away", "columns", "coordinator", "culprit", "edges", "gauges", "histogram", "holds"),
-    *("incoming", "jobs"),
+    *("away", "columns", "coordinator", "counted", "culprit", "edges", "gauges", "histogram"),
+    *("holds", "incoming", "jobs"),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
     *("suspects", "views"),
 }

@@ -72,6 +72,10 @@ class ViewOptions:
     worker of each collection, by id or kind; or a strategy (placing.py).  With another one than
     ``main`` nothing is kept in common with other views."""
 
+    dialect: str | None = None
+    """That of the query, if it is not Postgres': it is translated first (reading/dialects.py), and
+    then is a query like others; kept is the translation."""
+
     point: str | None = None
     """``from``: the connection point of a view that the query reads: the view's rows come from
     there, the first ones and all others (A-25, A-45; population/feeding.py)."""
@@ -154,6 +158,7 @@ _WANTED: Final = {
     "from": "the name of a connection point",
     "history": "an interval, as text",
     "placement": "the name of a worker, a strategy, or an object of collections and workers",
+    "dialect": "the name of an SQL dialect, as snowflake",
     "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }
 

@@ -199,6 +199,7 @@ class Bound:
 
     def waited(self, seconds: float) -> None:
         """Postgres has been at work for this view; raises as ``check`` does."""
+        _here.waited_ns += int(seconds * 1e9)
         self._asked_s += min(seconds, WAIT_S_MAX)
         if self.limits.time_ms and self._asked_s * 1000 > self._asked_ms_max:
             raise self._slow("An expression that Postgres evaluates had not ended.")
@@ -274,6 +275,7 @@ class Bound:
 
 class _Here(threading.local):
     bound: Bound | None = None
+    waited_ns = 0
 
 
 _here = _Here()
@@ -282,6 +284,11 @@ _here = _Here()
 def current() -> Bound | None:
     """The bound that this thread works under."""
     return _here.bound
+
+
+def waited_ns() -> int:
+    """How long this thread has waited for Postgres under bounds, of all time, nanoseconds."""
+    return _here.waited_ns
 
 
 def check() -> None:

@@ -62,6 +62,7 @@ from headrace.network.port import Ended, FlightPort, FlightSession
 from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.counted import numbers
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.sent import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ToldCheckpoints
@@ -310,9 +311,8 @@ class Host:
                     flow = self._unit(word.unit).flow(self._settings, self._evaluators)
                     return Reply(word.call, _clock(flow, word))
                 case AskStats():
-                    known = self._unit(word.unit).dataflow
-                    numbers = known.metrics() if known is not None else {}
-                    return Reply(word.call, text=msgspec.json.encode(numbers).decode())
+                    found = numbers(self._unit(word.unit))
+                    return Reply(word.call, text=msgspec.json.encode(found).decode())
         except (HeadraceError, OSError) as error:
             return _failed(word.call, error)
 

@@ -7,7 +7,6 @@ not show what is of views that its own caller may not see.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -17,10 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock
-from headrace.collections.plan import kind
-from headrace.errors import HeadraceError
 from headrace.runtime import side
-from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
@@ -165,59 +161,6 @@ def _about(held: Contents, storage: Storage) -> tuple[int, int, int, bool, int, 
 def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, bool]:
     row = table.get((queue, reader), Standing())
     return round(row.priority), row.resident_pct, row.running
-
-
-class StatsRow(msgspec.Struct, frozen=True):
-    """What a collection has done since its dataflow was made."""
-
-    node: str
-    collection: str
-    shared: bool
-    worker: str
-    rows_in: int = 0
-    rows_out: int = 0
-    batches: int = 0
-    busy_us: int = 0
-    bytes_out: int = 0
-    since_s: float = 0.0
-    """For how long its dataflow has been there; 0: it is not."""
-
-
-def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
-    """A ``StatsRow`` for each collection of a view and of the subplans that it shares."""
-    view = book.views.get(view_id)
-    if view is None:
-        return []
-    rows: list[StatsRow] = []
-    for unit in (*book.needed([view]), view):
-        numbers = _numbers(unit)
-        worker = unit.placed or MAIN
-        for node in unit.own.nodes:
-            if node.id in unit.feeds or (unit is not view and node.id == unit.own.sink.id):
-                continue  # its rows come from there, or go on to who reads it
-            shared = isinstance(unit, Shared) and not unit.placed
-            known = numbers.get(node.id, {})
-            rows.append(
-                StatsRow(
-                    *(node.id, kind(type(node)).lower(), shared, worker),
-                    sum(known.get("rows_in", ())),
-                    known.get("rows_out", 0),
-                    known.get("time_ends", 0),
-                    known.get("busy_ns", 0) // 1000,
-                    *(known.get("bytes_out", 0), known.get("since_s", 0.0)),
-                )
-            )
-    return [msgspec.structs.asdict(row) for row in rows]
-
-
-def _numbers(unit: Unit) -> dict[str, Any]:
-    """What its dataflow counts, by node; nothing where it has none, or cannot be asked."""
-    store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
-        with contextlib.suppress(HeadraceError):
-            return store.stats()
-        return {}
-    return flow.metrics() if flow is not None else {}
 
 
 def links(book: Book) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from headrace.config import Settings
 from headrace.errors import RESYNC, BugError, HeadraceError, StateDamaged, UndefinedError
 from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime.away import AwayStore
@@ -268,10 +269,10 @@ class View(Unit):
     @property
     def argument(self) -> str:
         """Its name as a text literal for a procedure has it between the quotes."""
-        return ".".join(
-            name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
-            for name in (self.target.schema_name, self.target.table_name)
-        ).replace("'", "''")
+        names = (self.target.schema_name, self.target.table_name)
+        return tokens.doubled(
+            ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
+        )
 
 
 def load(conn: Connection) -> list[View]:

@@ -25,7 +25,7 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import holding, insight, measures
+from headrace.runtime import holding, insight, measures, operators
 from headrace.runtime.book import Book
 from headrace.runtime.engine import Engine
 from headrace.types import format_lsn
@@ -89,7 +89,7 @@ class Worker:
                 "held": _held(self._engine),
                 "batches": _telling(self._engine, insight.batches),
                 "links": _telling(self._engine, insight.links),
-                "stats": _telling_of_view(self._engine, insight.stats),
+                "stats": _telling_of_view(self._engine, operators.stats),
                 "carries": self._doing(_carries(self._engine)),
                 "move": _move(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),

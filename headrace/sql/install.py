@@ -79,6 +79,7 @@ FILES: Final = (
     "status.sql",
     "batches.sql",
     "explain_view.sql",
+    "lineage.sql",
     "connection_points.sql",
     "history_of.sql",
     "view_txid.sql",

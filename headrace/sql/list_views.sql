@@ -4,6 +4,7 @@
 -- since: when it came to be as it is.  held_by: what keeps it from being up to date, and until when as far as
 -- that can be told; NULL: nothing does, it has all there is.  p50_ms, p99_ms: from the commit of a change to its being in the table, of the
 -- last minute, with rows_per_s (rows written, each change of a row being two); NULL where nothing was written.
+-- query: in lines where it is long and what Postgres reads in them is the same (views/texts.py); headrace.views has it as written.
 -- state_bytes: in memory.  last_error: also one that is over.
 CREATE FUNCTION headrace.list_views(
     OUT name text, OUT status text, OUT message text, OUT query text, OUT rows bigint,
@@ -13,7 +14,7 @@ CREATE FUNCTION headrace.list_views(
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), v.query, s.rows, s.lag_ms,
+    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), coalesce(v.explain ->> 'tidy', v.query), s.rows, s.lag_ms,
            s.lag_bytes, s.txid, s.lsn, pg_get_userbyid(v.owner), CASE WHEN s.status = v.status THEN v.since END,
            CASE s.status
                 WHEN 'stopped' THEN 'no engine is connected'

@@ -58,9 +58,10 @@ class CreateView(ViewRequest):
 
 @dataclass(frozen=True, slots=True)
 class CheckView(Request):
-    """Whether there could be a view of ``query``."""
+    """Whether there could be a view of ``query`` with ``options``."""
 
     query: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,15 @@ class DropIndex(Request):
 
 @dataclass(frozen=True, slots=True)
 class ExplainView(Request):
-    """A plan, of a view or of a query that is none yet."""
+    """A plan, of a view or of a query that is none yet.
+
+    ``dialect``: that of the query, if it is not Postgres'.
+    """
 
     name_or_query: str
     stage: str = "physical"
+    format: str = "text"
+    dialect: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +360,17 @@ _ALL: Final = (
     Verb("drop_view", DropView, "drops a view and its table"),
     Verb("create_index", CreateIndex, "an index of a result table"),
     Verb("drop_index", DropIndex, "drops an index of a result table"),
-    Verb("explain_view", ExplainView, "the plan", selected=True),
+    Verb(
+        *("explain_view", ExplainView, "the plan, at any stage and in any format"),
+        selected=True,
+        procedure="explain",
+        answer=Inout(
+            "plan",
+            "text",
+            "(SELECT pg_catalog.string_agg(l.line OPERATOR(pg_catalog.->>) 'plan', E'\\n' ORDER BY l.n)"
+            " FROM pg_catalog.jsonb_array_elements({}) WITH ORDINALITY l (line, n))",
+        ),
+    ),
     Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
     Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),

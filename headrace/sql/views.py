@@ -43,7 +43,9 @@ VALUES (%s, %s, %s, (SELECT r.oid FROM pg_roles r WHERE r.oid = %s::bigint::oid)
 _RENEW: Final = """
 UPDATE headrace.views SET id = %s, revision = revision + %s, query = coalesce(%s, query),
        result_oid = %s, owner = coalesce(%s::bigint::oid, owner),
-       columns = %s, plan = %s, explain = %s, settings = %s, canonical = %s, named = %s, placed_parts = %s
+       columns = %s, plan = %s, explain = %s || CASE WHEN %s THEN '{}' ELSE jsonb_strip_nulls(
+           jsonb_build_object('written', explain -> 'written', 'tidy', explain -> 'tidy')) END, settings = %s, canonical = %s, named = %s,
+       placed_parts = %s
  WHERE id = %s"""
 _STORED: Final = """
 SELECT query, canonical, coalesce(named, '[]') AS named, options, settings, plan, explain,
@@ -61,6 +63,16 @@ SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ou
   LEFT JOIN headrace.views v ON m.ours OR EXISTS (
        SELECT FROM pg_roles o WHERE o.oid = v.owner AND pg_has_role(r.oid, o.oid, 'USAGE'))
  WHERE r.rolname = coalesce(%(caller)s::name, current_user)"""
+
+
+GRAPHS: Final = "graphs"
+"""In ``explain``, beside the texts of the stages: their graphs (``planner/graph.py``), a list."""
+
+ORIGINS: Final = "origins"
+"""Likewise: what each column comes from, in order, for ``sql/lineage.sql``."""
+
+TIDY: Final = "tidy"
+"""Likewise, as text: the query in lines, if it is known to mean the same (``list_views``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class StoredPlan:
 
     columns: Any
     plan: Any
-    explain: dict[str, str]
+    explain: dict[str, Any]
     settings: dict[str, str]
     canonical: str
     named: list[dict[str, Any]]
@@ -125,7 +137,7 @@ class StoredView:
     options: dict[str, Any]
     settings: dict[str, str]
     plan: Any
-    explain: dict[str, str] | None
+    explain: dict[str, Any] | None
     schema: str
     name: str
     parts: dict[str, str]
@@ -302,7 +314,10 @@ def renew(
 ) -> None:
     """Give a view another id (old, new) and plan, and table; another query and owner, if any."""
     another = int(query is not None or owner is not None)
-    values = (ids[1], another, query, result_oid, owner, *planned.values(), ids[0])
+    made = planned.values()
+    # Of another query nothing is left that was said of its text.
+    made = (*made[:3], query is not None, *made[3:])
+    values = (ids[1], another, query, result_oid, owner, *made, ids[0])
     conn.execute(_RENEW, values)
 
 

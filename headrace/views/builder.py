@@ -267,6 +267,7 @@ class Builder:
             await asyncio.wait(self._running, timeout=_STOP_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._spark.stop)
+        await asyncio.to_thread(self._context.reader.close)
 
     # --- handlers
 
