@@ -18,6 +18,7 @@ import uvloop
 
 from headrace import events
 from headrace.config import Settings
+from headrace.console.port import HttpPort
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
@@ -28,7 +29,7 @@ from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
 from headrace.server.health import Health
-from headrace.server.http import HttpServer
+from headrace.server.http import http_port
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
@@ -138,7 +139,7 @@ class Commander:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._supervisor.start()
-        http: HttpServer | None = None
+        http: HttpPort | None = None
         try:
             stopped = asyncio.create_task(self._stop.wait())
             ready = asyncio.create_task(self._supervisor.ready())
@@ -151,7 +152,7 @@ class Commander:
                 self._observer.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
-                    http = HttpServer(self._settings.http, self._health)
+                    http = http_port(self._settings, self._health, self._commands, version())
                     where = await http.start()
                     _log.info("http", address=f"{where[0]}:{where[1]}")
                 await self._direct.connected.wait()
