@@ -150,7 +150,7 @@ class App:
         found = self.people.find(_cookie(request))
         safe = self._is_safe(request)
         if found is None:
-            return _json({"role": None, "safe": safe}, 401)
+            return _json({"role": None, "safe": safe})
         session, watch = found
         told = {"role": watch.identity.role, "engine": session.identity == ENGINE}
         return _json({**told, "database": watch.identity.database, "safe": safe})
