@@ -65,7 +65,7 @@ class Gone(Exception):
 
 
 @dataclass(slots=True)
-class Identity:
+class Person:
     """Somebody who is in: everything is asked on ``conn``."""
 
     key: str
@@ -87,7 +87,7 @@ class Access:
         self._token = _token(settings).encode()
         self._asking = asyncio.Semaphore(LOGINS_MAX)
 
-    async def by_token(self, token: str) -> Identity:
+    async def by_token(self, token: str) -> Person:
         """Who shows the token.
 
         Raises:
@@ -106,7 +106,7 @@ class Access:
             name = "headrace console"
             return await connect.async_dicts(self._settings.source, name=name, settings=_OWN)
 
-    async def by_password(self, role: str, password: str) -> Identity:
+    async def by_password(self, role: str, password: str) -> Person:
         """Who can log in to the source.
 
         Raises:
@@ -138,14 +138,14 @@ class Access:
             own["require_auth"] = _ASKED
         return make_conninfo("", **(where | own))
 
-    async def _identity(self, conn: Connection, key: str | None) -> Identity:
+    async def _identity(self, conn: Connection, key: str | None) -> Person:
         try:
             async with asyncio.timeout(_LOGIN_S):
                 me = await welcome(conn)
         except BaseException:
             await conn.close()
             raise
-        return Identity(key or str(me["oid"]), me["role"], me["database"], conn)
+        return Person(key or str(me["oid"]), me["role"], me["database"], conn)
 
 
 async def welcome(conn: Connection) -> dict[str, Any]:

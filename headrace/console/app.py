@@ -24,11 +24,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headrace import clock
 from headrace.console.access import ENGINE, Access, Refused
+from headrace.console.lookout import Full
 from headrace.console.outside import Outside
 from headrace.console.people import People
 from headrace.console.sessions import Attempts
 from headrace.console.streaming import Live
-from headrace.console.watch import Full
 
 BODY_BYTES_MAX: Final = 8_192
 BODY_S: Final = 10.0
@@ -151,9 +151,9 @@ class App:
         safe = self._is_safe(request)
         if found is None:
             return _json({"role": None, "safe": safe})
-        session, watch = found
-        told = {"role": watch.identity.role, "engine": session.identity == ENGINE}
-        return _json({**told, "database": watch.identity.database, "safe": safe})
+        session, lookout = found
+        told = {"role": lookout.identity.role, "engine": session.identity == ENGINE}
+        return _json({**told, "database": lookout.identity.database, "safe": safe})
 
     async def _login(self, request: Request) -> Response:
         assert self.people is not None, "there is a console"
@@ -174,12 +174,12 @@ class App:
         for tries, key in keys:
             tries.begin(key, now)
         try:
-            cookie, watch = await self.people.log_in(body.token, body.role, body.password)
+            cookie, lookout = await self.people.log_in(body.token, body.role, body.password)
         except (Refused, Full) as error:
             return _json({"error": str(error)}, 403)
         for tries, key in keys:
             tries.succeeded(key)
-        answer = _json({"role": watch.identity.role, "database": watch.identity.database})
+        answer = _json({"role": lookout.identity.role, "database": lookout.identity.database})
         self._set_cookie(answer, request, cookie)
         return answer
 
@@ -196,16 +196,16 @@ class App:
         found = self.people.find(_cookie(request))
         if found is None:
             raise HTTPException(401)
-        session, watch = found
+        session, lookout = found
         view = request.query_params.get("view") or None
-        if view is not None and len(view) > NAME_MAX:
+        if view is not None and (len(view) > NAME_MAX or "\0" in view):
             raise HTTPException(400)
         try:
-            stream = watch.follow(view)
+            stream = lookout.follow(view)
         except Full as error:
             return _json({"error": str(error)}, 503)
         return Live(
-            watch=watch,
+            lookout=lookout,
             stream=stream,
             view=view,
             session=session,

@@ -8,10 +8,10 @@ from typing import Final
 
 from headrace import clock
 from headrace.console import access
-from headrace.console.access import ENGINE, Access, Identity
+from headrace.console.access import ENGINE, Access, Person
+from headrace.console.lookout import Full, Lookout
 from headrace.console.outside import Outside
-from headrace.console.sessions import Session, Sessions
-from headrace.console.watch import Full, Watch
+from headrace.console.sessions import Sessions, WebSession
 from headrace.process import tasks
 
 _SWEEP_S: Final = 10.0
@@ -24,7 +24,7 @@ class People:
         self.sessions = Sessions()
         self._outside = outside
         self._door = door
-        self._watches: dict[str, Watch] = {}
+        self._lookouts: dict[str, Lookout] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -38,18 +38,18 @@ class People:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
-        for watch in list(self._watches.values()):
-            await watch.close("the server stops")
+        for lookout in list(self._lookouts.values()):
+            await lookout.close("the server stops")
 
-    def find(self, cookie: str) -> tuple[Session, Watch] | None:
+    def find(self, cookie: str) -> tuple[WebSession, Lookout] | None:
         """Whose cookie it is, if he is (still) in."""
         session = self.sessions.find(cookie, clock.monotonic())
-        watch = self._watches.get(session.identity) if session else None
-        if session is None or watch is None or watch.gone:
+        lookout = self._lookouts.get(session.identity) if session else None
+        if session is None or lookout is None or lookout.gone:
             return None
-        return session, watch
+        return session, lookout
 
-    async def log_in(self, token: str, role: str, password: str) -> tuple[str, Watch]:
+    async def log_in(self, token: str, role: str, password: str) -> tuple[str, Lookout]:
         """A cookie, for who shows the token or can log in to the source.
 
         Raises:
@@ -60,32 +60,32 @@ class People:
             identity = await self._door.by_token(token)
         else:
             identity = await self._door.by_password(role, password)
-        watch = await self._entered(identity)
+        lookout = await self._entered(identity)
         cookie = self.sessions.begin(identity.key, clock.monotonic())
         if cookie is None:
             await self._tidy()
             raise Full("too many are logged in")
-        return cookie, watch
+        return cookie, lookout
 
     async def log_out(self, cookie: str) -> None:
         """End a session."""
         self.sessions.end(cookie)
         await self._tidy()
 
-    async def _entered(self, identity: Identity) -> Watch:
-        """The watch of an identity; a connection that is not needed is closed."""
-        watch = self._watches.get(identity.key)
-        if watch is not None and not watch.gone:
+    async def _entered(self, identity: Person) -> Lookout:
+        """The lookout of an identity; a connection that is not needed is closed."""
+        lookout = self._lookouts.get(identity.key)
+        if lookout is not None and not lookout.gone:
             await access.let_go(identity.conn)
-            return watch
-        if len(self._watches) >= access.ROLES_MAX:
+            return lookout
+        if len(self._lookouts) >= access.ROLES_MAX:
             await access.let_go(identity.conn)
             raise Full("too many roles are logged in")
         # Who was in before, and was lost, logs in anew.
         self.sessions.end_all(identity.key)
         again = self._door.engine if identity.key == ENGINE else None
-        self._watches[identity.key] = Watch(identity, self._outside, again)
-        return self._watches[identity.key]
+        self._lookouts[identity.key] = Lookout(identity, self._outside, again)
+        return self._lookouts[identity.key]
 
     async def _sweep(self) -> None:
         while True:
@@ -96,9 +96,9 @@ class People:
     async def _tidy(self) -> None:
         """Let those go whom no session needs; streams of closed sessions see it."""
         needed = self.sessions.identities()
-        for key, watch in list(self._watches.items()):
-            if watch.gone:
+        for key, lookout in list(self._lookouts.items()):
+            if lookout.gone:
                 self.sessions.end_all(key)
-            if watch.gone or key not in needed:
-                del self._watches[key]
-                await watch.close("logged out")
+            if lookout.gone or key not in needed:
+                del self._lookouts[key]
+                await lookout.close("logged out")

@@ -21,7 +21,7 @@ _KEYS_MAX: Final = 4_096
 
 
 @dataclass(slots=True)
-class Session:
+class WebSession:
     """One login."""
 
     identity: str
@@ -34,7 +34,7 @@ class Sessions:
     """All that are open; the time is told."""
 
     def __init__(self) -> None:
-        self._all: dict[bytes, Session] = {}
+        self._all: dict[bytes, WebSession] = {}
 
     def __len__(self) -> int:
         """How many are open."""
@@ -49,10 +49,10 @@ class Sessions:
         if len(self._all) >= SESSIONS_MAX:
             return None
         cookie = secrets.token_urlsafe(32)
-        self._all[_digest(cookie)] = Session(identity, now, now)
+        self._all[_digest(cookie)] = WebSession(identity, now, now)
         return cookie
 
-    def find(self, cookie: str, now: float) -> Session | None:
+    def find(self, cookie: str, now: float) -> WebSession | None:
         """The session of a cookie, which is used by that."""
         session = self._all.get(_digest(cookie))
         if session is None or self._over(session, now):
@@ -84,7 +84,7 @@ class Sessions:
             session.open = False
 
     @staticmethod
-    def _over(session: Session, now: float) -> bool:
+    def _over(session: WebSession, now: float) -> bool:
         return now - session.seen > IDLE_S or now - session.begun > AGE_S
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 from starlette.types import Receive, Scope, Send
 
 from headrace import clock
-from headrace.console.sessions import Session, Sessions
-from headrace.console.watch import Stream, Watch, frame
+from headrace.console.lookout import Lookout, Tab, frame
+from headrace.console.sessions import Sessions, WebSession
 
 SEND_S: Final = 20.0
 QUIET_S: Final = 15.0
@@ -26,18 +26,18 @@ _HEADERS: Final = [
 
 
 class Live:
-    """The response; whoever makes it has entered ``stream`` at ``watch``."""
+    """The response; whoever makes it has entered ``stream`` at ``lookout``."""
 
     def __init__(
         self,
         *,
-        watch: Watch,
-        stream: Stream,
+        lookout: Lookout,
+        stream: Tab,
         view: str | None,
-        session: Session,
+        session: WebSession,
         sessions: Sessions,
     ) -> None:
-        self._watch = watch
+        self._lookout = lookout
         self._stream = stream
         self._view = view
         self._session = session
@@ -50,7 +50,7 @@ class Live:
         try:
             await asyncio.wait((here, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._watch.leave(self._stream, self._view)
+            self._lookout.leave(self._stream, self._view)
             for task in (here, leaving):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
@@ -61,11 +61,11 @@ class Live:
         await self._write(send, b"retry: 2000\n\n")
         while True:
             self._sessions.expire(clock.monotonic())
-            if self._watch.gone or not self._session.open:
-                await self._write(send, frame("gone", {"message": self._watch.gone}))
+            if self._lookout.gone or not self._session.open:
+                await self._write(send, frame("gone", {"message": self._lookout.gone}))
                 break
             self._session.seen = clock.monotonic()
-            for data in self._stream.frames(self._watch.topics):
+            for data in self._stream.frames(self._lookout.topics):
                 await self._write(send, data)
             try:
                 async with asyncio.timeout(QUIET_S):

@@ -10,10 +10,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
-from headrace.console import watch as watching
+from headrace.console import lookout as lookout
 from headrace.console.access import ENGINE, Access, Refused, let_go
+from headrace.console.lookout import Full, Lookout
 from headrace.console.outside import Outside
-from headrace.console.watch import Full, Watch
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.sql import install
 from tests.waiting import eventually
@@ -139,7 +139,7 @@ def outside(settings):
 
 
 def test_many_tabs_ask_once(settings, monkeypatch):
-    monkeypatch.setattr(watching, "LOOK_S", 0.2)
+    monkeypatch.setattr(lookout, "LOOK_S", 0.2)
     asked = []
 
     async def counted(procedure, arguments, caller):
@@ -147,23 +147,33 @@ def test_many_tabs_ask_once(settings, monkeypatch):
         return []
 
     async def main():
-        identity = await Access(settings).by_password("joe", "s3cret")
-        watch = Watch(identity, Outside(settings, None, counted, str, None, "1"), None)
-        await asyncio.sleep(0.5)
-        before = watch.looks, len(asked)  # nobody looks: nothing is asked
-        streams = [watch.follow(None) for _ in range(40)]
+        access = Access(settings)
+        person = await access.by_password("joe", "s3cret")
+        looker = Lookout(person, Outside(settings, None, counted, str, None, "1"), None)
+        other = Lookout(await access.by_password("ann", "other"), outside(settings), None)
+        other.follow(None)
+
+        async def meanwhile():
+            """Somebody else looks three times."""
+            seen = other.looks
+            await eventually(lambda: other.looks > seen + 3, "he looks")
+
+        await meanwhile()
+        before = looker.looks, len(asked)  # nobody looks: nothing is asked
+        tabs = [looker.follow(None) for _ in range(40)]
         began = time.monotonic()
-        await eventually(lambda: watch.looks >= 5, "it looks")
+        await eventually(lambda: looker.looks >= 5, "it looks")
         passed = time.monotonic() - began
-        told = [stream.frames(watch.topics) for stream in streams]
-        looks = watch.looks
-        for stream in streams:
-            watch.leave(stream, None)
-        await asyncio.sleep(0.5)
-        rested = watch.looks
-        await asyncio.sleep(0.6)
-        idle = watch.looks
-        await watch.close("")
+        told = [tab.frames(looker.topics) for tab in tabs]
+        looks = looker.looks
+        for tab in tabs:
+            looker.leave(tab, None)
+        await meanwhile()
+        rested = looker.looks
+        await meanwhile()
+        idle = looker.looks
+        await looker.close("")
+        await other.close("")
         return before, looks, passed, told, rested, idle
 
     before, looks, passed, told, rested, idle = asyncio.run(main())
@@ -174,29 +184,31 @@ def test_many_tabs_ask_once(settings, monkeypatch):
     assert all(frames == told[0] for frames in told)
     # The very same bytes: made once.
     assert len({id(frame) for frames in told for frame in frames}) == len(told[0]) == 2
-    assert idle - rested <= 1
+    assert idle == rested <= looks + 1
 
 
 def test_tabs_and_views_of_one_role_are_bounded(settings):
     async def main():
-        watch = Watch(await Access(settings).by_password("joe", "s3cret"), outside(settings), None)
+        looker = Lookout(
+            await Access(settings).by_password("joe", "s3cret"), outside(settings), None
+        )
         try:
-            views = [f"v{n}" for n in range(watching.VIEWS_OPEN_MAX)]
-            streams = [(watch.follow(v), v) for v in views]
+            views = [f"v{n}" for n in range(lookout.VIEWS_OPEN_MAX)]
+            streams = [(looker.follow(v), v) for v in views]
             with pytest.raises(Full):
-                watch.follow("one more")
-            streams.append((watch.follow("v3"), "v3"))
-            while len(streams) < watching.STREAMS_MAX:
-                streams.append((watch.follow(None), None))
+                looker.follow("one more")
+            streams.append((looker.follow("v3"), "v3"))
+            while len(streams) < lookout.STREAMS_MAX:
+                streams.append((looker.follow(None), None))
             with pytest.raises(Full):
-                watch.follow(None)
+                looker.follow(None)
             for stream, view in streams:
-                watch.leave(stream, view)
-            return set(watch.topics)
+                looker.leave(stream, view)
+            return set(looker.topics)
         finally:
-            await watch.close("")
+            await looker.close("")
 
-    assert asyncio.run(main()) == {watching.OVERVIEW, watching.SAMPLES}
+    assert asyncio.run(main()) == {lookout.OVERVIEW, lookout.SAMPLES}
 
 
 @pytest.mark.parametrize(
@@ -211,16 +223,18 @@ def test_tabs_and_views_of_one_role_are_bounded(settings):
     ],
 )
 def test_who_may_not_log_in_any_more_is_out(settings, source, done, undone, monkeypatch):
-    monkeypatch.setattr(watching, "LOOK_S", 0.1)
+    monkeypatch.setattr(lookout, "LOOK_S", 0.1)
 
     async def main(conn):
-        watch = Watch(await Access(settings).by_password("joe", "s3cret"), outside(settings), None)
-        watch.follow(None)
-        await eventually(lambda: watch.looks > 1, "it looks")
+        looker = Lookout(
+            await Access(settings).by_password("joe", "s3cret"), outside(settings), None
+        )
+        looker.follow(None)
+        await eventually(lambda: looker.looks > 1, "it looks")
         conn.execute(done)
-        await eventually(lambda: watch.gone, "it ends")
-        assert watch.identity.conn is None
-        await watch.close("")
+        await eventually(lambda: looker.gone, "it ends")
+        assert looker.identity.conn is None
+        await looker.close("")
 
     with psycopg.connect(source, autocommit=True) as conn:
         try:
@@ -240,22 +254,24 @@ def test_another_role_of_the_same_name_is_somebody_else(settings, source):
     assert first.key != second.key
 
 
-def test_the_engine_comes_again_after_its_connection_was_lost(settings, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "LOOK_S", 0.1)
+def test_the_engine_comes_again_after_its_connection_was_lost(
+    settings, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lookout, "LOOK_S", 0.1)
 
     async def main(conn):
         access = Access(settings)
         token = (tmp_path / "console.token").read_text().strip()
-        watch = Watch(await access.by_token(token), outside(settings), access.engine)
-        watch.follow(None)
-        await eventually(lambda: watch.looks > 1, "it looks")
-        pid = watch.identity.conn.info.backend_pid
+        looker = Lookout(await access.by_token(token), outside(settings), access.engine)
+        looker.follow(None)
+        await eventually(lambda: looker.looks > 1, "it looks")
+        pid = looker.identity.conn.info.backend_pid
         conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
-        looks = watch.looks
-        await eventually(lambda: watch.looks > looks + 3, "it looks again")
-        assert not watch.gone
-        assert watch.identity.conn.info.backend_pid != pid
-        await watch.close("")
+        looks = looker.looks
+        await eventually(lambda: looker.looks > looks + 3, "it looks again")
+        assert not looker.gone
+        assert looker.identity.conn.info.backend_pid != pid
+        await looker.close("")
 
     with psycopg.connect(source, autocommit=True) as conn:
         asyncio.run(main(conn))

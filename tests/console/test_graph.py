@@ -27,7 +27,11 @@ def test_nodes_and_what_they_read():
 
 def test_what_a_node_says_of_itself():
     sink, join, source, _ = graph(PLAN)["nodes"]
-    assert (sink["kind"], sink["detail"], sink["columns"]) == ("Sink", "", "a text, n numeric(10,2)")
+    assert (sink["kind"], sink["detail"], sink["columns"]) == (
+        "Sink",
+        "",
+        "a text, n numeric(10,2)",
+    )
     assert join["detail"] == "on 0 = 0"
     assert join["state"] == "all rows of both sides, about 3 rows of 9 kB"
     assert join["cost"] == "O(c × m)"

@@ -20,7 +20,7 @@ import structlog
 
 from headrace import clock
 from headrace.console import access
-from headrace.console.access import Gone, Identity
+from headrace.console.access import Gone, Person
 from headrace.console.graph import graph
 from headrace.console.outside import Outside
 from headrace.errors import HeadraceError
@@ -88,7 +88,7 @@ class Topic:
         return self._whole
 
 
-class Stream:
+class Tab:
     """A tab: which topics it follows, and how far it is."""
 
     def __init__(self, topics: tuple[str, ...]) -> None:
@@ -113,12 +113,12 @@ class Full(Exception):
     """So many there may be, and no more."""
 
 
-class Watch:
+class Lookout:
     """Of one identity."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Person,
         outside: Outside,
         again: Callable[[], Awaitable[access.Connection]] | None,
     ) -> None:
@@ -131,13 +131,13 @@ class Watch:
         """How often it has asked."""
         self._outside = outside
         self._again = again
-        self._streams: set[Stream] = set()
+        self._streams: set[Tab] = set()
         self._open: Counter[str] = Counter()
         self._wake = asyncio.Event()
         self._points: dict[str, list[list[Any]]] = {}
         self._task = asyncio.create_task(tasks.forever("console", self._run, LOOK_S))
 
-    def follow(self, view: str | None) -> Stream:
+    def follow(self, view: str | None) -> Tab:
         """A new tab.
 
         Raises:
@@ -151,12 +151,12 @@ class Watch:
             self._open[view] += 1
             self.topics.setdefault(_topic(view), Topic())
         names = (OVERVIEW, SAMPLES) if view is None else (OVERVIEW, _topic(view))
-        stream = Stream(names)
+        stream = Tab(names)
         self._streams.add(stream)
         self._wake.set()
         return stream
 
-    def leave(self, stream: Stream, view: str | None) -> None:
+    def leave(self, stream: Tab, view: str | None) -> None:
         """A tab that is closed."""
         self._streams.discard(stream)
         if view is not None:
@@ -277,32 +277,39 @@ class Watch:
     async def _view(
         self, conn: access.Connection, role: str, name: str, topic: Topic
     ) -> dict[str, Any]:
-        stats = await self._asked("view_stats", {"name": name}, role)
-        now, values = clock.monotonic(), topic.values
-        lines = None
-        if now >= values.get("plan_due", 0.0) and stats is not None:
-            arguments = {"name_or_query": name, "stage": "physical"}
-            lines = await self._asked("explain_view", arguments, role)
         try:
             async with asyncio.timeout(QUERY_S):
                 found = await seen.view(conn, name)
-                if found is None:
-                    return {"name": name, "missing": True}
-                if now >= values.get("plan_due", 0.0):
-                    # As it was stored, where nobody can say what is shared just now.
-                    stored = "" if lines else await seen.plan(conn, name)
-                    text = "\n".join(x["plan"] for x in lines) if lines else stored
-                    values |= {"graph": graph(text), "plan": text, "plan_due": now + PLAN_S}
-                if now >= values.get("lag_due", 0.0):
-                    rows = await seen.lag(conn, name)
-                    values["lag"] = {c: [_short(r[c]) for r in reversed(rows)] for c in _LAG}
-                    values["lag_due"] = now + LAG_S
+            if found is None:
+                return {"name": name, "missing": True}
+            # From here on it is the name of a view that the role may see.
+            stats = await self._asked("view_stats", {"name": name}, role)
+            await self._refresh(conn, role, name, topic.values)
         except psycopg.Error:
             if conn.closed:
                 raise
             return {"name": name, "missing": True}  # it has gone meanwhile
-        told = {name: values[name] for name in ("graph", "plan", "lag")}
+        told = {name: topic.values[name] for name in ("graph", "plan", "lag")}
         return {**found, **told, "at": clock.now().timestamp(), "stats": stats}
+
+    async def _refresh(
+        self, conn: access.Connection, role: str, name: str, values: dict[str, Any]
+    ) -> None:
+        """What changes seldom, or is long."""
+        now = clock.monotonic()
+        if now >= values.get("plan_due", 0.0):
+            arguments = {"name_or_query": name, "stage": "physical"}
+            lines = await self._asked("explain_view", arguments, role)
+            async with asyncio.timeout(QUERY_S):
+                # As it was stored, where nobody can say what is shared just now.
+                stored = "" if lines else await seen.plan(conn, name)
+            text = "\n".join(line["plan"] for line in lines) if lines else stored
+            values |= {"graph": graph(text), "plan": text, "plan_due": now + PLAN_S}
+        if now >= values.get("lag_due", 0.0):
+            async with asyncio.timeout(QUERY_S):
+                rows = await seen.lag(conn, name)
+            values["lag"] = {c: [_short(r[c]) for r in reversed(rows)] for c in _LAG}
+            values["lag_due"] = now + LAG_S
 
     def _put(self, name: str, whole: bytes) -> None:
         topic = self.topics.get(name)
