@@ -1,32 +1,35 @@
-"""The console of a running engine: what roles are told, and the page in a browser.
-
-With REWRITE=1 the pictures of the manual are made anew (it takes minutes: curves need a past).
-"""
+"""The console of a running engine: what roles are told, and the page in a browser."""
 
 from __future__ import annotations
 
 import functools
 import json
-import shutil
 from types import SimpleNamespace
 
 import psycopg
 import pytest
 
+from tests.console.browser import (
+    CHROMIUM,
+    DRIVER,
+    WIDTHS,
+    appears,
+    browser_only,
+    complaints,
+    make_browser,
+    press,
+    requests,
+    resize,
+    text_of,
+)
 from tests.console.web import Client, port_of, token_of
 from tests.waiting import wait_until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
 ROLES = ("console_a", "console_b", "console_c")
 HOSTILE = '<img src=x onerror="document.title=1">'
 QUERY = "SELECT id, label::int AS n FROM console_a.t -- </pre><script>document.title = 2</script>"
-WIDTHS = {"desktop": (1280, 800), "tablet": (820, 1100), "phone": (360, 780)}
 
 pytestmark = pytest.mark.engine_with("--http", "127.0.0.1:0")
-browser_only = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"
-)
 
 
 @pytest.fixture(scope="module")
@@ -204,38 +207,6 @@ def test_who_leaves_lets_his_connection_go(scene):
     wait_until(lambda: backends().fetchone() == (0,), "it is closed")
 
 
-def make_browser(width=1280, height=800, **media):
-    """Chromium without a display, of that size."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = CHROMIUM
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
-        options.add_argument(f"--{flag}")
-    # Nothing of the browser's own may ask anybody.
-    for flag in ("disable-background-networking", "disable-component-update", "no-first-run"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_page_load_timeout(60)
-    resize(driver, width, height)
-    if media:
-        features = [
-            {"name": f"prefers-{k.replace('_', '-')}", "value": v} for k, v in media.items()
-        ]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    return driver
-
-
-def resize(driver, width, height):
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
-    )
-
-
 @pytest.fixture(scope="module")
 def browser(scene):
     """One that is logged in with the link that is printed."""
@@ -248,46 +219,6 @@ def browser(scene):
         yield driver
     finally:
         driver.quit()
-
-
-def appears(driver, selector, count=1):
-    """The elements, once there are so many."""
-    script = "return [...document.querySelectorAll(arguments[0])]"
-    return wait_until(
-        lambda: found if len(found := driver.execute_script(script, selector)) >= count else None,
-        lambda: f"{selector}: {driver.execute_script('return document.body.innerText')[:2000]}",
-        every_s=0.05,
-    )
-
-
-def text_of(driver):
-    return driver.execute_script("return document.body.innerText")
-
-
-def press(driver, key):
-    driver.execute_script(
-        "(document.activeElement ?? document.body).dispatchEvent("
-        "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))",
-        key,
-    )
-
-
-def requests(driver):
-    """URLs that the page has asked for, and bytes by URL."""
-    urls, sizes = {}, {}
-    for entry in driver.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        params = message["params"]
-        if message["method"] == "Network.requestWillBeSent":
-            urls[params["requestId"]] = params["request"]["url"]
-        elif message["method"] == "Network.loadingFinished":
-            url = urls.get(params["requestId"], "")
-            sizes[url] = sizes.get(url, 0) + params["encodedDataLength"]
-    return list(urls.values()), sizes
-
-
-def complaints(driver):
-    return [e["message"] for e in driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
 
 
 @browser_only
