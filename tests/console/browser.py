@@ -25,7 +25,13 @@ def make_browser(width: int = 1280, height: int = 800, **media: str) -> Any:
     """A browser of that size; ``media``: what its reader prefers."""
     options = Options()
     options.binary_location = CHROMIUM or ""
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "hide-scrollbars",
+    ):
         options.add_argument(f"--{flag}")
     # Nothing of the browser's own may ask anybody.
     for flag in ("disable-background-networking", "disable-component-update", "no-first-run"):

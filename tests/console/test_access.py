@@ -120,6 +120,12 @@ def test_what_the_engine_logs_in_with_lets_in_nobody_else(settings, source, monk
     assert asyncio.run(setting()) != "7MB"
 
 
+@pytest.mark.parametrize("login", [("", "s3cret"), ("joe", ""), ("", "")])
+def test_what_is_left_out_is_not_made_up(settings, login):
+    with pytest.raises(Refused, match="are needed"):
+        entered(settings, *login)
+
+
 def test_the_token_is_the_engine(settings, tmp_path):
     Access(settings)
     token = (tmp_path / "console.token").read_text().strip()

@@ -108,9 +108,9 @@ function Box({ node, at, stat, live, share, chosen, choose }) {
 }
 
 export function Dataflow({ graph, stats, live, chosen, choose }) {
-  const [down, setDown] = useState(() => window.innerWidth < 720);
+  const [down, setDown] = useState(() => window.innerWidth < 960);
   useEffect(() => {
-    const seen = () => setDown(window.innerWidth < 720);
+    const seen = () => setDown(window.innerWidth < 960);
     window.addEventListener("resize", seen);
     return () => window.removeEventListener("resize", seen);
   }, []);
