@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from headrace.config import address
-from headrace.console.access import Access
+from headrace.console.access import Access, token_path
 from headrace.console.app import App
 from headrace.console.outside import Outside
 
@@ -143,8 +143,11 @@ class HttpPort:
         """Raises PrerequisiteError where the console's token cannot be used."""
         self._listen = listen
         self._tls = outside.tls
+        console = outside.settings.console
+        self.token_file = str(token_path(outside.settings)) if console else None
+        """Where the console's token stands; None: there is no console."""
         self._room = _Connections(outside.network)
-        self._app = App(outside, Access(outside.settings) if outside.settings.console else None)
+        self._app = App(outside, Access(outside.settings) if console else None)
         self._config = Config(
             self._app,
             lifespan="off",

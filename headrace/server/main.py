@@ -10,7 +10,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -18,7 +18,6 @@ import uvloop
 
 from headrace import events
 from headrace.config import Settings
-from headrace.console.port import HttpPort
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
@@ -29,7 +28,6 @@ from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
 from headrace.server.health import Health
-from headrace.server.http import http_port
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
@@ -38,6 +36,9 @@ from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
 from headrace.sql import install, meta
 from headrace.sql.views import Unfinished
+
+if TYPE_CHECKING:
+    from headrace.console.port import HttpPort
 
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
@@ -152,9 +153,7 @@ class Commander:
                 self._observer.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
-                    http = http_port(self._settings, self._health, self._commands, version())
-                    where = await http.start()
-                    _log.info("http", address=f"{where[0]}:{where[1]}")
+                    http = await self._serve_http()
                 await self._direct.connected.wait()
                 shown = f"[{host}]" if ":" in host else host
                 sys.stdout.write(f"headrace ready on {shown}:{port}\n")
@@ -173,6 +172,14 @@ class Commander:
             await self._waits.close()
             await self._supervisor.stop()
         return self._status
+
+    async def _serve_http(self) -> HttpPort:
+        from headrace.server.http import http_port  # a web server, which most do not need
+
+        http = http_port(self._settings, self._health, self._commands, version())
+        host, port = await http.start()
+        _log.info("http", address=f"{host}:{port}", token_file=http.token_file)
+        return http
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
