@@ -102,7 +102,7 @@ class Access:
 
     async def engine(self) -> Connection:
         """A connection as the engine's role; raises psycopg.Error."""
-        async with asyncio.timeout(_LOGIN_S):
+        async with self._asking, asyncio.timeout(_LOGIN_S):
             name = "headrace console"
             return await connect.async_dicts(self._settings.source, name=name, settings=_OWN)
 

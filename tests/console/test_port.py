@@ -7,6 +7,8 @@ import contextlib
 import json
 import re
 import socket
+import ssl
+import subprocess
 
 import pytest
 
@@ -14,7 +16,8 @@ from headrace.config import Settings
 from headrace.console import app, port
 from headrace.console.outside import Outside
 from headrace.console.port import HttpPort
-from headrace.errors import PrerequisiteError
+from headrace.errors import PrerequisiteError, UserError
+from headrace.server import http
 from headrace.server.doorway import network
 from tests.waiting import eventually
 
@@ -249,6 +252,42 @@ def test_secrets_are_taken_over_tls_or_on_this_computer(settings):
     assert not safe("")
     assert safe("10.0.0.7", "https")
     assert safe("10.0.0.7", console_plain=True)
+
+
+def test_over_tls_a_cookie_is_for_tls_alone(settings, tmp_path):
+    made = [str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")]
+    words = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    subprocess.run(
+        ["openssl", "req", "-x509", *words, "-subj", "/CN=x", "-out", made[0], "-keyout", made[1]],
+        check=True,
+        capture_output=True,
+    )
+    with pytest.raises(UserError, match="http_tls"):
+        settings.replace(http_tls=True)
+    secured = settings.replace(http_tls=True, tls_cert=made[0], tls_key=made[1])
+    outside = Outside(secured, Health(), ask, network, http._tls(secured), "1")
+    assert http._tls(secured.replace(http_tls=False)) is None
+    trusting = ssl.create_default_context(cafile=made[0])
+    trusting.check_hostname = False
+    trusting.set_alpn_protocols(["http/1.1"])
+
+    async def main():
+        server = HttpPort("127.0.0.1:0", outside)
+        _, number = await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", number, ssl=trusting)
+        chosen = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.write(post("/api/logout", {}))
+        answer = await reader.read()
+        writer.close()
+        plain = await talk(number, request("GET /livez HTTP/1.1"))
+        await server.close()
+        return chosen, answer, plain
+
+    chosen, answer, plain = asyncio.run(main())
+    assert chosen == "http/1.1"
+    cookie = re.search(rb"set-cookie: (__Host-headrace-\d+)=([^\r]*)", answer)[2].decode()
+    assert {"Secure", "HttpOnly", "SameSite=strict"} <= {p.strip() for p in cookie.split(";")}
+    assert plain == b""
 
 
 def test_who_says_half_a_request_is_sent_away(settings, monkeypatch):
