@@ -95,12 +95,22 @@ class Settings:
     listen: str = "127.0.0.1:6432"
     """``HOST:PORT`` for clients; port 0 takes a free one.  Local unless told otherwise."""
     http: str = ""
-    """``HOST:PORT`` of /livez, /readyz and /metrics; empty: off."""
+    """``HOST:PORT`` of /livez, /readyz, /metrics and the console; empty: off."""
     metrics_views_max: int = 200
     """Views that /metrics tells one by one, the eldest, with some 40 series each; of more only
     sums."""
     metrics_collections_max: int = 1_000
     """Likewise the collections that their queries consist of; 0: none."""
+    http_tls: bool = False
+    """Whether that port speaks TLS, with the certificate of ``tls_cert``."""
+    console: bool = True
+    """Whether that port has the console, where one logs in with the token or as a role."""
+    console_token_file: str = ""
+    """File with the token that shows the console all that the engine's role may see; empty:
+    ``console.token`` in ``data_dir``, made at the first start."""
+    console_plain: bool = False
+    """Whether the console takes tokens and passwords without TLS from other computers too: where
+    a proxy speaks TLS, or the network is safe."""
     tls_cert: str = ""
     """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
     tls_key: str = ""
@@ -282,8 +292,9 @@ class Settings:
                 ) from None
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError('settings "tls_cert" and "tls_key" go together')
-        if self.tls_required and not self.tls_cert:
-            raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
+        for name in ("tls_required", "http_tls"):
+            if getattr(self, name) and not self.tls_cert:
+                raise UserError(f'setting "{name}" needs "tls_cert" and "tls_key"')
         self._check_words()
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise UserError('setting "otlp_endpoint" must begin with http:// or https://')

@@ -23,7 +23,7 @@ _DEBUG: Final = "debug"
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
 _FLAGS: Final = {
     "listen": "HOST:PORT for clients (default 127.0.0.1:6432; port 0: a free one)",
-    "http": "HOST:PORT of /livez, /readyz and /metrics (default: off)",
+    "http": "HOST:PORT of /livez, /readyz, /metrics and the console (default: off)",
     "data_dir": "directory of state, staging and secrets",
     "slot_name": "replication slot (one per database of a server)",
     "publication_name": "publication",

@@ -10,7 +10,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -28,7 +28,6 @@ from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
 from headrace.server.health import Health
-from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
@@ -38,6 +37,9 @@ from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
 from headrace.sql import install, meta
 from headrace.sql.views import Unfinished
+
+if TYPE_CHECKING:
+    from headrace.console.port import HttpPort
 
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
@@ -141,7 +143,7 @@ class Commander:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._supervisor.start()
-        http: HttpServer | None = None
+        http: HttpPort | None = None
         try:
             stopped = asyncio.create_task(self._stop.wait())
             ready = asyncio.create_task(self._supervisor.ready())
@@ -155,9 +157,7 @@ class Commander:
                 self._traces.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
-                    http = HttpServer(self._settings.http, self._health)
-                    where = await http.start()
-                    _log.info("http", address=f"{where[0]}:{where[1]}")
+                    http = await self._serve_http()
                 await self._direct.connected.wait()
                 shown = f"[{host}]" if ":" in host else host
                 sys.stdout.write(f"headrace ready on {shown}:{port}\n")
@@ -177,6 +177,14 @@ class Commander:
             await self._waits.close()
             await self._supervisor.stop()
         return self._status
+
+    async def _serve_http(self) -> HttpPort:
+        from headrace.server.http import http_port  # a web server, which most do not need
+
+        http = http_port(self._settings, self._health, self._commands, version())
+        host, port = await http.start()
+        _log.info("http", address=f"{host}:{port}", token_file=http.token_file)
+        return http
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
