@@ -105,6 +105,9 @@ class Settings:
     """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
     allow_trust: bool = False
     """Whether clients may come in whom the source lets in without asking for anything."""
+    admin_database: str = "headrace"
+    """Name by which clients of ``listen`` reach SHOW, KILL and RELOAD; a database of the server
+    that is called so goes before; empty: none."""
     connections_max: int = 500
     """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
     login_timeout_ms: int = 10_000

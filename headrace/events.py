@@ -10,7 +10,8 @@ import contextlib
 import faulthandler
 import io
 import sys
-from typing import Any, Final, TextIO
+from collections.abc import MutableMapping
+from typing import Any, ClassVar, Final, TextIO
 
 import structlog
 
@@ -36,17 +37,36 @@ class Lossy(io.StringIO):
             self._file.flush()
 
 
+class _Threshold:
+    """What is logged now; loggers are made once, with all their methods."""
+
+    level: ClassVar[int] = _LEVELS["info"]
+
+
+def set_level(level: str) -> None:
+    """Log ``level`` and above from now on."""
+    _Threshold.level = _LEVELS[level]
+
+
+def _only_loud(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+    if _LEVELS.get(method, _LEVELS["error"]) < _Threshold.level:
+        raise structlog.DropEvent
+    return event
+
+
 def configure(level: str = "info", **fields: Any) -> None:
     """Log ``level`` and above; ``fields`` (the process, its pid) are on every line."""
+    set_level(level)
     structlog.configure(
         processors=[
+            _only_loud,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS["debug"]),
         logger_factory=structlog.PrintLoggerFactory(Lossy(sys.stderr)),
         cache_logger_on_first_use=True,
     )

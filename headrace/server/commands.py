@@ -152,6 +152,10 @@ class Commands:
             self._under_way[caller] -= 1
             self._under_way += Counter()  # without those that have none
 
+    def limit(self, per_role_max: int) -> None:
+        """Let a role have so many calls under way from now on."""
+        self._per_role_max = per_role_max
+
     async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
         name = f"{_quoted(row.schema)}.{_quoted(row.name)}"
