@@ -83,6 +83,7 @@ def _over(whole: Planned, upper: Planned) -> Planned:
         physical=upper.physical,
         explain=upper.explain,
         whole=whole.physical,
+        sizes=upper.sizes,
     )
 
 
@@ -155,6 +156,8 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.tables.generated),
+            sizes=dict(builder.sizes),
+            private=bool(sources.private),
         )
 
 

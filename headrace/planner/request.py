@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
+from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
 
@@ -74,3 +76,7 @@ class Planned:
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""
+    sizes: Mapping[str, ExpectedSize] = field(default_factory=dict, compare=False)
+    """Per node of ``physical`` what its rows are expected to be, where that is known."""
+    private: bool = False
+    """Whether somebody else's query is in it, so that its parts are not shown."""

@@ -30,7 +30,7 @@ from headrace.sql.verbs import (
     WaitFor,
 )
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -62,6 +62,11 @@ VIEW_STATS: Final = (
     *(("rows_in", INT8), ("rows_out", INT8), ("batches", INT8), ("busy_us", INT8)),
 )
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
+ADVICE: Final = (
+    *(("topic", TEXT), ("subject", TEXT), ("finding", TEXT)),
+    *(("value", FLOAT8), ("unit", TEXT), ("advice", TEXT)),
+)
+"""Columns of advise; ``sql/advise.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
@@ -298,6 +303,7 @@ def _verified(answer: dict[str, Any]) -> ResultSet:
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_view": _explained,
     "check_view": _checked,
+    "advise": partial(ResultSet, ADVICE),
     "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
     "verify_view": _verified,
     "queues": partial(ResultSet, QUEUES),

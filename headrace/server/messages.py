@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from headrace.errors import ProtocolError
 from headrace.kernels import wire
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
@@ -36,7 +36,7 @@ TERMINATE: Final = b"X\x00\x00\x00\x04"
 
 # Messages that a client sends in the course of a statement, by what they cost to look at.
 _NULL: Final = struct.pack("!i", -1)
-_SIZES: Final = {INT8: 8, BOOL: 1}
+_SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
 """Of the types of our own rows that have one."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
@@ -250,10 +250,13 @@ def ready_for_query(status: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Rows that a call answers; a column is (name, type), of type text, bigint or boolean."""
+    """Rows that a call answers; a column is (name, type).
+
+    It is text, bigint, boolean, or double precision, of which a value that is not None is a float.
+    """
 
     columns: tuple[tuple[str, int], ...]
-    rows: Sequence[Sequence[str | int | bool | None]]
+    rows: Sequence[Sequence[str | int | float | bool | None]]
     """None is NULL."""
 
     @classmethod
@@ -291,6 +294,8 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
                 data = (b"\x00\x01" if wish == 1 else b"ft")[value : value + 1]
             elif isinstance(value, int) and wish == 1:
                 data = struct.pack("!q", value)
+            elif isinstance(value, float) and wish == 1:
+                data = struct.pack("!d", value)
             else:
                 data = str(value).encode(encoding, "replace")
             parts.append(struct.pack("!i", len(data)) + data)

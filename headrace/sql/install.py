@@ -73,6 +73,7 @@ FILES: Final = (
     "status.sql",
     "batches.sql",
     "explain_view.sql",
+    "advise.sql",
     "connection_points.sql",
     "history_of.sql",
     "view_txid.sql",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.planner import PlanRequest
+from headrace.planner import Planned, PlanRequest
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
+from headrace.postgres.connect import Connection
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
 
@@ -20,9 +21,18 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     """
     with planning(context, job) as conn:
         wanted = PlanRequest(request.query, request.caller, request.settings)
-        planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
-        tables = [table.oid for table in planned.tables]
-        with context.publication_lock:
-            publication.try_tables(conn, context.settings, tables, watched.fed)
-        check_slot(conn, context.settings)
-    return planned.explain
+        return checked(context, conn, wanted).explain
+
+
+def checked(context: JobContext, conn: Connection, wanted: PlanRequest) -> Planned:
+    """The plan of a query, once all is tried that its creation needs.
+
+    Raises:
+        HeadraceError: what create_view would raise.
+    """
+    planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
+    tables = [table.oid for table in planned.tables]
+    with context.publication_lock:
+        publication.try_tables(conn, context.settings, tables, watched.fed)
+    check_slot(conn, context.settings)
+    return planned
