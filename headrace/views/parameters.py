@@ -107,14 +107,13 @@ def suggested(text: str) -> Suggested:
     return _Statement(text, clauses).suggested()
 
 
-def first_word(text: str) -> str:
-    """What a statement begins with.
+def words(text: str) -> list[str]:
+    """The words of a statement that are no strings and not quoted, in order.
 
     Raises:
         NotAView: it cannot be read.
     """
-    words = _words(text)
-    return words[0].value if words else ""
+    return [word.value for word in _words(text) if word.kind == "word"]
 
 
 def spelled(key: str) -> str:

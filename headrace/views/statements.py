@@ -180,12 +180,12 @@ def _executed(conn: Connection, caller: str | None) -> list[Executed]:
 
 
 def _is_query(text: str) -> bool:
-    """Whether it begins as a query: others are not told of."""
+    """Whether it is a query of tables: others are not told of."""
     try:
-        first = parameters.first_word(text)
+        words = parameters.words(text)
     except NotAView:
         return False
-    return first in ("select", "with")
+    return words[:1] in (["select"], ["with"]) and "from" in words
 
 
 def _judged(
