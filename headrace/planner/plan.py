@@ -90,14 +90,13 @@ def _over(whole: Planned, upper: Planned) -> Planned:
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
-        standard = session.standard_strings(conn)
-        text = position.Text(request.query, standard_strings=standard)
+        text = position.Text(request.query, standard_strings=session.standard_strings(conn))
         array_nulls = session.is_on(conn, "array_nulls")
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         bound = session.read_view(conn, request.query)
-        reads_clock = partial(functions.reads_clock, catalog)
-        check.refuse_clock_literals(bound.tree, text, bound.position, reads_clock)
+        clock = partial(functions.reads_clock, catalog)
+        check.refuse_clock_literals(bound.tree, text, bound.position, clock)
         conn.execute("RESET ROLE")
         sources = Sources(conn, catalog, settings, request.over)
         sources.load(bound, request.caller)
@@ -118,11 +117,10 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
         bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
-        columns = _columns(catalog, bound)
+        columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
         rewritten = optimise(logical)
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
-        builder = PhysicalBuilder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
         physical = _proven(lowering, builder, physical)
@@ -156,7 +154,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.tables.generated),
-            sizes=dict(builder.sizes),
+            sizes=builder.sizes,
             private=bool(sources.private),
         )
 

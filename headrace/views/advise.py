@@ -29,7 +29,7 @@ from headrace.sql.verbs import Advise
 from headrace.sql.views import StoredView, ViewRow
 from headrace.views import remedies, statements
 from headrace.views.check import checked
-from headrace.views.weighing import Row, Table, load, row, weighed
+from headrace.views.weighing import Row, WeighedTable, load, row, weighed
 
 _VIEWS_MAX: Final = 200
 """Views that a query is compared with."""
@@ -93,11 +93,13 @@ def _of_plan(
     expected, tables = weighed(conn, planned)
     yield row("result", None, "expected rows of the result", expected.result_rows, "rows")
     yield from _states(planned, expected)
-    yield from _changes(tables)
-    yield from _load(tables)
     if planned.private:
+        # Nor which tables it reads.
+        yield _in_all(tables)
         yield row("private", None, "its parts are not shown: somebody else's query is in it")
         return
+    yield from _changes(tables)
+    yield from _load(tables)
     yield from _costliest(planned, expected, tables)
     yield from _remedies(planned, expected, tables)
     if context.settings.sharing:
@@ -124,7 +126,7 @@ def _states(planned: Planned, expected: ExpectedCosts) -> Iterator[Row]:
             yield row("state", subject, f"about {state.rows:.0f} entries", state.bytes, "bytes")
 
 
-def _changes(tables: Sequence[Table]) -> Iterator[Row]:
+def _changes(tables: Sequence[WeighedTable]) -> Iterator[Row]:
     for table in tables:
         if table.cost is None:
             yield row(
@@ -146,11 +148,16 @@ def _count(number: float) -> str:
     return f"{number:.0f}" if number >= 10 or number == round(number) else f"{number:.2g}"
 
 
-def _load(tables: Sequence[Table]) -> Iterator[Row]:
+def _load(tables: Sequence[WeighedTable]) -> Iterator[Row]:
     for table in tables:
         yield row("load", table.name, "rows that change now", table.per_s, "rows/s")
+    yield _in_all(tables)
+
+
+def _in_all(tables: Sequence[WeighedTable]) -> Row:
+    """The part of a processor that the view would take."""
     if any(table.cost is None for table in tables):
-        return
+        return row("load", None, "nobody knows what its changes cost", None, "%")
     least, most = load(tables)
     advice = None
     if most > _MUCH:
@@ -158,11 +165,13 @@ def _load(tables: Sequence[Table]) -> Iterator[Row]:
             f"'{{\"latency_ms\": {_LATE_MS}}}' (or more) gathers what changes meanwhile, which then"
             f" costs nearer {100 * least:.2g} % of a processor."
         )
-    told = f"of a processor, if these rows come one by one (in large batches {100 * least:.2g} %)"
-    yield row("load", None, told, 100 * most, "%", advice)
+    told = f"of a processor, if rows come one by one (in large batches {100 * least:.2g} %)"
+    return row("load", None, told, 100 * most, "%", advice)
 
 
-def _costliest(planned: Planned, expected: ExpectedCosts, tables: Sequence[Table]) -> Iterator[Row]:
+def _costliest(
+    planned: Planned, expected: ExpectedCosts, tables: Sequence[WeighedTable]
+) -> Iterator[Row]:
     """The node that takes most of what changes cost; each table as often as it changes."""
     spent: dict[str, float] = {}
     for table in tables:
@@ -187,12 +196,14 @@ def _costliest(planned: Planned, expected: ExpectedCosts, tables: Sequence[Table
     )
 
 
-def _most(tables: Sequence[Table], name: str) -> float:
+def _most(tables: Sequence[WeighedTable], name: str) -> float:
     """Rows of a node that one changed row concerns, of the table of which it concerns most."""
     return max((t.cost.touched.get(name, 0.0) for t in tables if t.cost is not None), default=0.0)
 
 
-def _remedies(planned: Planned, expected: ExpectedCosts, tables: Sequence[Table]) -> Iterator[Row]:
+def _remedies(
+    planned: Planned, expected: ExpectedCosts, tables: Sequence[WeighedTable]
+) -> Iterator[Row]:
     for node in planned.physical.nodes:
         most = _most(tables, node.id)
         for said in remedies.of_node(planned.physical, expected, node, most):

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
 from headrace import clock, types
-from headrace.errors import HeadraceError, PrerequisiteError
+from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.planner import Planned, PlanRequest
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -51,15 +51,16 @@ _EXACT: Final = frozenset(
     )
 )
 """Types whose equality with a value of their own is that by which rows are grouped."""
+_NAME, _INFO = "pg_stat_statements", "pg_stat_statements_info"
 _EXTENSION: Final = """
-SELECT n.nspname, o.rolsuper,
-       (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0),
-       EXISTS (SELECT FROM pg_class i WHERE i.relnamespace = n.oid AND i.relname = 'pg_stat_statements_info'),
-       current_setting('shared_preload_libraries')
+SELECT min(n.nspname::text), array_agg(c.relname::text ORDER BY c.relname), bool_and(o.rolsuper),
+       array_agg((SELECT string_agg(a.attname, ' ') FROM pg_attribute a WHERE a.attrelid = c.oid)),
+       array_agg(c.oid::bigint ORDER BY c.relname)
   FROM pg_extension e
   JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
                   AND d.deptype = 'e' AND d.classid = 'pg_class'::regclass
-  JOIN pg_class c ON c.oid = d.objid AND c.relname = 'pg_stat_statements'
+  JOIN pg_class c ON c.oid = d.objid
+                 AND c.relname IN ('pg_stat_statements', 'pg_stat_statements_info')
   JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_roles o ON o.oid = c.relowner
  WHERE e.extname = 'pg_stat_statements'"""
@@ -77,6 +78,20 @@ _STARTED: Final = sql.SQL(
     "pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()"
     " - pg_catalog.pg_postmaster_start_time())::float8"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The views of pg_stat_statements."""
+
+    schema: str
+    views: list[str]
+    trusted: bool
+    """They are all superusers'."""
+    columns: list[str]
+    """Of each, in one text."""
+    oids: list[int]
+    """For who compares two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +133,8 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
     """
     until = clock.monotonic() + _SECONDS_MAX
     with planning(context, job) as conn:
-        executed = [each for each in _executed(conn, request.caller) if _is_query(each.text)]
         conn.execute("SELECT set_config('statement_timeout', %s, false)", (str(_STATEMENT_MS_MAX),))
+        executed = [each for each in _executed(conn, request.caller) if _is_query(each.text)]
         judged: list[Judged] = []
         for number, each in enumerate(executed[:STATEMENTS_MAX], 1):
             job.check()
@@ -136,32 +151,17 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
 
 def _executed(conn: Connection, caller: str | None) -> list[Executed]:
     """What ``caller`` may see of the statements of this database."""
-    found = conn.execute(_EXTENSION).fetchone()
-    if found is None:
-        raise PrerequisiteError(
-            "extension pg_stat_statements is not there, which knows what queries cost",
-            hint="Add pg_stat_statements to shared_preload_libraries, restart the server, and run"
-            " CREATE EXTENSION pg_stat_statements; or give advise() a query.",
-        )
-    schema, trusted, columns, has_info, _ = found
-    if not trusted:
-        # What is called so would run with the rights of who asks.
-        raise PrerequisiteError("extension pg_stat_statements does not belong to a superuser")
-    if "total_exec_time" not in columns:
-        raise PrerequisiteError(
-            "extension pg_stat_statements is too old",
-            hint="Run ALTER EXTENSION pg_stat_statements UPDATE.",
-        )
-    since = _SINCE.format(info=sql.Identifier(schema, "pg_stat_statements_info"))
-    text = _MOST.format(
-        view=sql.Identifier(schema, "pg_stat_statements"),
-        since=since if has_info else _STARTED,
-        chars=sql.Literal(_TEXT_CHARS_MAX),
-        ours=sql.Literal(_NOT_TOLD),
-        most=sql.Literal(_READ_MAX),
-    )
     try:
         with conn.transaction(force_rollback=True):
+            schema, has_info = _held(conn)
+            since = _SINCE.format(info=sql.Identifier(schema, _INFO))
+            text = _MOST.format(
+                view=sql.Identifier(schema, _NAME),
+                since=since if has_info else _STARTED,
+                chars=sql.Literal(_TEXT_CHARS_MAX),
+                ours=sql.Literal(_NOT_TOLD),
+                most=sql.Literal(_READ_MAX),
+            )
             if caller is not None:
                 become(conn, caller)
             rows = conn.execute(text).fetchall()
@@ -173,10 +173,46 @@ def _executed(conn: Connection, caller: str | None) -> list[Executed]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise PrerequisiteError(
             f"pg_stat_statements cannot be read: {error.diag.message_primary}",
-            hint=f"GRANT USAGE ON SCHEMA and SELECT ON pg_stat_statements to {caller}.",
+            hint="GRANT USAGE ON its SCHEMA, and SELECT ON pg_stat_statements, to who asks and to"
+            " Headrace's role.",
             sqlstate="42501",
         ) from error
     return [Executed(str(q), *(float(n) for n in numbers)) for q, *numbers in rows]
+
+
+def _held(conn: Connection) -> tuple[str, bool]:
+    """The extension's schema, and whether it tells since when it counts.
+
+    What is read runs with the rights of who asks, who may take those of our session: so it is that
+    of a superuser, and held from before that is looked at.  Who owns the schema could drop it, and
+    put something of his in its place.
+    """
+    found = _extension(conn)
+    if found is None:
+        raise PrerequisiteError(
+            "extension pg_stat_statements is not there, which knows what queries cost",
+            hint="Add pg_stat_statements to shared_preload_libraries, restart the server, and run"
+            " CREATE EXTENSION pg_stat_statements; or give advise() a query.",
+        )
+    for name in found.views:
+        lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE")
+        conn.execute(lock.format(sql.Identifier(found.schema, name)))
+    if _extension(conn) != found:
+        raise TransientError("extension pg_stat_statements was altered meanwhile")
+    if not found.trusted:
+        raise PrerequisiteError("extension pg_stat_statements does not belong to a superuser")
+    if not any("total_exec_time" in each.split() for each in found.columns):
+        raise PrerequisiteError(
+            "extension pg_stat_statements is too old",
+            hint="Run ALTER EXTENSION pg_stat_statements UPDATE.",
+        )
+    return found.schema, _INFO in found.views
+
+
+def _extension(conn: Connection) -> Extension | None:
+    """What there is of the extension."""
+    row: Any = conn.execute(_EXTENSION).fetchone()
+    return None if row[0] is None else Extension(*row)
 
 
 def _is_query(text: str) -> bool:
@@ -261,8 +297,10 @@ def _weighed(
 
 def _create(conn: Connection, name: str, view: Suggested, planned: Planned) -> Iterator[Row]:
     """The calls to run, and how the view is read."""
-    called = "_".join([*(t.name for t in planned.tables[:1]), *map(parameters.spelled, view.keys)])
-    quoted = sql.Identifier((called or "query")[:50] + "_view").as_string(conn)
+    # Which tables another's query reads is not told.
+    of = [] if planned.private else [t.name for t in planned.tables[:1]]
+    called = "_".join([*of, *map(parameters.spelled, view.keys)])
+    quoted = sql.Identifier((called or "query")[:40] + "_view").as_string(conn)
     call = sql.SQL("CALL headrace.create_view({}, {})").format(
         sql.Literal(quoted), sql.Literal(view.query)
     )

@@ -1,4 +1,4 @@
-"""What a plan costs in a database as it is now: its tables, how often they change; rows of advise."""
+"""What a plan costs in a database as it is now: how often its tables change; rows of advise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SELECT t.oid::bigint,
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class WeighedTable:
     """A table of a plan: what a change of it costs, and how often it changes."""
 
     name: str
@@ -49,14 +49,14 @@ def row(
     return [topic, subject, finding, shown, unit, advice]
 
 
-def weighed(conn: Connection, planned: Planned) -> tuple[ExpectedCosts, list[Table]]:
+def weighed(conn: Connection, planned: Planned) -> tuple[ExpectedCosts, list[WeighedTable]]:
     """A plan's costs, and those of its tables, in order of their names."""
     known = costs.statistics(planned.optimised)
     expected = ExpectedCosts(planned.physical, planned.sizes, known)
     sources = planned.physical.sources
     rates = _rates(conn, [source.table_oid for source in sources])
     tables = [
-        Table(
+        WeighedTable(
             f"{source.schema_name}.{source.table_name}",
             expected.change(source.id),
             rates.get(source.table_oid, 0.0),
@@ -71,7 +71,7 @@ def _rates(conn: Connection, tables: Sequence[int]) -> dict[int, float]:
     return {int(oid): float(changes) / max(float(s), 1.0) for oid, changes, s in found}
 
 
-def load(tables: Sequence[Table]) -> tuple[float, float]:
+def load(tables: Sequence[WeighedTable]) -> tuple[float, float]:
     """The part of a processor that a view takes: in large batches, and where rows come one by one.
 
     Even these gather to batches, once there are many.
