@@ -117,7 +117,7 @@ class Client(asyncio.Protocol):
     @property
     def facts(self) -> Facts:
         """What is known of it."""
-        return self._meter.facts(self.session, self._transport, self._upstream.transport)
+        return self._meter.facts(self.session)
 
     # --- asyncio's callbacks
 
@@ -129,6 +129,7 @@ class Client(asyncio.Protocol):
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
         port.connections.add(self)
         peer = transport.get_extra_info("peername")
+        self._meter.meets_client(transport)
         seconds = settings.login_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         self._login = loop.call_later(seconds, self._too_late)
@@ -192,6 +193,7 @@ class Client(asyncio.Protocol):
                 self._port.spawn(self._told(named, self.session.database_found))
             case a.Detach():
                 self._upstream.leave()
+                self._meter.meets_server(None)
                 self._upstream = Upstream(self)
                 self.hold_reading("upstream", on=False)
             case a.Carry(order, login):
@@ -308,6 +310,7 @@ class Client(asyncio.Protocol):
             certificate = source.getpeercert(binary_form=True) or b""
         self.session.connected(tls=tls, binding=end_point(certificate))
         self._upstream.connected(transport, tls=tls)
+        self._meter.meets_server(transport)
         unsent, self._unsent = self._unsent, None
         for data in unsent or ():
             transport.write(data)
@@ -337,6 +340,7 @@ class Client(asyncio.Protocol):
             self.close()
             return
         self._transport = secured
+        self._meter.meets_client(secured)
         spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
         if first and spoken != ALPN:
             # It may mean another service (an ALPACA attack): the protocol must be named.

@@ -7,10 +7,13 @@ for each command, under the name that it has let in.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
+
+import structlog
 
 from headrace import clock
 from headrace.config import Settings, redact
@@ -23,6 +26,9 @@ from headrace.server.orders import HELP, SHOWN, Order
 from headrace.server.port import Port
 
 Row = list[Any]
+_log = structlog.get_logger(__name__)
+_REST: Final = 8.0
+"""Times as long as a command has taken nobody gets the next one answered."""
 _SECRET: Final = ("source", "eval_dsn")
 
 
@@ -39,6 +45,7 @@ class Desk:
         self._port = port
         self._release = release
         self._reread = reread
+        self._turn = asyncio.Lock()
 
     async def carry_out(self, order: Order, login: str) -> Carried:
         """Do what ``order`` says for who logged in as ``login``.
@@ -49,7 +56,15 @@ class Desk:
             HeadraceError: the settings cannot be read, or not be used.
             TransientError: the source cannot be asked who he is.
         """
-        everything = await self._port.roles.sees_all(login)
+        async with self._turn:
+            everything = await self._port.roles.sees_all(login)
+            began = clock.monotonic()
+            carried = await self._carried(order, login, everything=everything)
+            # Whoever asks again and again takes a part of this process, and no more.
+            await asyncio.sleep(_REST * (clock.monotonic() - began))
+        return carried
+
+    async def _carried(self, order: Order, login: str, *, everything: bool) -> Carried:
         match order.verb:
             case "show":
                 rows = self._shown(order.subject, login, everything=everything)
@@ -79,7 +94,7 @@ class Desk:
                 if everything or key[1] == login
             )
         seen = sorted(
-            (f for f in self._port.facts() if everything or _is_own(f, login)), key=lambda f: f.id
+            (f for f in self._port.facts() if everything or is_own(f, login)), key=lambda f: f.id
         )
         if subject == "clients":
             return [_client(f) for f in seen]
@@ -89,7 +104,7 @@ class Desk:
 
     def _kill(self, number: int, login: str, *, everything: bool) -> None:
         found = next((f for f in self._port.facts() if f.id == number), None)
-        if not everything and (found is None or not _is_own(found, login)):
+        if not everything and (found is None or not is_own(found, login)):
             # Who may not see it is not told whether it is there.
             raise PrivilegeError(
                 f"permission denied to end session {number}",
@@ -98,6 +113,7 @@ class Desk:
             )
         if found is None or not self._port.kill(number):
             raise UndefinedError(f"there is no session {number}", hint="See SHOW clients.")
+        _log.info("session killed", session=number, user=found.user, by=login)
 
 
 def _require(everything: bool, what: str) -> None:
@@ -108,7 +124,7 @@ def _require(everything: bool, what: str) -> None:
         )
 
 
-def _is_own(facts: Facts, login: str) -> bool:
+def is_own(facts: Facts, login: str) -> bool:
     """Whether a session is one of ``login``: the source has said so, not the client alone."""
     return facts.let_in and facts.user == login
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, Self
 
 from headrace import clock
 from headrace.server.protocol import Session
@@ -79,7 +79,9 @@ class Meter:
     def __init__(self, number: int) -> None:
         """``number`` is that of the connection."""
         self.let_in = False
-        self._number = number
+        self.number = number
+        self._client = _Ends()
+        self._server: _Ends | None = None
         self._since, self._asked = clock.now(), clock.monotonic()
         self._counts = Counts()
         self._waits = False
@@ -110,20 +112,24 @@ class Meter:
         self._counts.call_us += round((clock.monotonic() - self._call[1]) * 1e6)
         self._call = None
 
-    def facts(
-        self,
-        session: Session,
-        client: asyncio.BaseTransport | None,
-        server: asyncio.BaseTransport | None,
-    ) -> Facts:
-        """What is known now, with what its session and its connections tell."""
+    def meets_client(self, transport: asyncio.BaseTransport) -> None:
+        """The client's connection is this one, or has begun to speak TLS."""
+        self._client = _Ends.of(transport)
+
+    def meets_server(self, transport: asyncio.BaseTransport | None) -> None:
+        """The source's connection is this one; None: it has ended."""
+        self._server = None if transport is None else _Ends.of(transport)
+
+    def facts(self, session: Session) -> Facts:
+        """What is known now, with what its session tells."""
         about, now, key = session.about, clock.monotonic(), session.key
         call, since = self._call or (None, now)
         owed = not session.pipeline.settled if about.ours else self._waits
         state = "active" if owed or call else "idle"
         status = _TRANSACTION.get(session.pipeline.status)
+        server = self._server
         return Facts(
-            id=self._number,
+            id=self.number,
             let_in=self.let_in,
             admin=about.admin,
             user=about.user,
@@ -136,29 +142,36 @@ class Meter:
             since=self._since,
             quiet_ms=round((now - self._asked) * 1e3),
             pid=int.from_bytes(key[:4], "big") if server is not None and key else None,
-            client=_ends(client),
-            server=None if server is None else _ends(server),
-            client_tls=_tls(client),
-            server_tls=_tls(server),
+            client=(self._client.other, self._client.own),
+            server=None if server is None else (server.other, server.own),
+            client_tls=self._client.tls,
+            server_tls="" if server is None else server.tls,
             counts=replace(self._counts, queries=session.pipeline.asked, sessions=int(self.let_in)),
         )
 
 
-def _tls(transport: asyncio.BaseTransport | None) -> str:
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """A connection, as it was when it began: later its socket may be gone."""
+
+    other: Address = ("", 0)
+    own: Address = ("", 0)
+    tls: str = ""
+
+    @classmethod
+    def of(cls, transport: asyncio.BaseTransport) -> Self:
+        """What ``transport`` tells."""
+        other, own = (_end(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        return cls(other, own, _tls(transport))
+
+
+def _tls(transport: asyncio.BaseTransport) -> str:
     """The protocol and the cipher of a connection; "" where it has none."""
-    secured = None if transport is None else transport.get_extra_info("ssl_object")
+    secured = transport.get_extra_info("ssl_object")
     if secured is None:
         return ""
     chosen = secured.cipher()
     return f"{secured.version()}/{chosen[0]}" if chosen else str(secured.version())
-
-
-def _ends(transport: asyncio.BaseTransport | None) -> tuple[Address, Address]:
-    """The other end of a connection, and ours."""
-    if transport is None:
-        return ("", 0), ("", 0)
-    other, own = (_end(transport.get_extra_info(name)) for name in ("peername", "sockname"))
-    return other, own
 
 
 def _end(name: object) -> Address:
