@@ -13,6 +13,7 @@ import structlog
 
 from bench.cdc import Cdc
 from bench.checkpoint import Checkpoint
+from bench.costs import Costs
 from bench.creations import Creations
 from bench.drain import Drain
 from bench.engine import Engine
@@ -41,6 +42,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     for s in (
         Cdc,
         Checkpoint,
+        Costs,
         Creations,
         Drain,
         Engine,

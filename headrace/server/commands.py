@@ -31,7 +31,7 @@ from headrace.sql.verbs import (
     WaitFor,
 )
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -65,6 +65,11 @@ VIEW_STATS: Final = (
     *(("queued_rows", INT8), ("queued_bytes", INT8)),
 )
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
+ADVICE: Final = (
+    *(("topic", TEXT), ("subject", TEXT), ("finding", TEXT)),
+    *(("value", FLOAT8), ("unit", TEXT), ("advice", TEXT)),
+)
+"""Columns of advise; ``sql/advise.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
@@ -165,6 +170,10 @@ class Commands:
         finally:
             self._under_way[caller] -= 1
             self._under_way += Counter()  # without those that have none
+
+    def limit(self, per_role_max: int) -> None:
+        """Let a role have so many calls under way from now on."""
+        self._per_role_max = per_role_max
 
     async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
@@ -308,6 +317,7 @@ def _verified(answer: dict[str, Any]) -> ResultSet:
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_view": _explained,
     "check_view": _checked,
+    "advise": partial(ResultSet, ADVICE),
     "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
     "verify_view": _verified,
     "queues": partial(ResultSet, QUEUES),

@@ -65,6 +65,13 @@ class CheckView(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Advise(Request):
+    """What a view of ``query`` would cost; None: which queries should be views."""
+
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DropView(ViewRequest):
     """The end of a view; none is no error, ``if_exists``."""
 
@@ -356,6 +363,13 @@ _ALL: Final = (
         *("check_view", CheckView),
         "whether create_view would accept it, by the same code: the plan, or its error",
         answer=_PLAN,
+    ),
+    Verb(
+        *("advise", Advise),
+        "what a view of a query would cost, and what makes it cheaper; or which queries to make one",
+        selected=True,
+        procedure="show_advice",
+        answer=Inout("advice", "jsonb"),
     ),
     Verb("drop_view", DropView, "drops a view and its table"),
     Verb("create_index", CreateIndex, "an index of a result table"),
