@@ -23,6 +23,7 @@ from headrace.postgres import connect
 from headrace.postgres import slot as setup
 from headrace.process import rpc
 from headrace.sql import install
+from headrace.state import formats
 
 Connection = psycopg.Connection[Any]
 
@@ -76,6 +77,8 @@ def look(settings: Settings) -> list[Finding]:
 
 def _machine(settings: Settings) -> Iterator[Finding]:
     yield _tried("data directory", lambda: _data_dir(settings.data_dir))
+    if later := formats.later(states_of(settings)):
+        yield Finding("state", problem=later)
     yield _tried("sockets", lambda: _sockets(settings))
     yield _memory(settings)
     for name, where in (("port", settings.listen), ("http port", settings.http)):
@@ -115,6 +118,12 @@ def _data_dir(path: Path) -> str:
             sqlstate="53100",
         )
     return f"{path}, {free >> 30} GB free"
+
+
+def states_of(settings: Settings) -> list[Path]:
+    """The state databases in the data directory: of the worker, and of others on this machine."""
+    others = sorted(settings.workers_dir.glob("*/"))
+    return [settings.state_dir, *(settings.of_worker(p.name).state_dir for p in others)]
 
 
 def _sockets(settings: Settings) -> str:
