@@ -160,10 +160,13 @@ def _install(conn: Connection) -> None:
             conn.execute(schema.encode())
             # From here on nobody but us can put anything there.
             owned.check(conn, [*made(), *upgrades.GONE])
+            before = upgrades.routines(conn)
             for text in [*map(statements, upgrades.steps(number)), *others]:
                 conn.execute(text.encode())
+            if number is not None and number < upgrades.CATALOG:
+                upgrades.drop_former(conn, before)
+            # What takes other arguments than ours shows only beside it.
             owned.check(conn, made())
-            owned.check_routines(conn)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
                 f"could not install schema headrace: {error.diag.message_primary}",

@@ -6,7 +6,7 @@ files say what the tables are *now*, for a new database; what an old one lacks s
     found 1 ─► upgrade_2.sql ─► … ─► upgrade_N.sql ─► all other files, as in a new database ─► N
 
 Tables that are new need no step (they are made where missing), nor do functions, procedures and
-policies (all are made anew by each installation).  A step is for columns and constraints of tables
+policies (all are made anew by each installation, and those that take other arguments now are dropped).  A step is for columns and constraints of tables
 that are there, for rows that mean something else by now, and for objects that go (``GONE``).  It
 is written once, and never altered when a version with it was released.
 
@@ -55,6 +55,20 @@ _FOUND: Final = """
 SELECT value FROM ONLY headrace.meta WHERE key OPERATOR(pg_catalog.=) %s"""
 
 
+_ROUTINES: Final = """
+SELECT coalesce(pg_catalog.array_agg(oid::pg_catalog.int8), '{}') FROM pg_catalog.pg_proc
+ WHERE pronamespace OPERATOR(pg_catalog.=) pg_catalog.to_regnamespace('headrace')"""
+# What is made again is the same one; with other arguments it is another one.
+_FORMER: Final = """
+SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
+ WHERE p.oid::pg_catalog.int8 OPERATOR(pg_catalog.=) ANY (%(before)s) AND EXISTS (
+       SELECT FROM pg_catalog.pg_proc o
+        WHERE o.pronamespace OPERATOR(pg_catalog.=) p.pronamespace
+          AND o.proname OPERATOR(pg_catalog.=) p.proname
+          AND NOT o.oid::pg_catalog.int8 OPERATOR(pg_catalog.=) ANY (%(before)s))
+ ORDER BY 1"""
+
+
 def file(number: int) -> str:
     """The step that leads to ``number``."""
     return f"upgrade_{number}.sql"
@@ -96,3 +110,19 @@ def steps(number: int | None) -> Iterator[str]:
     """The files that a catalog of ``number`` needs; of a new database none."""
     if number is not None:
         yield from files()[number - 1 :]
+
+
+def routines(conn: Connection) -> list[int]:
+    """OIDs of all routines in the schema."""
+    row = conn.execute(_ROUTINES).fetchone()
+    assert row is not None, "an aggregate has one row"
+    return list(row[0])
+
+
+def drop_former(conn: Connection, before: list[int]) -> None:
+    """Drop those ``before`` of whose name there is one with other arguments by now.
+
+    REQUIRES: they were ours, and of an earlier version.
+    """
+    for (routine,) in conn.execute(_FORMER, {"before": before}).fetchall():
+        conn.execute(f"DROP ROUTINE {routine}".encode())  # as Postgres writes it

@@ -153,6 +153,23 @@ def test_an_object_that_goes_is_no_foreign_one(conn, monkeypatch):
     assert install.problems(conn) == []
 
 
+def test_a_routine_that_takes_other_arguments_by_now_is_no_foreign_one(conn):
+    """In a catalog of before; in one of today nobody but somebody else has made it."""
+    load(conn, 1)
+    former = "CREATE PROCEDURE headrace.drop_view(name text, how int) LANGUAGE sql AS 'SELECT 1'"
+    conn.execute("DROP PROCEDURE headrace.drop_view(text, boolean)")
+    conn.execute(former)
+    install.install(conn)
+    arguments = (
+        "SELECT p.oid::regprocedure::text FROM pg_proc p"
+        " WHERE pronamespace = 'headrace'::regnamespace AND proname = 'drop_view'"
+    )
+    assert conn.execute(arguments).fetchall() == [("headrace.drop_view(text,boolean)",)]
+    conn.execute(former)
+    with pytest.raises(PrerequisiteError, match="drop_view"):
+        install.install(conn)
+
+
 def test_who_uses_our_functions_is_told_what_hinders(conn):
     load(conn, 1)
     conn.execute("CREATE VIEW mine AS SELECT name FROM headrace.list_views()")
