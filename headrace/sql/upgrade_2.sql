@@ -4,6 +4,18 @@ ALTER TABLE IF EXISTS headrace.nodes ADD COLUMN IF NOT EXISTS token bytea,
     ADD COLUMN IF NOT EXISTS address text, ADD COLUMN IF NOT EXISTS certificate text,
     ADD COLUMN IF NOT EXISTS seen_at timestamptz, ADD COLUMN IF NOT EXISTS latency_ms bigint,
     ADD COLUMN IF NOT EXISTS bytes_per_s bigint;
+-- Samples of a view would hinder its being filled anew, for it gets another id.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_constraint
+                WHERE conrelid = pg_catalog.to_regclass('headrace.samples') AND contype = 'f'
+                  AND confupdtype <> 'c') THEN
+        ALTER TABLE headrace.samples DROP CONSTRAINT samples_view_id_fkey,
+            ADD CONSTRAINT samples_view_id_fkey FOREIGN KEY (view_id) REFERENCES headrace.views
+                ON UPDATE CASCADE ON DELETE CASCADE;
+    END IF;
+END
+$$;
 DO $$
 BEGIN
     -- An earlier version believed a name that it was told.  Nothing in here is kept for long.
