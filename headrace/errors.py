@@ -213,7 +213,7 @@ class StateDamaged(DefiniteFailure):
 
 
 class OtherFormat(StateDamaged):
-    """The state has the format of another version: nothing is wrong with it, and nobody reads it."""
+    """The state has the format of another version: nothing is wrong with it, but that."""
 
 
 class Deadly(DefiniteFailure):

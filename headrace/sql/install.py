@@ -2,9 +2,9 @@
 
 Each object is one ``.sql`` file, but for the procedures (``sql/calls.py``); ``FILES`` is the load
 order.  Everything may run again over itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is
-also the upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``); what a
-later one has installed is not touched.  All objects
-belong to the engine's role; PUBLIC may read the catalog and call the procedures.
+also the upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``);
+what a later one has installed is not touched.  All objects belong to the engine's role; PUBLIC may
+read the catalog and call the procedures.
 """
 
 from __future__ import annotations

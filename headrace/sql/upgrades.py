@@ -1,18 +1,19 @@
 """Numbered steps that bring the catalog of an earlier version to the tables of today.
 
-``CATALOG`` is the number of the tables' shape, kept in ``headrace.meta`` (key ``version``).  The other
-files say what the tables are *now*, for a new database; what an old one lacks stands in a step:
+``CATALOG`` is the number of the tables' shape, kept in ``headrace.meta`` (key ``version``).  The
+other files say what the tables are *now*, for a new database; what an old one lacks stands in a step:
 
     found 1 ─► upgrade_2.sql ─► … ─► upgrade_N.sql ─► all other files, as in a new database ─► N
 
 Tables that are new need no step (they are made where missing), nor do functions, procedures and
-policies (all are made anew by each installation, and those that take other arguments now are dropped).  A step is for columns and constraints of tables
-that are there, for rows that mean something else by now, and for objects that go (``GONE``).  It
-is written once, and never altered when a version with it was released.
+policies: all are made anew by each installation, and those that take other arguments by now are
+dropped.  A step is for columns and constraints of tables that are there, for rows that mean
+something else by now, and for objects that go (``GONE``).  It is written once, and never altered
+when a version with it was released.
 
-* Invariant: an upgraded database and a new one have the same objects (``tests/sql/test_upgrades.py``).
+* Invariant: an upgraded database and a new one have the same objects.
 
-Number 1 is whatever an engine had installed before there were numbers; its step bears with all of it.
+Number 1 is whatever was installed before there were numbers; its step bears with all of it.
 """
 
 from __future__ import annotations

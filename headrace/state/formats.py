@@ -1,14 +1,14 @@
 """Which version's files a state database consists of: a file ``FORMAT`` beside RocksDB's.
 
-===========  =====================================================================================
+===========  ==================================================================================
 it has       what happens
-===========  =====================================================================================
+===========  ==================================================================================
 ours         it is used
-an earlier   the worker sets it aside, and every view is filled anew by itself: the log says why, and
-             views show their last contents until then
+an earlier   the worker sets it aside, and every view is filled anew by itself: the log says
+             why, and views show their last contents until then
 a later      the server does not start (55000): what a later version has made is not made anew
              by mistake
-===========  =====================================================================================
+===========  ==================================================================================
 
 ``layout.FORMAT`` is the number.  Everything in the database can be made anew from the source, so
 there are no steps from one format to the next: a step that is wrong would be found by nobody.
