@@ -1,7 +1,7 @@
 """Numbered steps that bring the catalog of an earlier version to the tables of today.
 
 ``CATALOG`` is the number of the tables' shape, kept in ``headrace.meta`` (key ``version``).  The
-other files say what the tables are *now*, for a new database; what an old one lacks stands in a step:
+other files say what the tables are *now*, for a new database; what an old one lacks is in a step:
 
     found 1 ─► upgrade_2.sql ─► … ─► upgrade_N.sql ─► all other files, as in a new database ─► N
 
