@@ -164,7 +164,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
     yield _create(conn)
-    yield from _each("schema headrace", "ours, or not there", install.problems(conn))
+    yield from _each("schema headrace", "ours, or not there", install.hindrances(conn))
     yield _slot(conn, settings)
     yield _senders(conn)
     yield _tables(conn)

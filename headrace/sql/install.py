@@ -26,7 +26,7 @@ from headrace import clock
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
-from headrace.sql import calls, meta, owned, schemas, upgrades, views
+from headrace.sql import calls, meta, owned, restored, schemas, upgrades, views
 
 EVAL_ROLE: Final = "headrace_eval"
 _OURS: Final = "headrace of database {}"
@@ -153,6 +153,8 @@ def _install(conn: Connection) -> None:
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
         _check(conn)
+        if stale := restored.problem(conn):
+            raise stale
         number = upgrades.found(conn)
         schema, *others = scripts()
         try:
@@ -181,6 +183,7 @@ def _install(conn: Connection) -> None:
                 sqlstate="2BP01",
             ) from error
         meta.put(conn, upgrades.KEY, str(upgrades.CATALOG))
+        restored.note(conn)
     if number is not None and number != upgrades.CATALOG:
         _log.info("catalog upgraded", before=number, now=upgrades.CATALOG)
 
@@ -189,6 +192,13 @@ def problems(conn: Connection) -> list[PrerequisiteError]:
     """What is in the place of our objects, or hangs on them, and is not ours; or is of later."""
     later = upgrades.problem(conn)
     return [later] if later else owned.problems(conn, [*made(), *upgrades.GONE])
+
+
+def hindrances(conn: Connection) -> list[PrerequisiteError]:
+    """What stands against starting here: ``problems``, or a catalog that a dump has brought."""
+    found = problems(conn)
+    stale = None if found else restored.problem(conn)
+    return [stale] if stale else found
 
 
 def _check(conn: Connection) -> None:
@@ -207,13 +217,22 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
 
     Result tables stay as ordinary tables, unless ``tables``: then they are dropped too
     (an object that depends on one makes the whole uninstall fail, with Postgres' words).
+    After a restored dump nobody knows which they are.
     The eval role goes where nothing in another database needs it.
     """
     with conn.transaction():
         alone(conn, _INSTALL_LOCK)
         names: list[str] = []
         _check(conn)
-        if views.installed(conn):
+        stale = restored.problem(conn)
+        if stale and tables:
+            raise PrerequisiteError(
+                stale.message,
+                detail=stale.detail,
+                hint="Uninstall without --drop-tables, and drop the tables by their names.",
+                sqlstate="55000",
+            )
+        if views.installed(conn) and not stale:
             for schema, table in views.tables(conn):
                 name = sql.Identifier(schema, table)
                 names.append(name.as_string(conn))

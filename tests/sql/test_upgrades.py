@@ -3,11 +3,13 @@
 ``catalogs/N.sql`` is what an engine of catalog N had left: a dump, with rows.
 """
 
+import subprocess
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from headrace.embedded.binaries import account, install_dir
 from headrace.errors import PrerequisiteError
 from headrace.sql import install, meta, upgrades
 
@@ -180,6 +182,53 @@ def test_who_uses_our_functions_is_told_what_hinders(conn):
     assert upgrades.found(conn) == 1
     conn.execute("DROP VIEW mine")
     install.install(conn)
+
+
+def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
+    """Its OIDs are other tables' here; what is copied block by block has its own."""
+    if conn.info.server_version // 10_000 != 16:
+        pytest.skip("programs of that version are at hand")
+    programs = install_dir(16, account()) / "bin"
+    install.install(conn)
+    conn.execute("CREATE TABLE v (a int); INSERT INTO v VALUES (1)")
+    conn.execute(
+        "INSERT INTO headrace.views (schema_name, view_name, query, result_oid)"
+        " VALUES ('public', 'v', 'SELECT 1', 'v'::regclass)"
+    )
+    install.install(conn)
+    dump = tmp_path / "dump"
+    source = psycopg.conninfo.make_conninfo(databases.server, dbname=conn.info.dbname)
+    subprocess.run([programs / "pg_dump", "-Fc", "-f", dump, "-d", source], check=True)
+    copy, block = databases.take(), f"{conn.info.dbname}_copy"
+    where = psycopg.conninfo.make_conninfo(databases.server, dbname=copy)
+    with psycopg.connect(where, autocommit=True) as other:
+        # It has the number that the table had there.
+        other.execute("CREATE TABLE precious (a int)")
+        subprocess.run([programs / "pg_restore", "-d", where, dump], check=True)
+        other.execute("UPDATE headrace.views SET result_oid = 'precious'::regclass")
+        for noted in (True, False):
+            assert install.problems(other) == []
+            assert [p.code for p in install.hindrances(other)] == ["55000"]
+            with pytest.raises(PrerequisiteError, match="from a dump"):
+                install.install(other)
+            with pytest.raises(PrerequisiteError, match="from a dump"):
+                install.uninstall(other, tables=True)
+            if noted:  # an earlier version did not write it down
+                other.execute("DELETE FROM headrace.meta WHERE key = 'catalog_oid'")
+        assert install.uninstall(other) == []
+        assert other.execute("SELECT count(*) FROM precious, v").fetchone() == (0,)
+        install.install(other)
+    databases.give_back(copy)
+    with psycopg.connect(databases.server, autocommit=True) as server:
+        conn.close()
+        server.execute(
+            f"CREATE DATABASE {block} TEMPLATE {psycopg.conninfo.conninfo_to_dict(source)['dbname']}"
+        )
+    with psycopg.connect(databases.server, dbname=block, autocommit=True) as other:
+        assert install.hindrances(other) == []
+        install.install(other)
+    with psycopg.connect(databases.server, autocommit=True) as server:
+        server.execute(f"DROP DATABASE {block}")
 
 
 @pytest.mark.parametrize(
