@@ -1,13 +1,13 @@
 """Whether the catalog was restored from a dump: then its OIDs are of tables of another database.
 
-Views, their tables, what they read, who made a call: all is known by OID, so that names may change.
-A dump (``pg_dump``) keeps these numbers, and here they are nobody's, or somebody else's: a table of a
-user would be taken for a result table.  So such a catalog is not worked with.  What is copied block by
-block (a base backup, ``pg_upgrade``, a database made of a template) keeps its OIDs.
+Views, their tables, what they read, who made a call: all is known by OID, so that names may
+change.  A dump (``pg_dump``) keeps these numbers, and here they are nobody's, or somebody else's: a
+table of a user would be taken for a result table.  So such a catalog is not worked with.  What is
+copied block by block (a base backup, ``pg_upgrade``, a database made of a template) keeps its OIDs.
 
-It is known by the OID of ``headrace.views`` itself, which ``headrace.meta`` has.  Before that was so,
-it is taken for restored where every table that a view should have is there under its name, and under
-another OID.
+It is known by the OID of ``headrace.views`` itself, which ``headrace.meta`` has.  Before that was
+so, it is taken for restored where every table that a view should have is there under its name, and
+under another OID.
 """
 
 from __future__ import annotations
