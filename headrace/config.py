@@ -9,11 +9,8 @@ join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an ou
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import inspect
-import itertools
 import mmap
 import os
 import re
@@ -27,6 +24,7 @@ import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from headrace import events
 from headrace.errors import PrerequisiteError, UserError
 
 ENV_PREFIX: Final = "HEADRACE_"
@@ -39,7 +37,8 @@ _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
 """Parts of a DSN that nobody is shown."""
 _VALUES: Final = {
-    "log_level": ("debug", "info", "warning", "error"),
+    "log_level": tuple(events.LEVELS),
+    "log_format": events.FORMATS,
     "wal_retention": ("source", "local"),
 }
 _TYPO: Final = 0.85
@@ -96,7 +95,22 @@ class Settings:
     listen: str = "127.0.0.1:6432"
     """``HOST:PORT`` for clients; port 0 takes a free one.  Local unless told otherwise."""
     http: str = ""
-    """``HOST:PORT`` of /livez, /readyz and /metrics; empty: off."""
+    """``HOST:PORT`` of /livez, /readyz, /metrics and the console; empty: off."""
+    metrics_views_max: int = 200
+    """Views that /metrics tells one by one, the eldest, with some 40 series each; of more only
+    sums."""
+    metrics_collections_max: int = 1_000
+    """Likewise the collections that their queries consist of; 0: none."""
+    http_tls: bool = False
+    """Whether that port speaks TLS, with the certificate of ``tls_cert``."""
+    console: bool = True
+    """Whether that port has the console, where one logs in with the token or as a role."""
+    console_token_file: str = ""
+    """File with the token that shows the console all that the engine's role may see; empty:
+    ``console.token`` in ``data_dir``, made at the first start."""
+    console_plain: bool = False
+    """Whether the console takes tokens and passwords without TLS from other computers too: where
+    a proxy speaks TLS, or the network is safe."""
     tls_cert: str = ""
     """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
     tls_key: str = ""
@@ -141,6 +155,8 @@ class Settings:
     eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
     """Batches between taken and committed: the next are processed while one is written."""
+    main_capacity: int = 100
+    """Collections that placement strategies may leave on the worker that reads and writes."""
     lane_ms: int = 50
     """Milliseconds of a batch beyond which a commit group that takes most of its time is processed
     beside the others, and holds them up no more; 0: never."""
@@ -241,7 +257,13 @@ class Settings:
     """Which source this is the carrier of; empty: of none.  The server sets it."""
 
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """debug, info, warning or error: what is at least as grave is logged."""
+    otlp_endpoint: str = ""
+    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``): each
+    batch is sent there as a trace; empty: none is.  Needs the extra ``otel``."""
+    log_format: str = "auto"
+    """text (for people), json (a line for each event), or auto: text where the log goes to a
+    terminal, else json."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without opening anything."""
@@ -270,9 +292,12 @@ class Settings:
                 ) from None
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError('settings "tls_cert" and "tls_key" go together')
-        if self.tls_required and not self.tls_cert:
-            raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
+        for name in ("tls_required", "http_tls"):
+            if getattr(self, name) and not self.tls_cert:
+                raise UserError(f'setting "{name}" needs "tls_cert" and "tls_key"')
         self._check_words()
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
 
     def _check_words(self) -> None:
         for where in (self.listen, self.worker_listen):
@@ -468,41 +493,6 @@ def changed(
     return values
 
 
-def explained(
-    flags: Mapping[str, Any] | None = None,
-    file: Path | None = None,
-    env: Mapping[str, str] = os.environ,
-) -> list[str]:
-    """Every setting, for people: its value, where that is from, and what it is.
-
-    Raises:
-        UserError: as ``Settings.load``.
-    """
-    given, settings = changed(flags, file, env), Settings.load(flags, file, env)
-    out = []
-    for name, meaning in meanings().items():
-        value = getattr(settings, name)
-        if name in ("source", "eval_dsn") and value:
-            value = redact(value)
-        origin = given[name][1] if name in given else "default"
-        out += [f"{name} = {value}  ({origin})", *(f"    {line}" for line in meaning)]
-    return out
-
-
-def meanings() -> dict[str, list[str]]:
-    """What each setting is: the lines of the text behind its field."""
-    tree = ast.parse(inspect.getsource(Settings)).body[0]
-    assert isinstance(tree, ast.ClassDef), "it is a class"
-    out: dict[str, list[str]] = {}
-    for field_, text in itertools.pairwise(tree.body):
-        if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(field_.target, ast.Name), "fields have names"
-            assert isinstance(text.value, ast.Constant), "what it means"
-            lines = str(text.value.value).strip().splitlines()
-            out[field_.target.id] = [line.strip() for line in lines]
-    return out
-
-
 def address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT`` (``[::1]:6432`` for IPv6)."""
     host, colon, port = text.rpartition(":")
@@ -514,7 +504,7 @@ def address(text: str) -> tuple[str, int]:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'could not read configuration file "{path}": {error}') from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f'invalid configuration file "{path}": {error}') from error

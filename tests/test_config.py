@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 
-from headrace.config import MemoryParts, Settings, address, explained, meanings, redact
+from headrace.config import MemoryParts, Settings, address, redact
 from headrace.errors import HeadraceError, UserError
+from headrace.server.explained import explained, meanings, strangers, unit_of
+
+MANUAL = Path(__file__).resolve().parent.parent / "docs" / "manual" / "settings.md"
 
 
 def test_later_sources_win(tmp_path):
@@ -108,9 +112,65 @@ def test_each_setting_is_explained(tmp_path):
     lines = explained({"http": "127.0.0.1:1"}, file, env)
     text = "\n".join(lines)
     assert f"listen = 127.0.0.1:7000  ({file})" in lines
-    assert "lane_ms = 7  (HEADRACE_LANE_MS)" in lines
+    assert "lane_ms = 7 ms  (HEADRACE_LANE_MS)" in lines
     assert "http = 127.0.0.1:1  (command line)" in lines
-    assert "catalog_poll_ms = 1000  (default)" in lines
+    assert "catalog_poll_ms = 1000 ms  (default)" in lines
     assert "pa55" not in text
     assert meanings().keys() == {f.name for f in dataclasses.fields(Settings)}
     assert all(meanings().values())
+    for field in dataclasses.fields(Settings):
+        assert bool(unit_of(field.name)) == (field.type == "int"), field.name
+
+
+def test_a_variable_that_nobody_reads_is_told():
+    env = {
+        "HEADRACE_DSN": "x",
+        "HEADRACE_LANE_MS": "7",
+        # A Kubernetes service of our name; tests.
+        "HEADRACE_PORT_6432_TCP_ADDR": "x",
+        "HEADRACE_SERVICE_HOST": "x",
+        "HEADRACE_TEST_DSN": "x",
+        "HEADRACE_DIFF_SEED": "1",
+    }
+    assert strangers(env) == ["HEADRACE_DSN"]
+    assert explained(None, None, env)[-1] == "! HEADRACE_DSN is no setting, and has no effect"
+
+
+SECTIONS = {
+    "source": "The server",
+    "slot_name": "The stream and the views",
+    "spark_master": "Populations",
+    "worker_listen": "Workers on other machines",
+    "log_level": "Log and traces",
+}
+HEAD = """# Settings
+
+Each can be given as a variable `HEADRACE_NAME`, or in a TOML file (`--config FILE`: `name = value`; tables join by an underscore); the later wins:
+default, file, variable, command line (some have a flag: `headrace start --help`). `headrace config` prints all with their values and where
+these are from; a variable that is misspelt is refused. They are read when the server starts.
+
+This page is made from `headrace/config.py` (`REWRITE=1 pytest tests/test_config.py`).
+"""
+
+
+def page() -> str:
+    out = [HEAD]
+    defaults = {f.name: getattr(Settings(), f.name) for f in dataclasses.fields(Settings)}
+    defaults["data_dir"] = "~/.local/share/headrace"
+    for name, lines in meanings().items():
+        if name in SECTIONS:
+            out += [f"## {SECTIONS[name]}\n", "| setting | default | is |", "| --- | --- | --- |"]
+        value = str(defaults[name]).lower() if defaults[name] in (True, False) else defaults[name]
+        shown = " ".join(filter(None, (str(value), unit_of(name))))
+        meaning = " ".join(lines).replace("``", "`").replace("|", "\\|")
+        out.append(f"| `{name}` | {f'`{shown}`' if shown else '(empty)'} | {meaning} |")
+        later = list(meanings())[list(meanings()).index(name) + 1 :]
+        if later and later[0] in SECTIONS:
+            out.append("")
+    return "\n".join(out) + "\n"
+
+
+def test_the_manual_has_all_settings_as_they_are():
+    if os.environ.get("REWRITE"):
+        MANUAL.write_text(page())
+    assert MANUAL.read_text() == page(), "run it with REWRITE=1"

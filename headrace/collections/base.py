@@ -49,12 +49,20 @@ class Metrics:
     batches_in: list[int]
     """Per port."""
     rows_out: int = 0
+    bytes_out: int = 0
     batches_out: int = 0
     time_ends: int = 0
     dropped: int = 0
     """Messages of an earlier attempt."""
     busy_ns: int = 0
     """Time spent inside ``apply`` and ``time_end``, in nanoseconds."""
+    cpu_ns: int = 0
+    """What of it was its own: the rest was waited for Postgres."""
+
+    def took(self, busy_ns: int, waited_ns: int) -> None:
+        """A call has taken so long, in which it has waited for Postgres."""
+        self.busy_ns += busy_ns
+        self.cpu_ns += max(busy_ns - waited_ns, 0)
 
     def as_dict(self) -> dict[str, int | list[int]]:
         """Plain data for status views."""
@@ -62,10 +70,12 @@ class Metrics:
             "rows_in": list(self.rows_in),
             "batches_in": list(self.batches_in),
             "rows_out": self.rows_out,
+            "bytes_out": self.bytes_out,
             "batches_out": self.batches_out,
             "time_ends": self.time_ends,
             "dropped": self.dropped,
             "busy_ns": self.busy_ns,
+            "cpu_ns": self.cpu_ns,
         }
 
 
@@ -206,15 +216,15 @@ class Collection(ABC):
         metrics = self.metrics
         metrics.rows_in[port] += message.batch.num_rows
         metrics.batches_in[port] += 1
-        started = time.perf_counter_ns()
+        started, waited = time.perf_counter_ns(), bounds.waited_ns()
         batches = self.apply(port, message.batch)
-        metrics.busy_ns += time.perf_counter_ns() - started
+        metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
         return self._wrap(batches, message.txid, message.attempt)
 
     def _run_time_end(self, txid: int, attempt: int) -> list[Message]:
-        started = time.perf_counter_ns()
+        started, waited = time.perf_counter_ns(), bounds.waited_ns()
         batches = self.time_end(txid)
-        self.metrics.busy_ns += time.perf_counter_ns() - started
+        self.metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
         self.metrics.time_ends += 1
         return self._wrap(batches, txid, attempt)
 
@@ -228,6 +238,7 @@ class Collection(ABC):
             if batch.num_rows == 0:
                 continue
             self.metrics.rows_out += batch.num_rows
+            self.metrics.bytes_out += batch.nbytes
             self._sent += batch.num_rows
             self.metrics.batches_out += 1
             out.append(Diffs(txid, attempt, batch))

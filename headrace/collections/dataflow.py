@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from headrace import clock
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.changes import TableChanges
@@ -56,6 +57,7 @@ class Dataflow:
         ``repeats``: the first result may have a row several times instead of once with a weight.
         """
         self._plan = physical
+        self._made_s = clock.monotonic()
         self._nodes: dict[str, Collection] = {}
         self._users: dict[str, list[tuple[Collection, int]]] = {}
         self._sources: dict[int, list[plan.SourceSpec]] = {}
@@ -207,8 +209,9 @@ class Dataflow:
 
     def metrics(self) -> dict[str, Any]:
         """Per collection, in plan order: what it is and its numbers."""
+        since_s = clock.monotonic() - self._made_s
         return {
-            name: {"describe": made.describe(), **made.metrics.as_dict()}
+            name: {"describe": made.describe(), "since_s": since_s, **made.metrics.as_dict()}
             for name, made in self._nodes.items()
         }
 

@@ -152,11 +152,20 @@ def _needed(whole: p.PhysicalPlan, tops: list[str], fed: Iterable[str]) -> set[s
 
 def keeps(part: p.PhysicalPlan, state: str) -> bool:
     """Whether a state of that name (``id`` or ``id.part``) belongs to a node of ``part``."""
-    owner = state.partition(".")[0]
+    return owner(state) in owners(part)
+
+
+def owner(state: str) -> str:
+    """The node that a state of that name belongs to."""
+    return state.partition(".")[0]
+
+
+def owners(part: p.PhysicalPlan) -> set[str]:
+    """The nodes of ``part`` that may have states, also those within a recursion."""
+    found: set[str] = set()
     for node in part.nodes:
-        if isinstance(node, p.FeedSpec):
-            continue
-        inner = [n.id for n in node.step] if isinstance(node, p.RecursiveSpec) else []
-        if owner == node.id or owner in inner:
-            return True
-    return False
+        if not isinstance(node, p.FeedSpec):
+            found.add(node.id)
+        if isinstance(node, p.RecursiveSpec):
+            found |= {inner.id for inner in node.step}
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from headrace.postgres.tokens import scan
 
@@ -16,6 +17,15 @@ def substitute(sql: str, replace: Callable[[int], str]) -> str:
             out += (sql[at:start], replace(int(sql[start + 1 : end])))
             at = end
     return "".join([*out, sql[at:]])
+
+
+_SHOWN_MAX: Final = 120
+
+
+def shown(sqls: Iterable[str]) -> str:
+    """Expressions for people, who know the arguments: placeholders are ``…``."""
+    text = ", ".join(substitute(sql, lambda _: "…") for sql in sqls)
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
 
 
 def renumber(sql: str, mapping: dict[int, int]) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headrace.errors import BugError, RowError, UnsupportedError
 from headrace.expressions import windows
 from headrace.expressions.kernels import FailingRow
-from headrace.expressions.placeholders import substitute
+from headrace.expressions.placeholders import shown, substitute
 from headrace.expressions.pool import Pool
 from headrace.expressions.session import EvaluatorSession, integers
 from headrace.kernels import copytext, rows, text
@@ -53,6 +53,7 @@ class _Question:
         self.sqls = tuple(sqls)
         self.arg_fields = tuple(arg_fields)
         self.result_fields = tuple(result_fields)
+        self.shown = shown(sqls)
         self.cache: dict[bytes, Row] = {}
         self._statement: str | None = None
 
@@ -223,7 +224,8 @@ class RemoteEvaluator:
                 integers(ids[low:high]),
                 integers(weights[low:high]),
             ]
-            answers = session.fetch(statement, params, [result], rows=int(weights[low:high].sum()))
+            count = int(weights[low:high].sum())
+            answers = session.fetch(statement, params, [result], count, shown=shown([call.sql]))
             for group, (value,) in zip(np.unique(ids[low:high]).tolist(), answers, strict=True):
                 out[int(present[group])] = value
             low = high
@@ -327,7 +329,9 @@ class RemoteEvaluator:
         params = [copytext.array_literal(column.take(at)) for column in texts]
         try:
             statement = question.statement(session)
-            out = session.fetch(statement, params, question.result_fields, rows=len(asked))
+            out = session.fetch(
+                statement, params, question.result_fields, len(asked), shown=question.shown
+            )
         except RowError as error:
             if len(asked) == 1:
                 raise _failing(error, int(asked[0]), question.arg_fields) from error

@@ -185,10 +185,12 @@ class EvaluatorSession:
         results: Sequence[Field] | None = None,
         rows: int = 0,
         part: Described | None = None,
+        shown: str = "",
     ) -> list[tuple[str | None, ...]]:
         """Rows of a query as text; ``rows``: how many it is asked about.
 
-        ``part`` is what gives them, where there may be any number of them.
+        ``part`` is what gives them, where there may be any number of them; ``shown``: what is
+        evaluated, for people.
 
         A lost connection is opened anew once.
 
@@ -199,8 +201,21 @@ class EvaluatorSession:
             LimitExceeded: it takes, or gives, more than the bound of the thread allows.
         """
         bound = bounds.current()
-        if bound is not None:
-            bound.asked(rows)
+        if bound is None:
+            return self._answer(sql, params, results, part)
+        bound.asked(rows, shown)
+        try:
+            return self._answer(sql, params, results, part)
+        finally:
+            bound.answered()
+
+    def _answer(
+        self,
+        sql: str,
+        params: Sequence[str],
+        results: Sequence[Field] | None,
+        part: Described | None,
+    ) -> list[tuple[str | None, ...]]:
         try:
             return self._fetch(sql, params, results, part)
         except Unconnected as error:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import RowError
 from headrace.expressions.kernels import FailingRow
-from headrace.expressions.placeholders import substitute
+from headrace.expressions.placeholders import shown, substitute
 from headrace.expressions.remote import RemoteEvaluator, unnested
 from headrace.kernels import copytext, rows, text
 from headrace.process.bounds import Described
@@ -127,7 +127,12 @@ class SetCalls:
         number = Field("", INT8)
         try:
             answers = session.fetch(
-                self._sql(), params, [number, *self._results], rows=len(asked), part=part
+                self._sql(),
+                params,
+                [number, *self._results],
+                rows=len(asked),
+                part=part,
+                shown=shown(self._sqls),
             )
         except RowError as error:
             if len(asked) == 1:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.expressions.placeholders import substitute
+from headrace.expressions.placeholders import shown, substitute
 from headrace.expressions.session import EvaluatorSession, integers
 from headrace.kernels import copytext, text
 from headrace.types import INT8, Field
@@ -79,7 +79,8 @@ def evaluate(
     for low, high in _pieces(partitions):
         params = [copytext.array_literal(column[low:high]) for column in texts]
         params += [integers(partitions[low:high]), integers(weights[low:high])]
-        answers = session.fetch(statement, params, results, rows=int(weights[low:high].sum()))
+        count = int(weights[low:high].sum())
+        answers = session.fetch(statement, params, results, count, shown=shown(over.calls))
         found.extend(row[:-1] for row in answers)
         numbers.extend(low + int(row[-1] or 0) - 1 for row in answers)
     turned = list(zip(*found, strict=True)) or [()] * len(over.results)

@@ -37,6 +37,7 @@ from headrace.network.messages import (
     ToWorker,
     UnitDiffs,
     WordLost,
+    Work,
     from_worker,
 )
 from headrace.network.pace import Override
@@ -97,6 +98,7 @@ class FlightLink:
         self._waiters = 0
         """So many wait for something of the worker."""
         self._awaited_since = 0.0
+        self._at: list[Work] = []
         try:
             self._client = end.client()
             descriptor = flight.FlightDescriptor.for_command(PROTOCOL)
@@ -113,6 +115,11 @@ class FlightLink:
     def up(self) -> bool:
         """Whether it is not dead."""
         return self._reason is None
+
+    @property
+    def at(self) -> list[Work]:
+        """What it has said last that it is at; from any thread."""
+        return self._at
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
         """Send; from any thread.
@@ -271,6 +278,7 @@ class FlightLink:
                 case Reply():
                     self._answers[word.call] = word
                 case Alive():
+                    self._at = word.at
                     self.sender.answered(word.ping)
             self._changed.notify_all()
 

@@ -45,6 +45,8 @@ class UnitRecord(msgspec.Struct, frozen=True):
     start_lsn: int
     owner: str
     limits: dict[str, int]
+    name: str = ""
+    """For the log."""
 
 
 class Greeting(msgspec.Struct, tag=True):
@@ -76,6 +78,8 @@ class Deploy(msgspec.Struct, tag=True):
     runs: list[str]
     """Paths; or names, of files that were sent."""
     mark: Mark
+    partly: bool = False
+    """Whether they have states of other units as well."""
 
 
 class Drop(msgspec.Struct, tag=True):
@@ -173,6 +177,8 @@ class Export(msgspec.Struct, tag=True):
     unit: int
     path: str
     """Or a name, of a file that is fetched then."""
+    leave: list[str] = []
+    """Nodes whose states are not wanted: another unit has had them too."""
 
 
 class TakeSnapshot(msgspec.Struct, tag=True):
@@ -211,11 +217,24 @@ class Packing(msgspec.Struct, tag=True):
     piece_bytes: int
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What a unit is at just now."""
+
+    unit: int
+    seconds: float
+    """For so long it has been at work."""
+    asked: str = ""
+    """What Postgres evaluates for it."""
+    asked_s: float | None = None
+    """For so long; None: it evaluates nothing."""
+
+
 class Alive(msgspec.Struct, tag=True):
-    """The process has time to say so."""
+    """The process has time to say so, and what it is at."""
 
     ping: int = 0
     """The last one that it was asked by."""
+    at: list[Work] = msgspec.field(default_factory=list)
 
 
 class Bye(msgspec.Struct, tag=True):

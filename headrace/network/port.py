@@ -30,6 +30,7 @@ from headrace.network.messages import (
     ToWorker,
     UnitDiffs,
     WordLost,
+    Work,
     packed,
     pieces,
     to_worker,
@@ -94,8 +95,10 @@ class FlightSession:
         piece = self._pace.piece_bytes
         return _TELL_BYTES_NEAR if piece is None else max(piece, _TELL_BYTES_MIN)
 
-    def beat(self, ended: threading.Event) -> None:
+    def beat(self, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
         """Give signs of life until ``ended``: when they are due, and when something is to be told.
+
+        ``at``: what the worker is at, which it says with them.
 
         Raises:
             Ended: nobody hears them.
@@ -103,7 +106,7 @@ class FlightSession:
         while not ended.is_set():
             self._due.wait(ALIVE_S)
             self._due.clear()
-            self.send(Alive(self._ping))
+            self.send(Alive(self._ping, at()))
 
     def wake(self) -> None:
         """Have ``beat`` look."""

@@ -1,7 +1,7 @@
 """Planner: a query text in, a physical plan out."""
 
-from headrace.planner.physical.explain import explain_logical, explain_physical
+from headrace.planner.physical.explain import explain_logical
 from headrace.planner.plan import plan
 from headrace.planner.request import Planned, PlanRequest, TableRef
 
-__all__ = ["PlanRequest", "Planned", "TableRef", "explain_logical", "explain_physical", "plan"]
+__all__ = ["PlanRequest", "Planned", "TableRef", "explain_logical", "plan"]

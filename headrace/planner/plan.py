@@ -27,7 +27,10 @@ from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
+from headrace.planner.graph import text
 from headrace.planner.logical import uniquekeys
+from headrace.planner.logical.lineage import lineage
+from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import (
     Call,
@@ -44,7 +47,13 @@ from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import PhysicalBuilder
-from headrace.planner.physical.explain import explain_logical, explain_physical
+from headrace.planner.physical.explain import (
+    LINEAGE,
+    lineage_graph,
+    lineage_text,
+    logical_graph,
+    physical_graph,
+)
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.constants import Constants
@@ -82,6 +91,7 @@ def _over(whole: Planned, upper: Planned) -> Planned:
         optimised=upper.optimised,
         physical=upper.physical,
         explain=upper.explain,
+        graphs=upper.graphs,
         whole=whole.physical,
     )
 
@@ -90,17 +100,17 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
         standard = session.standard_strings(conn)
-        text = position.Text(request.query, standard_strings=standard)
+        written = position.Text(request.query, standard_strings=standard)
         array_nulls = session.is_on(conn, "array_nulls")
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         bound = session.read_view(conn, request.query)
         reads_clock = partial(functions.reads_clock, catalog)
-        check.refuse_clock_literals(bound.tree, text, bound.position, reads_clock)
+        check.refuse_clock_literals(bound.tree, written, bound.position, reads_clock)
         conn.execute("RESET ROLE")
         sources = Sources(conn, catalog, settings, request.over)
         sources.load(bound, request.caller)
-        check.refuse_constructs(bound.tree, text, bound.position)
+        check.refuse_constructs(bound.tree, written, bound.position)
         trees = [bound.tree, *sources.tables.trees]
         catalog.preload(trees)
         for tree in trees:
@@ -112,7 +122,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             conn,
             catalog,
             constants,
-            (bound.position, text.find),
+            (bound.position, written.find),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
         bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
@@ -134,17 +144,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             logical=logical,
             optimised=optimised,
             physical=physical,
-            explain=_shown(
-                {
-                    "logical": explain_logical(bound_plan),
-                    "optimised": explain_logical(optimised),
-                    "physical": _collections(physical, lowering, builder),
-                    "sources": describe(sources),
-                    "key": uniquekeys.explain(optimised, columns, physical.sink.key),
-                },
-                sources,
-            ),
+            **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
             tables=sources.tables.refs(),
+            sizes=_sizes(builder, sources),
             settings=_kept(settings, catalog),
             functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
@@ -158,18 +160,39 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
 
 
-def _collections(physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBuilder) -> str:
-    return explain_physical(physical, lowering.type_name, builder.sizes)
+def _sizes(builder: PhysicalBuilder, sources: Sources) -> dict[str, tuple[float, int]]:
+    """What rows of nodes are expected to be, unless somebody else's query is among them."""
+    if sources.private:
+        return {}
+    return {name: (size.rows, size.width) for name, size in builder.sizes.items()}
 
 
-def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
-    """``stages``, unless somebody else's query is in them."""
-    if not sources.private:
-        return stages
-    names = ", ".join(sorted(sources.private))
-    return dict.fromkeys(
-        stages, f"not shown: it has the query of {names} in it, which is its owner's"
+def _shown(
+    plans: tuple[Node, Node, PhysicalPlan],
+    builder: PhysicalBuilder,
+    lowering: Lowering,
+    columns: Schema,
+    sources: Sources,
+) -> dict[str, Any]:
+    """What people may read of the plan: nothing, if somebody else's query is in it."""
+    bound_plan, optimised, physical = plans
+    graphs = (
+        logical_graph("logical", bound_plan, lowering.type_name),
+        logical_graph("optimised", optimised, lowering.type_name),
+        physical_graph(physical, builder.words, lowering.type_name, builder.sizes),
     )
+    origins = tuple(zip((c.name for c in columns), lineage(bound_plan), strict=True))
+    stages = {graph.stage: text(graph) for graph in graphs} | {
+        "sources": describe(sources),
+        "key": uniquekeys.explain(optimised, columns, physical.sink.key),
+        LINEAGE: lineage_text(origins),
+    }
+    if not sources.private:
+        drawn = (*graphs, lineage_graph(origins))
+        return {"explain": stages, "graphs": drawn, "lineage": origins}
+    names = ", ".join(sorted(sources.private))
+    told = f"not shown: it has the query of {names} in it, which is its owner's"
+    return {"explain": dict.fromkeys(stages, told)}
 
 
 def _named(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
+from headrace.planner.graph import Graph
+from headrace.planner.logical.lineage import ColumnOrigin
 from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
 
@@ -49,7 +52,7 @@ class Planned:
     optimised: Node
     physical: PhysicalPlan
     explain: dict[str, str]
-    """Stage (``logical``, ``optimised``, ``physical``) -> text."""
+    """Stage (``logical``, ``optimised``, ``physical``, ``sources``, ``key``) -> text."""
     tables: tuple[TableRef, ...]
     settings: dict[str, str]
     """Settings that influence evaluation, as they were for the caller."""
@@ -71,6 +74,14 @@ class Planned:
     """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of ``physical`` that other workers compute, with all below them: the worker of each."""
+    sizes: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Rows that nodes of ``physical`` are expected to have, and bytes of each; where known."""
+    graphs: tuple[Graph, ...] = ()
+    """Those of the stages that are some; none where somebody else's query is in the plan."""
+    lineage: tuple[tuple[str, tuple[ColumnOrigin, ...]], ...] | None = None
+    """What each column comes from, by its name; None where ``graphs`` are none."""
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""

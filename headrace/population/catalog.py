@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
@@ -11,6 +11,7 @@ import psycopg
 from headrace.collections.plan import to_json
 from headrace.errors import DuplicateError, UndefinedError
 from headrace.planner import Planned, TableRef
+from headrace.planner.graph import plain
 from headrace.population.names import ViewName
 from headrace.postgres.connect import Connection
 from headrace.sql import reads, views
@@ -86,12 +87,23 @@ def _insert_reads(conn: Connection, view_id: int, planned: Planned) -> None:
     reads.insert_uses(conn, view_id, planned.results)
 
 
+def _explain(planned: Planned) -> dict[str, Any]:
+    out: dict[str, Any] = {**planned.explain, views.GRAPHS: list(map(plain, planned.graphs))}
+    if planned.lineage is not None:
+        out[views.ORIGINS] = [
+            {"column": name, "from": [asdict(origin) for origin in origins]}
+            for name, origins in planned.lineage
+        ]
+    return out
+
+
 def _stored(planned: Planned) -> StoredPlan:
     return StoredPlan(
         to_json(planned.columns),
         to_json(planned.physical),
-        planned.explain,
+        _explain(planned),
         planned.settings,
         planned.canonical_sql,
         list(planned.named),
+        dict(planned.parts),
     )

@@ -14,6 +14,7 @@ from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
+from headrace.reading.reader import TextReader
 
 
 class WorkerProtocol(Protocol):
@@ -59,6 +60,8 @@ class JobContext:
     settings: Settings
     worker: WorkerProtocol
     spark: SparkPopulation
+    reader: TextReader = field(default_factory=TextReader)
+    """Reads texts with a parser of many dialects, in a process of its own."""
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused
     tables to unpublishing them: else a drop could take a table from a new view."""

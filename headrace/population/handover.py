@@ -93,7 +93,7 @@ class Handover:
                 except TransientError:
                     if clock.monotonic() >= deadline:
                         # One that starts adopts what it finds staged: keep it.
-                        self._log.warning("view adopted later: the worker is down")
+                        self._log.warning("view adopted later")
                         return
                     clock.sleep(_RETRY_S)
         finally:

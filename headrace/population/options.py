@@ -67,9 +67,14 @@ class ViewOptions:
     history: str | None = None
     """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
 
-    placement: Annotated[str, Meta(max_length=_GROUP_MAX)] = MAIN
-    """The worker that keeps the view's states and computes its changes (``add_worker``); with
-    another one than ``main`` nothing is kept in common with other views."""
+    placement: Annotated[str, Meta(max_length=_GROUP_MAX)] | dict[str, str] = MAIN
+    """The worker that keeps the view's states and computes its changes (``add_worker``); or the
+    worker of each collection, by id or kind; or a strategy (placing.py).  With another one than
+    ``main`` nothing is kept in common with other views."""
+
+    dialect: str | None = None
+    """That of the query, if it is not Postgres': it is translated first (reading/dialects.py), and
+    then is a query like others; kept is the translation."""
 
     point: str | None = None
     """``from``: the connection point of a view that the query reads: the view's rows come from
@@ -152,7 +157,8 @@ _WANTED: Final = {
     "key": "a list of column names",
     "from": "the name of a connection point",
     "history": "an interval, as text",
-    "placement": "the name of a worker",
+    "placement": "the name of a worker, a strategy, or an object of collections and workers",
+    "dialect": "the name of an SQL dialect, as snowflake",
     "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import clock
+from headrace import clock, events
 from headrace.collections.plan import SourceSpec
 from headrace.config import Settings
 from headrace.errors import (
@@ -29,7 +29,17 @@ from headrace.errors import (
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
-from headrace.population import choice, elsewhere, local, reader, rights, staging, tables, uses
+from headrace.population import (
+    choice,
+    elsewhere,
+    local,
+    placing,
+    reader,
+    rights,
+    staging,
+    tables,
+    uses,
+)
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
@@ -68,9 +78,16 @@ def planning(context: JobContext, job: Job) -> Iterator[Connection]:
 
 
 def plan_with_facts(
-    conn: Connection, settings: Settings, request: PlanRequest, options: ViewOptions
+    conn: Connection,
+    settings: Settings,
+    request: PlanRequest,
+    options: ViewOptions,
+    view_id: int = 0,
 ) -> tuple[Planned, Facts]:
-    """The plan, and the facts of the catalog that it was made of."""
+    """The plan, and the facts of the catalog that it was made of.
+
+    ``view_id``: of a view that there is already.
+    """
     with conn.transaction(force_rollback=True):
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -87,6 +104,10 @@ def plan_with_facts(
             told = uniquekeys.given(planned.optimised, names, options.key)
             physical = planned.physical.keyed(options.key)
             planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
+        found = placing.parts(
+            *(conn, settings, planned.physical, planned.sizes, options.placement), but=view_id
+        )
+        planned = replace(planned, parts=found)
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
         facts = fingerprint.take(conn, used, settings.publication_name, results.revisions)
@@ -137,6 +158,7 @@ class Population:
         self._planned = planned
         self._options = options
         self._view_id = 0
+        self._name = name
         self._committed = False
         self._feeding: Feeding | None = None
         self._elsewhere: SourceSnapshots | None = None
@@ -183,6 +205,8 @@ class Population:
     def _live(self, view_id: int, undo: contextlib.ExitStack) -> None:
         """Until the end of the job nobody else may touch the view."""
         self._context.live[view_id] = self._job
+        events.know_view(view_id, self._name)
+        undo.callback(events.forget_view, view_id)
         undo.callback(self._context.live.pop, view_id, None)
 
     def _populate_attempts(self, undo: contextlib.ExitStack) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import structlog
 
@@ -37,6 +38,7 @@ _POLL_S: Final = 0.25
 _START_POLL_S: Final = 0.1
 _BLOCKS_PER_ARROW_BATCH: Final = 8
 _ROWS_WORTH_A_TASK: Final = 20_000
+_LINE_MAX: Final = 2_000
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The JVM only moves our bytes: the better compiler's work is never earned back."""
 
@@ -151,7 +153,7 @@ class Spark:
                 if starting is None or not starting.done() or starting.exception():
                     return
                 self._starting, self.status = None, "cold"
-            _log.info("spark is let go: nobody uses it")
+            _log.info("spark let go")
             _forget(starting.result())
 
     def populate(
@@ -425,6 +427,27 @@ def _forget(session: Any) -> None:
     SparkSession._instantiatedSession = None  # noqa: SLF001
 
 
+def _gateway(master: str, options: dict[str, str]) -> None:
+    """Begin the JVM as pyspark would, but that what it writes comes into the log."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:  # noqa: SLF001  pyspark has no other way
+        return  # of a start that failed later on
+    conf = SparkConf(loadDefaults=False).setAll([("spark.master", master), *options.items()])
+    gateway = launch_gateway(conf, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT})
+    said = gateway.proc.stdout
+    threading.Thread(target=_tell_lines, args=(said,), name="spark log", daemon=True).start()
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001
+
+
+def _tell_lines(said: IO[bytes]) -> None:
+    """Log what the JVM, and workers below it, write; until they end."""
+    with said:
+        for line in said:
+            _log.warning("spark", line=line.decode(errors="replace").rstrip()[:_LINE_MAX])
+
+
 def _start(settings: Settings) -> Any:
     """A new session; nothing is fetched from any network."""
     os.environ["JAVA_HOME"] = java_home()
@@ -465,6 +488,7 @@ def _start(settings: Settings) -> Any:
         # each start: an option would stand in the arguments of its process.
         options["spark.authenticate"] = "true"
         options["spark.network.crypto.enabled"] = "true"
+    _gateway(settings.spark_master, options)
     builder = SparkSession.builder.master(settings.spark_master).appName("headrace")
     for key, value in options.items():
         builder = builder.config(key, value)

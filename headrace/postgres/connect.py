@@ -157,9 +157,11 @@ async def async_session(
     return conn
 
 
-async def async_dicts(dsn: str, *, name: str) -> psycopg.AsyncConnection[DictRow]:
+async def async_dicts(
+    dsn: str, *, name: str, settings: Mapping[str, str] | None = None
+) -> psycopg.AsyncConnection[DictRow]:
     """One that answers by columns' names, for an event loop; raises as ``async_session``."""
-    conn: Any = await async_session(dsn, name=name)
+    conn: Any = await async_session(dsn, name=name, settings=settings)
     conn.row_factory = dict_row
     return conn  # type: ignore[no-any-return]
 

@@ -1,6 +1,7 @@
 """The tokens of a text, as Postgres' scanner finds them: the one reader of SQL text.
 
-``scan`` tells where each token stands, ``pieces`` what a string means.  They follow
+``scan`` tells where each token stands, ``pieces`` what a string means; ``identifier`` and ``doubled``
+write what they read.  They follow
 ``src/backend/parser/scan.l`` of 15 to 18 (16 and later read numbers that 15 refuses), and raise
 ``Unreadable`` where it does.  A tokenizer of a library is made for many dialects and close to each:
 sqlglot's reads ``@-``, ``1..2``, ``1x`` and strings on two lines otherwise than Postgres, and knows
@@ -159,6 +160,16 @@ def name(word: str) -> str:
     if word.startswith('"'):
         return word[1:-1].replace('""', '"')
     return word.translate(_FOLDED)
+
+
+def identifier(called: str) -> str:
+    """A name as SQL has it, always quoted: what ``name`` takes back."""
+    return '"' + called.replace('"', '""') + '"'
+
+
+def doubled(text: str) -> str:
+    """A text as it stands between the quotes of a plain string."""
+    return text.replace("'", "''")
 
 
 def split(text: str) -> list[str]:

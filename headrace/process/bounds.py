@@ -113,6 +113,8 @@ class Bound:
         self._what = what
         self._ended: HeadraceError | None = None
         self._inside = False
+        self.asking: tuple[str, float] | None = None
+        """What Postgres evaluates just now, and since when, on the monotonic clock."""
         self.begin()
 
     def begin(self) -> None:
@@ -171,9 +173,14 @@ class Bound:
         self._rows_max += ROWS_PER_ROW * rows
         self._bytes_max += BYTES_PER_BYTE * size
 
-    def asked(self, rows: int) -> None:
-        """Postgres is about to be asked about so many argument tuples."""
+    def asked(self, rows: int, shown: str = "") -> None:
+        """Postgres is about to be asked about so many argument tuples; ``shown``: for what."""
         self._asked_ms_max += ASKED_MS_PER_ROW * rows
+        self.asking = (shown, clock.monotonic())
+
+    def answered(self) -> None:
+        """It has answered."""
+        self.asking = None
 
     # --- what it costs
 
@@ -192,6 +199,7 @@ class Bound:
 
     def waited(self, seconds: float) -> None:
         """Postgres has been at work for this view; raises as ``check`` does."""
+        _here.waited_ns += int(seconds * 1e9)
         self._asked_s += min(seconds, WAIT_S_MAX)
         if self.limits.time_ms and self._asked_s * 1000 > self._asked_ms_max:
             raise self._slow("An expression that Postgres evaluates had not ended.")
@@ -267,6 +275,7 @@ class Bound:
 
 class _Here(threading.local):
     bound: Bound | None = None
+    waited_ns = 0
 
 
 _here = _Here()
@@ -275,6 +284,11 @@ _here = _Here()
 def current() -> Bound | None:
     """The bound that this thread works under."""
     return _here.bound
+
+
+def waited_ns() -> int:
+    """How long this thread has waited for Postgres under bounds, of all time, nanoseconds."""
+    return _here.waited_ns
 
 
 def check() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -91,6 +91,8 @@ class Outpost:
     """Whether it did not answer at once the last time: nobody waits for it."""
     marks: dict[int, Mark] = field(default_factory=dict)
     """The durable ones that it had when it was joined, of views that have not gone on since."""
+    taken: dict[int, Mark] = field(default_factory=dict)
+    """Parts of views that it has taken in since it was joined, and as of what."""
     guilty: set[int] = field(default_factory=set)
     """Views that it has died of."""
     pid: int = 0
@@ -183,8 +185,8 @@ class AwayStore:
         found: dict[str, Any] = msgspec.json.decode(self.link.reply(number).text)
         return found
 
-    def export(self, path: Path) -> None:
-        """Write its durable states into a sorted file here; any thread.
+    def export(self, path: Path, leave: Collection[str] = ()) -> None:
+        """Write its durable states into a sorted file here, but for those of nodes; any thread.
 
         Raises:
             HeadraceError: what went wrong there.
@@ -192,7 +194,7 @@ class AwayStore:
         """
         far = self.link.end.far
         name = f"{uuid.uuid4().hex}.sst" if far else str(path)
-        self.call(lambda number: Export(number, self.unit_id, name))
+        self.call(lambda number: Export(number, self.unit_id, name, sorted(leave)))
         if far:
             self.link.fetch_file(name, path)
 

@@ -30,6 +30,7 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.expressions.pool import Pool
+from headrace.network.messages import Work
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.process.grants import Grants
@@ -82,7 +83,7 @@ class Elsewhere(Protocol):
     """What other workers do of a batch (``hosts.Crew``)."""
 
     @property
-    def views(self) -> Sequence[View]:
+    def units(self) -> Sequence[Unit]:
         """Those that are placed there."""
 
     def collect(self, outcome: Outcome) -> None:
@@ -115,13 +116,22 @@ class Processor:
         self._began = 0.0
         self._looks: list[TableChanges] = []
         """At the change batches that are on the edge now."""
-        self._working: dict[int, float] = {}
-        """Units at work now, by id: since when, on the monotonic clock."""
+        self._working: dict[int, tuple[float, Bound]] = {}
+        """Units at work now, by id: since when, on the monotonic clock; under which bound."""
 
     def at_work(self) -> tuple[int, float] | None:
         """The unit that has been at work longest, and the seconds of its batch; any thread."""
-        working = sorted(self._working.copy().items(), key=lambda item: item[1])
+        working = sorted(self._working.copy().items(), key=lambda item: item[1][0])
         return (working[0][0], clock.monotonic() - self._began) if working else None
+
+    def works(self) -> list[Work]:
+        """All that are at work; from any thread."""
+        now, out = clock.monotonic(), []
+        for unit_id, (since, bound) in self._working.copy().items():
+            asked, asked_at = bound.asking or ("", None)
+            asked_s = None if asked_at is None else now - asked_at
+            out.append(Work(unit_id, now - since, asked, asked_s))
+        return out
 
     def close(self) -> None:
         """End the threads of the pool."""
@@ -170,10 +180,14 @@ class Processor:
                     readers = [u.id for u in units if shared.id in u.feeds.values()]
                     pinned.enter_context(shared.read_by(readers))
                     _recall(shared, outcome)
-            self._end(views, outcome)
-        if elsewhere is not None:
-            elsewhere.collect(outcome)
-            units += elsewhere.views
+            away = {unit.id for unit in elsewhere.units} if elsewhere is not None else set()
+            # Who is fed from elsewhere waits for what comes from there; others do their work.
+            fed = {view.id for view in views if not away.isdisjoint(view.feeds.values())}
+            self._end([view for view in views if view.id not in fed], outcome)
+            if elsewhere is not None:
+                elsewhere.collect(outcome)
+                units += elsewhere.units
+            self._end([view for view in views if view.id in fed], outcome)
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:
@@ -317,8 +331,8 @@ class Processor:
                 outcome.failed[view.id] = error
 
     def _guarded(self, work: Callable[[Unit], None], unit: Unit) -> HeadraceError | None:
-        self._working[unit.id] = clock.monotonic()
         bound = unit.bounded(self._settings)
+        self._working[unit.id] = (clock.monotonic(), bound)
         try:
             with bound.applied():
                 return _guarded(work, unit)

@@ -199,6 +199,38 @@ class Book:
             return []
         return [v for v in list(self.views.values()) if v.live and v.commit_group in groups]
 
+    @property
+    def parts(self) -> list[Shared]:
+        """Parts of views that are on other workers; each is read by one view."""
+        return [shared for shared in list(self.subplans.values()) if shared.placed]
+
+    def parts_of(self, view: View) -> list[Shared]:
+        """Those of one view."""
+        found = (self.subplans.get(feeder) for feeder in view.feeds.values())
+        return [shared for shared in found if shared is not None and shared.placed]
+
+    def missing(self, view: View) -> str | None:
+        """A worker that has states of a view and cannot be asked now; None: there is none.
+
+        '': the states that are here are not at hand.
+        """
+        units: list[Unit] = [view, *self.parts_of(view)]
+        lost = [unit.placed for unit in units if not unit.reachable]
+        return max(lost) if lost else None
+
+    def late(self, txid: int) -> list[Shared]:
+        """Parts that lack ``txid``, which who reads them may have: their worker came back.
+
+        The rows of it stand in their queues; only their states have to catch up.
+        """
+        return [
+            part
+            for part in self.parts
+            if part.processed < txid
+            and (view := self.views.get(part.first)) is not None
+            and (view.live and view.store is not None)
+        ]
+
     def unit(self, unit_id: int) -> Unit | None:
         """The view or shared subplan of that id."""
         return self.subplans.get(unit_id) or self.views.get(unit_id)

@@ -159,7 +159,7 @@ class Capacity:
             states.tell_overload(
                 conn, f"nothing is taken before what is in memory is on disk: {why}"
             )
-            _log.warning("overloaded: the disk", reason=why)
+            _log.warning("disk overloaded", reason=why)
         else:
             view = self._costliest()
             text = f"changes take {load.needed:.1f} s of work per second" + (

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from headrace import clock
@@ -27,6 +28,7 @@ from headrace.network.messages import Mark, TakeSnapshot, WriteSnapshot
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime.away import AwayStore
+from headrace.runtime.histogram import Histogram
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase, RocksStore
@@ -67,6 +69,7 @@ class _Underway:
     holds: Durable
     txids: int
     error: Exception | None = None
+    took_s: float = 0.0
     done: bool = False
 
 
@@ -87,6 +90,9 @@ class Checkpoints:
         """Txids committed that no checkpoint has begun to hold."""
         self.written = 0
         """Number of checkpoints."""
+        self.failures = 0
+        """Number of those that could not be written."""
+        self._durations: Final = Histogram()
         self.error: HeadraceError | None = None
         """Why the last one could not be written; None if it was."""
         self._work: queue.SimpleQueue[_Underway | None] = queue.SimpleQueue()
@@ -187,6 +193,7 @@ class Checkpoints:
         db.end_checkpoint(now.checkpoint)
         if now.checkpoint.written:
             self.written += 1
+            self._durations.note(now.took_s)
             self.error = None
             self._pause_s = _PAUSE_S_MIN
             return now.holds
@@ -196,6 +203,7 @@ class Checkpoints:
         if self.error is None or self.error.message != now.error.message:
             _log.warning("checkpoint failed", reason=now.error.message)
         self.error = now.error
+        self.failures += 1
         self._retry_at = clock.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         self.pending += now.txids
@@ -206,6 +214,8 @@ class Checkpoints:
         error = self.error
         return {
             "written": self.written,
+            "failures": self.failures,
+            "durations": msgspec.structs.asdict(self._durations.told()),
             "underway": self.underway,
             "pending_txids": self.pending,
             "error": error.message if error else None,
@@ -220,6 +230,7 @@ class Checkpoints:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
+            began = clock.monotonic()
             try:
                 faults.point(faults.CHECKPOINT_BEGUN)
                 # First what it relies on: queues hold what units at their marks have sent.
@@ -229,6 +240,7 @@ class Checkpoints:
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error
+            work.took_s = clock.monotonic() - began
             work.done = True
             self._ended.set()
             self._wake()
@@ -244,7 +256,7 @@ def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
     for unit in units:
         if isinstance(unit.store, AwayStore):
             _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
-            marks[unit.id] = (unit.mark.txid, unit.mark.lsn, unit.mark.sink_txid)
+            marks[unit.id] = unit.told
     made: list[tuple[AwayStore, int]] = []
     for store, marks in by_worker.values():
         number = store.link.number()
@@ -262,3 +274,4 @@ def _write_away(work: _Underway) -> None:
         store.link.send(WriteSnapshot(number))
     for store, number in work.away:
         store.link.answer(number)
+    faults.point(faults.AWAY_WRITTEN)

@@ -16,6 +16,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.positions import Position
 from headrace.runtime.urgency import Urgency
+from headrace.runtime.views import Unit
 
 _CHECK_S: Final = 1.0
 
@@ -91,26 +92,36 @@ class Durability:
         # What is kept here may reach further than what is committed.
         lsns = [book.needs(book.position)]
         left_out = self._left_out()
-        for view in book.views.values():
+        for unit in self._held():
             # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
-            mark = view.durable if view.id in left_out else view.mark
-            if view.owned and mark.txid < book.position.txid:
+            mark = unit.durable if unit.id in left_out else unit.mark
+            if mark.txid < book.position.txid:
                 lsns.append(book.needs(mark))
         return min(lsns)
+
+    def _held(self) -> list[Unit]:
+        """Those for which the source, or we, keep what they lack."""
+        book = self._book
+        return [*(view for view in book.views.values() if view.owned), *book.parts]
 
     def _left_out(self) -> set[int]:
         """Units that a checkpoint would leave out now.
 
-        They are worked on, or read one that is, for what reads a subplan is never durable further
-        than that is; or they are on a worker that is gone.
+        They are worked on, or on a worker that is gone; or they read one that is, or that is not
+        so far as they are, for what reads a subplan is never durable further than that is.
         """
         book = self._book
         if not (book.side.working or book.hosts):
             return set()
-        out = set(book.side.working)
-        for shared in [s for s in book.subplans.values() if s.id in out]:
-            out |= book.all_readers(shared)
-        return out | {view.id for view in book.views.values() if not view.reachable}
+        out = set(book.side.working) | {u.id for u in book.units if not u.reachable}
+        for shared in book.subplans.values():
+            if shared.id in out:
+                out |= book.all_readers(shared)
+            elif shared.placed:
+                view = book.views.get(shared.first)
+                if view is not None and view.mark.txid > shared.mark.txid:
+                    out.add(view.id)
+        return out
 
     # --- checkpoints
 
@@ -157,7 +168,7 @@ class Durability:
     def _forget(self) -> None:
         """Forget batches that nobody can ask for, and all records but the last before them."""
         book = self._book
-        needed = [view.durable.txid for view in book.views.values() if view.owned]
+        needed = [unit.durable.txid for unit in self._held()]
         needed += book.holds.txids()
         # What is still to be replayed for a view that has left meanwhile comes as it was cut, too.
         least = min([book.durable.txid, book.taken.txid, *needed])

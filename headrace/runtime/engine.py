@@ -33,6 +33,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
+from headrace.network.messages import Work
 from headrace.postgres import failures
 from headrace.runtime.ahead import Ahead
 from headrace.runtime.attaching import Attaching
@@ -93,8 +94,8 @@ class Engine:
         self.watch: Final = Watch(book)
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
-        self.sharing: Final = Sharing(book, self.durability, self.watch, drain)
         self.hosts: Final = Hosts(book, self._poke)
+        self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
         self.leaving: Final = Leaving(
             *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
             drain,
@@ -158,6 +159,10 @@ class Engine:
         views = [] if unit is None else self.book.views_of(unit)
         names = ", ".join(view.target.shown for view in views)
         return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
+
+    def works(self) -> list[Work]:
+        """What units are at, here and elsewhere; from any thread."""
+        return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
     def interrupt(self, view_id: int) -> None:
         """Have a view that is at work give up, for somebody waits to stop it; any thread."""

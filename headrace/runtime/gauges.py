@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from headrace import clock
+from headrace.runtime.histogram import Counts, Histogram
 from headrace.runtime.jobs import Answer
 
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
@@ -35,6 +36,11 @@ class ViewGauge(msgspec.Struct):
     sum_ms: float = 0.0
     rows: int = 0
     batches: int = 0
+    errors: int = 0
+    """How often it was stopped by an error, for good or until it could go on."""
+    restarts: int = 0
+    """How often it went on after that."""
+    stopped: bool = False
 
     @classmethod
     def empty(cls) -> ViewGauge:
@@ -63,6 +69,8 @@ class ViewGauge(msgspec.Struct):
             self.sum_ms,
             self.rows,
             self.batches,
+            self.errors,
+            self.restarts,
         )
 
 
@@ -78,6 +86,21 @@ class ViewNumbers(msgspec.Struct, frozen=True):
     sum_ms: float
     rows: int
     batches: int
+    errors: int
+    restarts: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What one engine has done since it began, all views together."""
+
+    transactions: int
+    rows: int
+    """That were written."""
+    errors: int
+    restarts: int
+    histograms: dict[str, Counts]
+    """``visible``: from a commit to its being in the tables; ``process``, ``wait`` and ``write``:
+    the phases of a batch; ``sink``: one transaction of the sink."""
 
 
 class BatchNumbers(msgspec.Struct, frozen=True):
@@ -106,6 +129,13 @@ class Gauges:
     def __init__(self) -> None:
         self.views: Final[dict[int, ViewGauge]] = {}
         self.batches: Final[deque[BatchNumbers]] = deque(maxlen=_BATCHES_MAX)
+        self._histograms: Final = {
+            name: Histogram() for name in ("visible", "process", "wait", "write", "sink")
+        }
+        self._transactions = 0
+        self._rows = 0
+        self._errors = 0
+        self._restarts = 0
 
     def committed(self, answer: Answer, moved: Sequence[int]) -> None:
         """An answer is taken in; ``moved``: the views that have its txid now."""
@@ -119,23 +149,68 @@ class Gauges:
                 continue
             views += 1
             rows += part.diffs.num_rows
-            gauge = self.views.get(part.view_id)
-            if gauge is None:
-                gauge = self.views[part.view_id] = ViewGauge.empty()
-            gauge.note(at, fresh_ms, part.diffs.num_rows)
+            self._of(part.view_id).note(at, fresh_ms, part.diffs.num_rows)
+        self._rows += rows
+        histograms = self._histograms
+        for seconds in answer.seconds.values():
+            histograms["sink"].note(seconds)
+        if views:
+            histograms["visible"].note(fresh_ms / 1e3)
         if not job.began_s:
             return
+        self._transactions += job.transactions
         write_s = sum(answer.seconds.values())
+        phases = {
+            "process": job.done_s - job.began_s,
+            "wait": max(at - job.done_s - write_s, 0.0),
+            "write": write_s,
+        }
+        for name, seconds in phases.items():
+            histograms[name].note(seconds)
         self.batches.append(
             BatchNumbers(
                 *(job.txid, job.attempt, round(today.timestamp() * 1e6)),
                 *(job.transactions, rows, views),
-                (job.done_s - job.began_s) * 1e3,
-                max(at - job.done_s - write_s, 0.0) * 1e3,
-                write_s * 1e3,
-                fresh_ms,
+                *(phases["process"] * 1e3, phases["wait"] * 1e3, write_s * 1e3, fresh_ms),
             )
         )
+
+    def failed(self, view_id: int) -> None:
+        """A view was stopped by an error, for good or until it can go on."""
+        gauge = self._of(view_id)
+        gauge.errors += 1
+        gauge.stopped = True
+        self._errors += 1
+
+    def went_on(self, view_id: int) -> None:
+        """A view goes on; it counts if an error had stopped it."""
+        gauge = self._of(view_id)
+        if gauge.stopped:
+            gauge.stopped = False
+            gauge.restarts += 1
+            self._restarts += 1
+
+    def replaced(self, old_id: int, new_id: int) -> None:
+        """A view was filled anew under another id: its counters go on."""
+        old = self.views.get(old_id)
+        if old is None:
+            return
+        del self.views[old_id]
+        self.views[new_id] = old
+        self.went_on(new_id)
+
+    def totals(self) -> Totals:
+        """All views together; from any thread."""
+        return Totals(
+            *(self._transactions, self._rows, self._errors, self._restarts),
+            {name: made.told() for name, made in self._histograms.items()},
+        )
+
+    def _of(self, view_id: int) -> ViewGauge:
+        gauge = self.views.get(view_id)
+        if gauge is None:
+            gauge = self.views[view_id] = ViewGauge.empty()
+        return gauge
 
     def forget(self, view_id: int) -> None:
         """A view is gone."""

@@ -69,7 +69,7 @@ class Healing:
         self._tables.poll()
         now = clock.monotonic()
         for view in list(book.views.values()):
-            if not _stands(view) or now < view.retry_at:
+            if not self._stands(view) or now < view.retry_at:
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
             if not self._free(view):
@@ -78,11 +78,12 @@ class Healing:
             view.message = None
             states.become(book.owner.conn, view.id, Status.RUNNING)
             view.story.add("healed")
+            book.gauges.went_on(view.id)
             self._rewind_soon()
 
     def heal_at(self) -> float:
         """When to come by again (``heal``), on the monotonic clock."""
-        due = [v.retry_at for v in self._book.views.values() if _stands(v)]
+        due = [v.retry_at for v in self._book.views.values() if self._stands(v)]
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:
@@ -94,7 +95,7 @@ class Healing:
             self._leaving.fail(view, wrong)
         return wrong is None
 
-
-def _stands(view: View) -> bool:
-    """Whether a view waits for its table; for its worker, somebody else does (``returning.py``)."""
-    return view.status == Status.SINK_ERROR and not view.suspended and view.reachable
+    def _stands(self, view: View) -> bool:
+        """Whether a view waits for its table; those for a worker: ``returning.py``."""
+        stands = view.status == Status.SINK_ERROR and not view.suspended
+        return stands and self._book.missing(view) is None

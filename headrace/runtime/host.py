@@ -23,7 +23,7 @@ async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
     name = f"worker {settings.worker}"
-    events.configure(settings.log_level, process=name, pid=os.getpid())
+    events.configure(settings.log_level, settings.log_format, process=name, pid=os.getpid())
     # It would write to our log whoever knocks without a certificate.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

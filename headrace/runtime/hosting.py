@@ -18,9 +18,10 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +29,8 @@ import msgspec
 import structlog
 from psycopg.conninfo import make_conninfo
 
-from headrace import clock, errors
-from headrace.collections import plan
+from headrace import clock, errors, events
+from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
@@ -54,12 +55,14 @@ from headrace.network.messages import (
     TakeSnapshot,
     UnitDiffs,
     UnitRecord,
+    Work,
     WriteSnapshot,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
 from headrace.process.grants import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.counted import numbers
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.sent import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ToldCheckpoints
@@ -155,7 +158,11 @@ class Host:
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
-            threading.Thread(target=_beat, args=(session, ended), name="headrace-beat"),
+            threading.Thread(
+                target=_beat,
+                args=(session, ended, lambda: list(self._processor.works())),
+                name="headrace-beat",
+            ),
         ]
         for thread in threads:
             thread.start()
@@ -304,9 +311,8 @@ class Host:
                     flow = self._unit(word.unit).flow(self._settings, self._evaluators)
                     return Reply(word.call, _clock(flow, word))
                 case AskStats():
-                    known = self._unit(word.unit).dataflow
-                    numbers = known.metrics() if known is not None else {}
-                    return Reply(word.call, text=msgspec.json.encode(numbers).decode())
+                    found = numbers(self._unit(word.unit))
+                    return Reply(word.call, text=msgspec.json.encode(found).decode())
         except (HeadraceError, OSError) as error:
             return _failed(word.call, error)
 
@@ -317,7 +323,8 @@ class Host:
         if known is not None:
             known.release()
         runs = [self._files / run for run in word.runs]
-        self._db.ingest(unit.id, runs)
+        keep = partial(subplans.keeps, unit.plan) if word.partly else None
+        self._db.ingest(unit.id, runs, keep)
         for run in runs:
             if run.parent == self._files:
                 run.unlink(missing_ok=True)
@@ -335,7 +342,9 @@ class Host:
 
         def export() -> None:
             try:
-                self._db.export(word.unit, self._files / word.path)
+                path, leave = self._files / word.path, set(word.leave)
+                self._db.export(word.unit, path, lambda s: subplans.owner(s) not in leave)
+                path.touch()  # it may have none
             except (HeadraceError, OSError) as error:
                 self._answers.append(_failed(word.call, error))
             else:
@@ -481,6 +490,7 @@ def _empty(folder: Path) -> None:
 
 
 def _made(record: UnitRecord) -> Placed:
+    events.know_view(record.id, record.name)
     return Placed(
         *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
         record.owner,
@@ -510,6 +520,6 @@ def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
     return {}
 
 
-def _beat(session: FlightSession, ended: threading.Event) -> None:
+def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
     with contextlib.suppress(Ended):
-        session.beat(ended)
+        session.beat(ended, at)

@@ -36,6 +36,7 @@ from headrace.network.messages import (
     TableRows,
     ToWorker,
     UnitRecord,
+    Work,
 )
 from headrace.network.pace import Override
 from headrace.process import keys
@@ -45,7 +46,8 @@ from headrace.runtime.book import Book
 from headrace.runtime.edges import TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.runtime.positions import StateMark
-from headrace.runtime.views import View
+from headrace.runtime.shared import PER_VIEW_MAX, Shared
+from headrace.runtime.views import Unit, View
 from headrace.sql import links, meta, nodes
 from headrace.sql.links import LinkFacts
 
@@ -66,7 +68,7 @@ class _Part:
 
     host: Outpost
     link: FlightLink
-    views: list[View]
+    units: list[Unit]
     tables: set[int]
     rows: int = 0
     lost: OutOfReach | None = None
@@ -78,11 +80,13 @@ class Crew:
 
     frames: Frames
     parts: list[_Part]
-    views: list[View] = field(init=False)
+    needed_by: dict[int, int]
+    """Of each unit the view that needs it."""
+    units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
         """All that take part."""
-        self.views = [view for part in self.parts for view in part.views]
+        self.units = [unit for part in self.parts for unit in part.units]
 
     def put(self, chunk: list[TableDiffs] | None) -> None:
         """Send changes to who reads their tables; None: that was all."""
@@ -106,12 +110,28 @@ class Crew:
             try:
                 self._collect(part, outcome)
             except OutOfReach as error:
-                outcome.failed |= {view.id: error for view in part.views}
+                outcome.failed |= {unit.id: error for unit in part.units}
+        stopped = self.frames.stopped
         outcome.failed |= {
-            view.id: self.frames.stopped[view.id]
-            for view in self.views
-            if view.id in self.frames.stopped
+            unit.id: stopped[view_id]
+            for unit in self.units
+            if (view_id := self.needed_by[unit.id]) in stopped
         }
+        for unit in self.units:
+            if isinstance(unit, Shared):
+                self._hand_on(unit, outcome)
+
+    def _hand_on(self, part: Shared, outcome: Outcome) -> None:
+        """What a part of a view sends goes to who reads it, and is kept for that one.
+
+        Raises:
+            NoRoom: it cannot be kept now.
+        """
+        frames, diffs = self.frames, outcome.diffs.pop(part.id, None)
+        if part.id in outcome.failed or diffs is None:
+            return
+        outcome.sent[part.id] = [diffs]
+        part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
 
     def _collect(self, part: _Part, outcome: Outcome) -> None:
         if part.lost is not None:
@@ -130,7 +150,7 @@ class Crew:
                 error = BugError(f"rows are lost in every attempt: {error.message}")
             if isinstance(error, TransientError):
                 raise error
-            outcome.failed |= {view.id: error for view in part.views}
+            outcome.failed |= {unit.id: error for unit in part.units}
             return
         outcome.touched |= set(done.touched)
         outcome.diffs |= diffs
@@ -163,8 +183,8 @@ class Hosts:
 
     # --- views come and go
 
-    def mark(self, view: View, among: Iterable[View] = ()) -> StateMark | None:
-        """The durable mark of a view on its worker, which it then stands at; None: no states.
+    def mark(self, unit: Unit, among: Iterable[View] = ()) -> StateMark | None:
+        """The durable mark of a unit on its worker, which it then stands at; None: no states.
 
         ``among``: views that are placed there too and not in the book yet.
 
@@ -172,19 +192,25 @@ class Hosts:
             OutOfReach: the worker cannot be asked now.
             Deadly: it dies of the view.
         """
-        host, link = self._reached(view.placed, [view, *among])
-        if view.id in host.guilty:
-            host.guilty.discard(view.id)
+        host, link = self._reached(unit.placed, [unit, *among])
+        if unit.id in host.guilty:
+            host.guilty.discard(unit.id)
             raise self._book.suspects.error()
-        found = host.marks.pop(view.id, None)
+        found = host.marks.pop(unit.id, None)
         if found is None:
             return None
         mark = StateMark(*found)
-        self._restore(view, host, link, mark)
+        self._restore(unit, host, link, mark)
         return mark
 
-    def deploy(self, view: View, runs: Sequence[Path], mark: StateMark) -> None:
-        """Have the worker take a view's staged states; they are durable then.
+    def reach(self, worker: str) -> None:
+        """Raise OutOfReach if a worker cannot be asked now."""
+        self._reached(worker, ())
+
+    def deploy(self, unit: Unit, runs: Sequence[Path], mark: StateMark) -> None:
+        """Have the worker take the staged states of a unit, or of the view that it is a part of.
+
+        They are durable then.
 
         REQUIRES: no checkpoint is under way.
 
@@ -192,50 +218,71 @@ class Hosts:
             HeadraceError: it cannot.
             OutOfReach: it is gone; or it is on another machine, and they are on their way there.
         """
-        host, link = self._reached(view.placed, ())
-        names = self._sent(view, host, link, runs) if link.end.far else [str(run) for run in runs]
+        host, link = self._reached(unit.placed, ())
+        partly = isinstance(unit, Shared)
+        # A part has sent nothing yet (``Shared.told``).
+        at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
+        if host.taken.get(unit.id) == at:  # another part was not to be had
+            self._restore(unit, host, link, mark)
+            return
+        names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
         number = link.number()
-        at = (mark.txid, mark.lsn, mark.sink_txid)
-        link.send(Deploy(number, _record(view), names, at))
+        link.send(Deploy(number, _record(unit), names, at, partly))
         link.answer(number)
-        self._restore(view, host, link, mark)
+        if partly:
+            host.taken[unit.id] = at
+        self._restore(unit, host, link, mark)
 
-    def _sent(self, view: View, host: Outpost, link: FlightLink, runs: Sequence[Path]) -> list[str]:
+    def _sent(self, unit: Unit, host: Outpost, link: FlightLink, runs: Sequence[Path]) -> list[str]:
         """The names of staged states that were sent.
 
         Raises:
             OutOfReach: they are on their way; nobody waits for that.
         """
-        sending = host.sending.get(view.id)
+        sending = host.sending.get(unit.id)
         if sending is None or sending.link is not link:
-            sending = host.sending[view.id] = Sending(link, runs, self._poke)
+            sending = host.sending[unit.id] = Sending(link, runs, self._poke)
         try:
             there = sending.there(_SENT_S)
         except (OutOfReach, OSError):
-            del host.sending[view.id]
+            del host.sending[unit.id]
             raise
         if not there:
             raise OutOfReach(f'the view\'s states are on their way to worker "{host.name}"')
-        del host.sending[view.id]
+        del host.sending[unit.id]
         return sending.names
 
-    def drop(self, view_id: int) -> None:
-        """A view is gone; a worker that cannot be asked hears it when it is back."""
+    def drop(self, unit_id: int) -> None:
+        """A unit is gone; a worker that cannot be asked hears it when it is back.
+
+        With a view go parts of it that were about to be taken in.
+        """
         for host in self._book.hosts.values():
-            host.sending.pop(view_id, None)
-            if view_id in host.units:
-                host.units.discard(view_id)
-                host.marks.pop(view_id, None)
-                host.commits.pop(view_id, None)
+            for gone in (host.units | host.sending.keys()) & self._with_parts(unit_id):
+                host.sending.pop(gone, None)
+                if gone not in host.units:
+                    continue
+                host.units.discard(gone)
+                host.taken.pop(gone, None)
+                host.marks.pop(gone, None)
+                host.commits.pop(gone, None)
                 if host.link is not None:
                     with contextlib.suppress(OutOfReach):
-                        host.link.send(Drop(view_id))
+                        host.link.send(Drop(gone))
+
+    def _with_parts(self, unit_id: int) -> set[int]:
+        if unit_id < 0:
+            return {unit_id}
+        first = unit_id * PER_VIEW_MAX
+        parts = {-number for number in range(first, first + PER_VIEW_MAX)}
+        return {unit_id} | parts - self._book.subplans.keys()
 
     def interrupt(self, view: View) -> None:
         """Have a view give up what it is at; from any thread."""
-        store = view.store
-        if isinstance(store, AwayStore) and store.up:
-            store.link.interrupt([view.id])
+        for unit in (view, *self._book.parts_of(view)):
+            store = unit.store
+            if isinstance(store, AwayStore) and store.up:
+                store.link.interrupt([unit.id])
 
     def at_work(self) -> str | None:
         """The worker that the engine waits for, and how long, in words; from any thread."""
@@ -244,6 +291,15 @@ class Hosts:
             if since is not None:
                 return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
         return None
+
+    def works(self) -> list[Work]:
+        """What units are at on workers that the engine waits for; from any thread."""
+        return [
+            work
+            for host in list(self._book.hosts.values())
+            if host.awaited_s is not None and host.link is not None
+            for work in host.link.at
+        ]
 
     def close(self) -> None:
         """Let go of all."""
@@ -257,24 +313,25 @@ class Hosts:
 
     # --- batches
 
-    def begin(self, views: Sequence[View], frames: Frames) -> Crew:
-        """Have workers begin a batch for ``views``, which are placed there."""
+    def begin(self, units: Sequence[Unit], frames: Frames) -> Crew:
+        """Have workers begin a batch for ``units``, which are placed there."""
         parts: dict[str, _Part] = {}
-        for view in views:
-            store = view.store
+        for unit in units:
+            store = unit.store
             if not isinstance(store, AwayStore):
-                raise BugError(f"view {view.id} has no states on worker {view.placed}")
-            part = parts.get(view.placed)
+                raise BugError(f"unit {unit.id} has no states on worker {unit.placed}")
+            part = parts.get(unit.placed)
             if part is None:
-                part = parts[view.placed] = _Part(store.host, store.link, [], set())
-            part.views.append(view)
-            part.tables |= {spec.table_oid for spec in view.own.sources}
-            view.begin(frames.txid)
+                part = parts[unit.placed] = _Part(store.host, store.link, [], set())
+            part.units.append(unit)
+            part.tables |= {spec.table_oid for spec in unit.own.sources}
+            unit.begin(frames.txid)
         at = (frames.txid, frames.attempt, frames.instant, frames.oldest_us)
         for part in parts.values():
-            word = BeginBatch(*at, [view.id for view in part.views], part.host.told())
+            word = BeginBatch(*at, [unit.id for unit in part.units], part.host.told())
             _send(part, word)
-        return Crew(frames, list(parts.values()))
+        needed_by = {u.id: u.first if isinstance(u, Shared) else u.id for u in units}
+        return Crew(frames, list(parts.values()), needed_by)
 
     # --- links
 
@@ -295,8 +352,8 @@ class Hosts:
 
     # --- inside
 
-    def _reached(self, name: str, views: Iterable[View]) -> tuple[Outpost, FlightLink]:
-        """A worker, and the link to it; a new one begins with all views that are placed there.
+    def _reached(self, name: str, units: Iterable[Unit]) -> tuple[Outpost, FlightLink]:
+        """A worker, and the link to it; a new one begins with all units that are placed there.
 
         Raises:
             OutOfReach: it cannot be asked now.
@@ -304,7 +361,7 @@ class Hosts:
         host = self._book.hosts.setdefault(name, Outpost(name))
         if host.link is not None and host.link.up:
             return host, host.link
-        there = {v.id: v for v in (*self._book.views.values(), *views) if v.placed == name}
+        there = {unit.id: unit for unit in (*self._book.units, *units) if unit.placed == name}
         if host.joining is None:
             if clock.monotonic() < host.retry_at:
                 raise lost(name)
@@ -314,8 +371,8 @@ class Hosts:
                 raise lost(name)
             host.lost_again()
             owner = self._book.owner
-            units = [_record(view) for view in there.values()]
-            greeting = Greeting(units, self._login(end), self._book.lineage, owner.epoch)
+            records = [_record(unit) for unit in there.values()]
+            greeting = Greeting(records, self._login(end), self._book.lineage, owner.epoch)
             said = _override(links.said(owner.conn).get(name))
             host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
@@ -327,6 +384,7 @@ class Hosts:
         host.marks, host.guilty = dict(joined.marks), set(joined.guilty)
         host.units = set(joined.marks)
         host.commits.clear()
+        host.taken.clear()
         host.large = host.crowded = False
         for gone in host.units - there.keys():
             self.drop(gone)  # since the worker was asked
@@ -356,17 +414,18 @@ class Hosts:
         parts = conninfo_to_dict(dsn)
         return str(parts.get("user") or ""), str(parts.get("password") or "")
 
-    def _restore(self, view: View, host: Outpost, link: FlightLink, mark: StateMark) -> None:
-        host.units.add(view.id)
-        view.restore(AwayStore(host, link, view.id, mark.txid), mark)
+    def _restore(self, unit: Unit, host: Outpost, link: FlightLink, mark: StateMark) -> None:
+        host.units.add(unit.id)
+        unit.restore(AwayStore(host, link, unit.id, mark.txid), mark)
 
 
 def _override(said: LinkFacts | None) -> Override:
     return Override() if said is None else Override(said.latency_us, said.bytes_per_s)
 
 
-def _record(view: View) -> UnitRecord:
+def _record(unit: Unit) -> UnitRecord:
+    owner = unit.owner if isinstance(unit, View | Shared) else ""
     return UnitRecord(
-        *(view.id, plan.to_json(view.plan), view.settings, view.start_lsn),
-        *(view.owner, view.limits),
+        *(unit.id, plan.to_json(unit.plan), unit.settings, unit.start_lsn),
+        *(owner, unit.limits, unit.target.shown if isinstance(unit, View) else ""),
     )

@@ -7,7 +7,6 @@ not show what is of views that its own caller may not see.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -17,12 +16,9 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock
-from headrace.collections.plan import kind
-from headrace.errors import HeadraceError
 from headrace.runtime import side
-from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
-from headrace.runtime.gauges import ViewGauge
+from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -167,55 +163,6 @@ def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, boo
     return round(row.priority), row.resident_pct, row.running
 
 
-class StatsRow(msgspec.Struct, frozen=True):
-    """What a collection has done since its dataflow was made."""
-
-    node: str
-    collection: str
-    shared: bool
-    worker: str
-    rows_in: int = 0
-    rows_out: int = 0
-    batches: int = 0
-    busy_us: int = 0
-
-
-def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
-    """A ``StatsRow`` for each collection of a view and of the subplans that it shares."""
-    view = book.views.get(view_id)
-    if view is None:
-        return []
-    rows: list[StatsRow] = []
-    for unit in (*book.needed([view]), view):
-        numbers = _numbers(unit)
-        worker = view.placed or MAIN
-        for node in unit.own.nodes:
-            shared = isinstance(unit, Shared)
-            if node.id in unit.feeds or (shared and node.id == unit.own.sink.id):
-                continue  # its rows come from there, or go on to who reads it
-            known = numbers.get(node.id, {})
-            rows.append(
-                StatsRow(
-                    *(node.id, kind(type(node)).lower(), shared, worker),
-                    sum(known.get("rows_in", ())),
-                    known.get("rows_out", 0),
-                    known.get("time_ends", 0),
-                    known.get("busy_ns", 0) // 1000,
-                )
-            )
-    return [msgspec.structs.asdict(row) for row in rows]
-
-
-def _numbers(unit: Unit) -> dict[str, Any]:
-    """What its dataflow counts, by node; nothing where it has none, or cannot be asked."""
-    store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
-        with contextlib.suppress(HeadraceError):
-            return store.stats()
-        return {}
-    return flow.metrics() if flow is not None else {}
-
-
 def links(book: Book) -> dict[str, dict[str, Any]]:
     """What the links to other workers are like, of those that are up."""
     out = {}
@@ -240,12 +187,24 @@ def gauges(book: Book) -> dict[str, Any]:
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
             "state_bytes": states.get(view.id, 0),
+            "visible": {
+                "bounds": [ms / 1e3 for ms in BUCKETS_MS],
+                "counts": numbers.counts,
+                "sum_s": numbers.sum_ms / 1e3,
+            },
             "worker": view.placed or MAIN,
         }
     return {
         "views": views,
         "reconnects": book.reconnects,
         "batches_total": book.batches,
+        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
+        "memory_used_bytes": sum(
+            row.bytes
+            for row in (*_states(book), *_changes(book), *_queues(book))
+            if row.limit is not None and row.part != "queues on disk"
+        ),
+        "totals": msgspec.to_builtins(book.gauges.totals()),
         "checkpoints": book.checkpoints.statistics(),
     }
 

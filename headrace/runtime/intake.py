@@ -59,6 +59,8 @@ class Intake:
         )
         self.at_work: Final = self._processor.at_work
         """See there; for any thread."""
+        self.works: Final = self._processor.works
+        """Likewise."""
 
     def rewind(self) -> None:
         """The stream begins anew, and describes its tables again."""
@@ -90,12 +92,13 @@ class Intake:
         faults.point(faults.BATCH_KEPT)
         behind = self._behind(txid)
         here = [view for view in behind if not view.placed]
-        away = [view for view in behind if view.placed]
         instant = record.commit_time_us
-        needed = book.needed(behind)
+        late = self._late(txid)
+        away = [*(view for view in behind if view.placed), *late]
+        needed = [s for s in book.needed(behind) if s.id not in {part.id for part in late}]
         side = book.side
         aside = book.aside
-        plans = [unit.own for unit in (*needed, *behind, *book.needed(aside), *aside)]
+        plans = [unit.own for unit in (*needed, *late, *behind, *book.needed(aside), *aside)]
         if plans != self._plans:  # the same ones, as a rule
             self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
@@ -108,7 +111,8 @@ class Intake:
             side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
         job = self.finished(
-            *(outcome, behind, needed, batch.end_lsn, batch.transactions), began_s=began_s
+            *(outcome, behind, [*needed, *late], batch.end_lsn, batch.transactions),
+            began_s=began_s,
         )
         book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
         book.pipeline.processed(job)
@@ -117,7 +121,7 @@ class Intake:
         return outcome
 
     def _run(
-        self, here: list[View], away: list[View], frames: StreamFrames, needed: list[Shared]
+        self, here: list[View], away: list[Unit], frames: StreamFrames, needed: list[Shared]
     ) -> Outcome:
         if not away:
             return self._processor.run(here, frames, needed)
@@ -195,6 +199,14 @@ class Intake:
                 raise BugError(f"view {view.id} is at txid {view.processed} when {txid} comes")
         return out
 
+    def _late(self, txid: int) -> list[Shared]:
+        """The parts of views that lack ``txid``, on other workers."""
+        out = self._book.late(txid)
+        for part in out:
+            if part.processed != txid - 1:
+                raise BugError(f"unit {part.id} is at txid {part.processed} when {txid} comes")
+        return out
+
     def _stop_failed(self, outcome: Outcome) -> None:
         """Views that cannot process the batch stop at the one before."""
         book = self._book
@@ -229,6 +241,7 @@ class Intake:
             if known is not error and not isinstance(known, RightEnded | OwnerGone):
                 unit.back(frames.txid)
                 return known
-        if isinstance(unit, View) and unit.placed:
+        if unit.placed:
+            unit.back(frames.txid)
             return error  # who has its states has looked for the row
         return self._processor.blame(unit, error, frames)

@@ -108,6 +108,8 @@ class SideLane:
         self._refused_until = 0.0
         self.at_work: Final = processor.at_work
         """See there; for any thread."""
+        self.works: Final = processor.works
+        """Likewise."""
 
     # --- what there is
 
@@ -294,7 +296,7 @@ class SideLane:
         live = [view for view in book.views.values() if view.live]
         others = {view.commit_group for view in live} - side.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(view.temporal or view.placed for view in mine)
+        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
 
     def _put_aside(self, group: str) -> None:
         """From the next batch on.  REQUIRES: its views have processed all that was taken."""
@@ -323,7 +325,7 @@ class SideLane:
         if side.overflowed:
             self._refuse()
             return True
-        timed = {v.commit_group for v in self._book.aside if v.temporal or v.placed}
+        timed = {v.commit_group for v in self._book.aside if v.temporal or v.placed or v.parts}
         side.groups -= timed
         return bool(timed)
 

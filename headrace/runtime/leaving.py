@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from headrace import clock, errors
+from headrace import clock, errors, events
 from headrace.runtime import positions, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
@@ -59,6 +59,7 @@ class Leaving:
             book.owner.forget(view_id)
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
+        events.forget_view(view_id)
         self._waits.forget(view_id, errors.UndefinedError("the view was dropped", sqlstate="42P01"))
         self._waits.caught_up()
 
@@ -115,6 +116,7 @@ class Leaving:
         else:
             states.become(book.owner.conn, view.id, status, error)
         view.status = status
+        book.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000

@@ -51,8 +51,9 @@ class Lifecycle:
             found = views.load_one(self._book.owner.conn, view.id)
             view.target = found.target
             self._book.owner.forget(view.id)
-            if found.placed != view.placed:  # whoever moved it has ended amid that
-                self._loading.relocate(view, found.placed)
+            if (found.placed, found.parts) != (view.placed, view.parts):
+                # Whoever moved it has ended amid that.
+                self._loading.relocate(view, found.placed, found.parts)
         except UndefinedError:
             self._leaving.forget(view.id)
             return
@@ -94,8 +95,10 @@ class Lifecycle:
         view.suspended = job
         view.story.add("suspended", job=job)
 
-    def pause(self, view_id: int) -> None:
+    def pause(self, view_id: int, caller: str | None = None) -> None:
         """Stop a view at its last txid, until ``resume``; the WAL it lacks is kept.
+
+        ``caller``: the role that wants it.
 
         Raises:
             UserError: 55000, it has stopped already.
@@ -104,6 +107,7 @@ class Lifecycle:
         if view.status == Status.PAUSED:
             return
         states.become(self._book.owner.conn, view.id, Status.PAUSED)
+        states.paused_by(self._book.owner.conn, view.id, caller)
         self._leaving.leave(view)
         view.status = Status.PAUSED
         view.message = None

@@ -76,7 +76,7 @@ class Loading:
                 with book.suspects.during(view_id, LOADING):
                     self._restore(view, marks.get(view_id), listed.values())
         self._collect_garbage(conn, marks)
-        owned = [v for v in book.views.values() if v.owned and v.reachable]
+        owned = [v for v in book.views.values() if v.owned and book.missing(v) is None]
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
         for view in owned:
@@ -139,17 +139,20 @@ class Loading:
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
-    def relocate(self, view: View, placed: str) -> None:
+    def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
         """The catalog says that a view, which stands still, is elsewhere: so are its states.
 
-        They are staged.  A worker that cannot be asked gets them when it is back.
+        They are staged.  A worker that cannot be asked gets them when it is back.  What is read of
+        parts of it is forgotten as they are taken in, after the mark: without it whoever starts
+        takes them in, too.
 
         REQUIRES: nothing of it is in flight.
         """
         book = self._book
         self._durability.still()
         view.release()
-        view.placed = placed
+        view.placed, view.parts = placed, dict(parts)
+        view.shares = view.shares and not placed and not parts
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, None)
         book.db.put_meta(meta, sync=True)
@@ -173,6 +176,7 @@ class Loading:
         for other in list(self._book.views.values()):
             # A resync has put this one in its place.
             if other.id != view.id and other.target.oid == view.target.oid:
+                self._book.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
@@ -216,7 +220,7 @@ class Loading:
         """
         with self._book.suspects.during(view.id, LOADING):
             self._attempt(view, None)
-        if view.reachable and view.owned:
+        if self._book.missing(view) is None and view.owned:
             self._own(view, new=False)
 
     def _restore(self, view: View, mark: StateMark | None, listed: Iterable[View]) -> None:
@@ -246,6 +250,8 @@ class Loading:
             OutOfReach: they are on a worker that cannot be asked now.
         """
         try:
+            if view.parts and mark is None:
+                mark = positions.views(self._book.db).get(view.id)
             if view.placed:
                 if view.id in self._book.db.views():
                     self._durability.still()
@@ -273,7 +279,8 @@ class Loading:
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
         """Whether its states are staged, and the mark says how far they were elsewhere."""
-        if view.id in self._book.db.views():
+        cut = self._sharing.cut(view.id)
+        if view.id in self._book.db.views() and cut == view.parts:
             return False
         found = views.manifest(self._book.settings, view.id)
         return found is not None and found.mark is not None and found.mark.txid >= mark.txid
@@ -281,8 +288,11 @@ class Loading:
     def _take_back(self, view: View, mark: StateMark) -> None:
         """Give a view the state that the state database has."""
         self._durability.still()
-        self._sharing.restore(view)
-        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        if view.store is None:
+            self._sharing.restore(view)
+        self._sharing.reach(view)
+        if view.store is None:
+            view.restore(self._book.db.view(view.id, mark.txid), mark)
         _revive(view)
 
     def _ingest(self, view: View) -> bool:
@@ -298,6 +308,8 @@ class Loading:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
         txid = mark.txid
         self._durability.still()
+        if self._sharing.cut(view.id):  # until it moved
+            self._sharing.left(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(book.owner.conn, found.fed_by):
@@ -380,6 +392,11 @@ class Loading:
             return ContinuityLost(
                 "the stream has moved on since the view was populated", hint=RESYNC
             )
+        for part in book.parts_of(view):
+            if part.mark.txid < book.position.txid and book.needs(part.mark) < book.confirmed:
+                return ContinuityLost(
+                    f'worker "{part.placed}" is further back than the stream', hint=RESYNC
+                )
         wrong = result_tables.unwritable(book, view)
         if wrong is not None:
             return wrong

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headrace.collections import subplans
 from headrace.errors import TransientError
 from headrace.runtime import views
 from headrace.runtime.away import AwayStore
@@ -38,8 +40,10 @@ class Moving:
         """Suspend a view, if its states are its own; False: it has to be filled anew instead."""
         book = self._book
         view = book.views.get(view_id)
-        if view is None or not view.live or not view.reachable or view.feeds:
+        if view is None or not view.live or book.missing(view) is not None:
             return False
+        if len(book.parts_of(view)) < len(view.feeds):
+            return False  # some are shared
         if any(
             feed.table_oid == view.target.oid for v in book.views.values() for feed in v.plan.feeds
         ):
@@ -48,14 +52,20 @@ class Moving:
         return True
 
     def ready(self, view_id: int, job: str) -> dict[str, Any] | None:
-        """What is to be said of the states, once all of them is durable; None: ask again."""
+        """What is to be said of the states, once all of them is durable; None: ask again.
+
+        Nothing: they cannot be had, for a part of the view is further than it is, or away.
+        """
         view = self._suspended(view_id, job)
         self._durability.end()
-        if view.durable != view.mark:
+        mark = view.mark
+        units = [view, *self._book.parts_of(view)]
+        if self._book.missing(view) is not None or any(u.mark.txid != mark.txid for u in units):
+            return {}
+        if any(unit.durable != unit.mark for unit in units):
             if not self._book.checkpoints.underway:
                 self._durability.begin()
             return None
-        mark = view.mark
         return {
             "view_id": view.id,
             "start_lsn": view.start_lsn,
@@ -66,30 +76,46 @@ class Moving:
         }
 
     def exporter(self, view_id: int, job: str, path: Path) -> Callable[[], object]:
-        """What writes the states into a sorted file; to be called on another thread."""
+        """What writes the states into sorted files; to be called on another thread.
+
+        The first is ``path``, those of parts are beside it; each state is in one of them.
+        """
         view = self._suspended(view_id, job)
-        store = view.store
-        if isinstance(store, AwayStore):
-            away = store
-            return lambda: away.export(path)
-        db = self._book.db
-        return lambda: db.export(view_id, path)
+        db, had = self._book.db, set[str]()
+        works: list[Callable[[], object]] = []
+        for number, unit in enumerate((view, *self._book.parts_of(view))):
+            to = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
+            leave, store = frozenset(had), unit.store
+            if isinstance(store, AwayStore):
+                works.append(partial(store.export, to, leave))
+            else:
+                keep = partial(_is_of_others, leave)
+                works.append(partial(db.export, unit.id, to, keep))
+            had |= subplans.owners(unit.own)
+        return lambda: [work() for work in works]
 
-    def place(self, view_id: int, worker: str, job: str) -> str:
-        """The catalog says that a view is on ``worker``: its staged states go there.
+    def place(self, view_id: int, worker: str, parts: dict[str, str], job: str) -> str:
+        """The catalog says where a view is: its staged states go there.
 
-        ``there``; ``later``, when that worker can be asked; or ``lost``: nothing was done, for
+        ``there``; ``later``, when its workers can be asked; or ``lost``: nothing was done, for
         somebody else has let the view go on meanwhile.
         """
         view, placed = self._book.views.get(view_id), views.placement({"placement": worker})
-        if view is not None and view.placed != placed and view.suspended == job:
-            self._loading.relocate(view, placed)
-        if view is None or view.placed != placed:
+        if view is None:
             return "lost"
-        return "there" if view.reachable else "later"
+        if (view.placed, view.parts) != (placed, parts) and view.suspended == job:
+            self._loading.relocate(view, placed, parts)
+        if (view.placed, view.parts) != (placed, parts):
+            return "lost"
+        return "there" if self._book.missing(view) is None else "later"
 
     def _suspended(self, view_id: int, job: str) -> View:
         view = self._book.views.get(view_id)
         if view is None or view.suspended != job:
             raise TransientError("the worker has begun anew while the view moved")
         return view
+
+
+def _is_of_others(nodes: frozenset[str], state: str) -> bool:
+    """Whether a state is of none of ``nodes``."""
+    return subplans.owner(state) not in nodes

@@ -60,6 +60,7 @@ def plan(book: Book) -> Plan:
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
     live = [v.mark for v in book.views.values() if v.live]
+    live += [p.mark for p in book.parts if p.first in book.views and book.views[p.first].live]
     last = max([book.position.txid, *ends])
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)
@@ -95,7 +96,7 @@ def _retain(book: Book, base: int, last: int) -> None:
     retained = book.retained
     if not retained.local:
         return
-    views = [view for view in book.views.values() if view.owned]
+    views = [*(view for view in book.views.values() if view.owned), *book.parts]
     # A hold that is in vain (what it needs is gone) keeps nothing.
     holds = [h for h in book.holds.jobs().values() if book.needs(h) >= book.confirmed]
     least = min([base, last, *(v.mark.txid for v in views), *(h.txid for h in holds)])

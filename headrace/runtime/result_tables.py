@@ -98,4 +98,4 @@ class ResultTables:
             if failures.is_lost(error) or conn.closed:
                 raise
             # Somebody drops an index just then, say.  It is noted when it changes again.
-            _log.info("grants and indexes not noted", reason=str(error))
+            _log.warning("grants and indexes not noted", reason=str(error))

@@ -40,18 +40,21 @@ class Returning:
         """Stop views whose worker is gone, and let those go on whose worker is back."""
         if not self._book.hosts:
             return  # no view was ever placed elsewhere
-        placed = [view for view in self._book.views.values() if view.placed and view.owned]
-        if all(view.reachable for view in placed):
+        views = [view for view in self._book.views.values() if view.owned]
+        placed = [v for v in views if v.placed or v.parts or self._book.parts_of(v)]
+        found = ((view, self._book.missing(view)) for view in placed)
+        missing = [(view, worker) for view, worker in found if worker is not None]
+        if not missing:
             self.due = math.inf
             return
-        for view in placed:
-            if view.live and not view.reachable:
-                self._leaving.fail(view, lost(view.placed))
+        for view, worker in missing:
+            if view.live:
+                self._leaving.fail(view, lost(worker or next(iter(view.parts.values()), "")))
         if clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
-        for view in placed:
-            if view.status == Status.SINK_ERROR and not view.reachable and not view.suspended:
+        for view, _ in missing:
+            if view.status == Status.SINK_ERROR and not view.suspended:
                 self._back(view)
 
     def _back(self, view: View) -> None:
@@ -61,4 +64,5 @@ class Returning:
             return
         if view.live:
             view.message = None
+            self._book.gauges.went_on(view.id)
             self._rewind_soon()

@@ -36,6 +36,8 @@ _FEEDS: Final = b"feeds/"
 _FRONT: Final = b"front/"
 _QUEUE: Final = "subplan "
 _OFFSET: Final = struct.Struct(">Q")
+PER_VIEW_MAX: Final = 64
+"""Subplans that one view may be the first to have."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,13 @@ class Shared(Unit):
     awaited: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Views that are being made of what it sends, by job: id, and the txid after which they need
     it.  As long as the job has a hold."""
+    owner: str = ""
+    """Of a part of a view that is on another worker: the view's."""
+
+    @property
+    def first(self) -> int:
+        """The view that it was made of; of a part, the one that reads it."""
+        return -self.id // PER_VIEW_MAX
 
     @property
     def shown(self) -> str:
@@ -121,10 +130,17 @@ class Shared(Unit):
         """See ``Unit``: how far what it sent must be there."""
         meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
 
-    def open(self, storage: Storage, front: int | None) -> None:
+    @property
+    def told(self) -> tuple[int, int, int]:
+        """See ``Unit``: instead of what was written, how far what it sent must be there."""
+        return self.mark.txid, self.mark.lsn, self.output.front
+
+    def open(self, storage: Storage, front: int | None, recorded: int | None = None) -> None:
         """Take over what an earlier process has sent, or begin anew after its mark.
 
-        ``front``: how far it must be there; None: it is new.
+        ``front``: how far it must be there; None: it is new.  ``recorded``: the last txid of which
+        it is known how it was cut: what was sent of later ones, which the power of the machine
+        has left behind, is of others now, and is sent anew.
         """
         found = storage.get(self.queue_name)
         if front is not None and (found is None or found.front < front):
@@ -135,6 +151,8 @@ class Shared(Unit):
         if found is None:
             found = storage.make(self.queue_name)
             found.begin_after(self.mark.txid)
+        elif recorded is not None and found.base_txid <= recorded < found.last_txid:
+            found.begin_after(recorded)
         self.queue, self.table = found, storage.pool.table
 
     @property
@@ -150,13 +168,20 @@ class _Record(msgspec.Struct):
     settings: dict[str, str]
     start_lsn: int
     signature: str
+    placed: str = ""
+    owner: str = ""
+    limits: dict[str, int] = {}
 
 
 _RECORDS: Final = msgspec.json.Decoder(_Record)
 
 
-def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]], list[Shared]]:
+def read(
+    db: RocksDatabase, storage: Storage, recorded: int
+) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     """Who reads what, by unit and node, and the shared subplans with states and queues.
+
+    ``recorded``: see ``Shared.open``.
 
     Raises:
         StateDamaged: it cannot be read.
@@ -176,8 +201,8 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
             made = _made(int(key[len(_SUBPLAN) :]), value)
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
-            made.restore(db.view(made.id, mark.txid), mark)
-            made.open(storage, fronts.get(made.id))
+            made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
+            made.open(storage, fronts.get(made.id), recorded)
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
         raise StateDamaged(
@@ -192,7 +217,10 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
 
 def put(meta: Meta, shared: Shared) -> None:
     """Write down what a new one computes."""
-    record = _Record(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature)
+    record = _Record(
+        *(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature),
+        *(shared.placed, shared.owner, shared.limits),
+    )
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 
 
@@ -217,4 +245,7 @@ def _made(unit_id: int, value: bytes) -> Shared:
         found.settings,
         found.start_lsn,
         found.signature,
+        owner=found.owner,
+        placed=found.placed,
+        limits=found.limits,
     )

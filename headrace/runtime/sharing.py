@@ -35,6 +35,18 @@ A view that has stopped for good reads nothing any more; filled anew, it may sha
 subplan that is all of that one's plan; its own plan begins with what comes from there.  It is never
 without: what is below is nowhere in its plan.
 
+*Parts on other workers.*  A view may be cut: nodes of its plan are computed elsewhere, each with
+all that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on
+that worker, what it sends comes here, into its queue, and is read here like that of any other.
+
+* Invariant 4: what a part has sent up to its mark on its worker is in the queue here: the worker
+  keeps with each mark how far that is (``Shared.told``), and is told to write it after the queue
+  was.  Who comes back without that is not believed.
+* In memory a part may be behind its view, after its worker has died: then it catches up alone, for
+  what it sent is here, and until it has, no checkpoint has the view.
+* A part is there from when the state database here says so, which is after its worker has made it
+  durable; one that nobody knows of is dropped there when it joins.
+
 Not shared: what reads the clock, and groups that show a key in the form in which it came first.
 Views are kept out by their option ``sharing``, all of them by the setting of that name.
 """
@@ -64,14 +76,14 @@ from headrace.runtime import positions
 from headrace.runtime import shared as records
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.positions import Meta, StateMark
-from headrace.runtime.shared import Shared
+from headrace.runtime.shared import PER_VIEW_MAX, Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
 _log = structlog.get_logger(__name__)
 
-_PER_VIEW_MAX: Final = 64
 _RETRY_S: Final = 1.0
 
 
@@ -83,9 +95,15 @@ class Sharing:
     """The shared subplans of one engine; every method runs on the engine's thread."""
 
     def __init__(
-        self, book: Book, durability: Durability, watch: Watch, drain: Callable[[], None]
+        self,
+        book: Book,
+        durability: Durability,
+        watch: Watch,
+        hosts: Hosts,
+        drain: Callable[[], None],
     ) -> None:
         self._book = book
+        self._hosts = hosts
         self._durability = durability
         self._watch = watch
         self._drain = drain
@@ -107,7 +125,7 @@ class Sharing:
         book = self._book
         book.subplans.clear()
         self._joining.clear()
-        self._feeds, found = records.read(book.db, book.queues)
+        self._feeds, found = records.read(book.db, book.queues, book.records.last)
         book.subplans.update({made.id: made for made in found})
 
     def restore(self, view: View) -> None:
@@ -133,7 +151,7 @@ class Sharing:
         Raises:
             TransientError: the view is not where the engine is, or about to join another one.
         """
-        if view.placed:
+        if view.placed or view.parts:
             raise UnsupportedError(
                 f"a view that is on another worker feeds nobody: {view.target.shown}",
                 hint='Read it without option "from".',
@@ -147,7 +165,7 @@ class Sharing:
             raise TransientError("the view has not caught up", sqlstate="55006")
         number = next(
             n
-            for n in itertools.count(view.id * _PER_VIEW_MAX)
+            for n in itertools.count(view.id * PER_VIEW_MAX)
             if -n not in self._book.subplans and -n not in self._feeds
         )
         settings = dict(view.settings)
@@ -184,18 +202,75 @@ class Sharing:
         view.feed_on(feeds)
         _check_fed(view)
 
+    def cut(self, view_id: int) -> dict[str, str]:
+        """The parts that a view has, as the state database says: workers by node."""
+        feeds = self._feeds.get(view_id, {})
+        known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
+        return {node: part.placed for node, part in known.items() if part and part.placed}
+
+    def reach(self, view: View) -> None:
+        """Have the parts of a view that are on other workers at hand.
+
+        Raises:
+            OutOfReach: a worker cannot be asked now.
+            StateDamaged: it has lost the states, or we what came of them.
+            Deadly: it dies of them.
+        """
+        for part in self._book.parts_of(view):
+            if part.reachable:
+                continue
+            mark = self._hosts.mark(part)
+            if mark is None:
+                raise StateDamaged(
+                    f'worker "{part.placed}" has no states of its part of the view', hint=RESYNC
+                )
+            if part.output.front < mark.sink_txid:
+                part.store = None
+                raise StateDamaged("what a part of the view has sent is lost", hint=RESYNC)
+            part.story.add("back", worker=part.placed, txid=mark.txid)
+
+    def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
+        """Have other workers take their parts of a new view."""
+        made: list[Shared] = []
+        for worker in set(view.parts.values()):
+            self._hosts.reach(worker)
+        for node, worker in sorted(view.parts.items()):
+            part = Shared(
+                -(view.id * PER_VIEW_MAX + len(made)),
+                subplans.subplan(view.plan, node),
+                dict(view.settings),
+                view.start_lsn,
+                f"{node} of view {view.id}",
+                owner=view.owner,
+                placed=worker,
+                limits=dict(view.limits),
+            )
+            self._hosts.deploy(part, runs, mark)
+            made.append(part)
+            records.put(meta, part)
+            positions.put_view(meta, part.id, mark)
+        feeds = {part.plan.sink.input: part.id for part in made}
+        records.put_feeds(meta, view.id, feeds)
+        view.feed_on(feeds)
+        return made
+
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
-        """Make shared subplans of what a new view has in common with others.
+        """Make subplans of a new view: what it has in common with others, or is elsewhere.
 
         ``runs`` have its states, of which it must keep those of its own part only.  Who reads what
         is added to ``meta``, which must be written before ``divided``.
+
+        Raises:
+            OutOfReach: a worker that is to have a part cannot be asked now.
         """
+        if view.parts:
+            return self._cut(view, runs, mark, meta)
         db = self._book.db
         made: list[Shared] = []
         feeds = dict(view.feeds)
         for node in self._common(view):
             shared = Shared(
-                -(view.id * _PER_VIEW_MAX + len(made)),
+                -(view.id * PER_VIEW_MAX + len(made)),
                 subplans.subplan(view.plan, node),
                 dict(view.settings),
                 view.start_lsn,
@@ -214,7 +289,8 @@ class Sharing:
     def divided(self, view: View, made: list[Shared], mark: StateMark) -> None:
         """What ``divide`` has made is durable."""
         for shared in made:
-            shared.restore(self._book.db.view(shared.id, mark.txid), mark)
+            if not shared.placed:
+                shared.restore(self._book.db.view(shared.id, mark.txid), mark)
             shared.open(self._book.queues, None)
             shared.keep_for({view.id: mark.txid})
             self._book.subplans[shared.id] = shared
@@ -240,7 +316,7 @@ class Sharing:
                 kept |= {signed[n.id] for n in unit.own.nodes if n.id in signed}
         kept |= outputs
         found = _largest(view.plan, {n for n, s in mine.items() if s in kept})
-        return [n for n in found if mine[n] not in outputs][:_PER_VIEW_MAX]
+        return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
 
     # --- who reads what
 
@@ -252,7 +328,7 @@ class Sharing:
         out = {}
         for node, feeder in dict(view.feeds).items():
             shared = self._book.subplans.get(feeder)
-            if shared is not None:
+            if shared is not None and not shared.placed:
                 views = self._book.views_of(shared)
                 out[node] = shared.id, [v.target.shown for v in views if v.id != view.id]
         return out
@@ -263,7 +339,7 @@ class Sharing:
         """Find out who could read more than it does; after a view has come or gone."""
         self._joining = {}
         self._retry_at = 0.0
-        ids = {s.signature: s.id for s in self._book.subplans.values()}
+        ids = {s.signature: s.id for s in self._book.subplans.values() if not s.placed}
         for unit in self._units():
             signed = self._signatures(unit)
             other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
@@ -377,7 +453,10 @@ class Sharing:
         del book.subplans[shared.id]
         self._feeds.pop(shared.id, None)
         self._signed.pop(shared.id, None)
-        book.db.drop_view(shared.id)
+        if shared.placed:
+            self._hosts.drop(shared.id)
+        else:
+            book.db.drop_view(shared.id)
         book.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
 
@@ -391,7 +470,7 @@ class Sharing:
         views = [
             v for v in self._book.views.values() if v.owned and v.store is not None and self._may(v)
         ]
-        return [*views, *self._book.subplans.values()]
+        return [*views, *(s for s in self._book.subplans.values() if not s.placed)]
 
     def _signatures(self, unit: Unit) -> dict[str, str]:
         known = self._signed.get(unit.id)

@@ -118,7 +118,7 @@ class Ticker:
                 total += count(self._flow(view), instant)
             except DefiniteFailure as error:
                 # The batch will meet it too, and stop the view in the proper way.
-                _log.info("a view cannot take the time", view=view.id, why=str(error))
+                _log.warning("view cannot take the time", view=view.id, why=str(error))
                 total += 1
             except OutOfReach:
                 continue  # it stops in a moment, and takes no part

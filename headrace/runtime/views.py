@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 import structlog
 
+from headrace import events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -24,6 +25,7 @@ from headrace.config import Settings
 from headrace.errors import RESYNC, BugError, HeadraceError, StateDamaged, UndefinedError
 from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime.away import AwayStore
@@ -31,9 +33,8 @@ from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.story import Story
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
-from headrace.sql import states
+from headrace.sql import nodes, states
 from headrace.sql import views as catalog
-from headrace.sql.nodes import MAIN
 from headrace.sql.progress import Progress
 from headrace.sql.status import OWNED, Status
 from headrace.sql.views import WorkedView
@@ -82,6 +83,8 @@ class Unit:
     """Whether its dataflow had little to do the last time."""
     bound: Bound | None = field(default=None, kw_only=True)
     """What it works under, once it has."""
+    placed: str = field(default="", kw_only=True)
+    """The worker that has its states; '': this one."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -185,6 +188,11 @@ class Unit:
     def note(self, meta: Meta) -> None:
         """Add to a checkpoint, besides its mark, what else must be there with it."""
 
+    @property
+    def told(self) -> tuple[int, int, int]:
+        """The mark as another worker keeps it, which says it when it comes back."""
+        return self.mark.txid, self.mark.lsn, self.mark.sink_txid
+
     def back(self, txid: int) -> None:
         """Forget what every txid from ``txid`` on has changed, in flight or not.
 
@@ -229,8 +237,8 @@ class View(Unit):
     """Views of one group are written by one transaction; '': the unnamed one."""
     latency_ms: int = 0
     """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
-    placed: str = ""
-    """The worker that has its states; '': this one."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """Nodes of its plan that are computed on other workers, with all below them: who has each."""
     shares: bool = True
     """Whether its subplans may be kept together with those of other views."""
     kept: bool = False
@@ -261,10 +269,10 @@ class View(Unit):
     @property
     def argument(self) -> str:
         """Its name as a text literal for a procedure has it between the quotes."""
-        return ".".join(
-            name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
-            for name in (self.target.schema_name, self.target.table_name)
-        ).replace("'", "''")
+        names = (self.target.schema_name, self.target.table_name)
+        return tokens.doubled(
+            ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
+        )
 
 
 def load(conn: Connection) -> list[View]:
@@ -350,9 +358,8 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def placement(options: Mapping[str, Any]) -> str:
-    """The worker that options name; '': the one that writes."""
-    named = str(options.get("placement") or "")
-    return "" if named == MAIN else named
+    """The worker that has all of a view by its options; '': the one that writes has the rest."""
+    return nodes.whole(options.get("placement"))
 
 
 def _view(row: WorkedView) -> View:
@@ -362,8 +369,10 @@ def _view(row: WorkedView) -> View:
         raise BugError(
             f"view {row.id} has no physical plan in the catalog", detail=f"{error!r}."
         ) from error
+    if not row.parts.keys() <= {node.id for node in rebuilt.nodes}:
+        raise BugError(f"view {row.id} has parts that are not in its plan")
     options = row.options or {}
-    return View(
+    made = View(
         row.id,
         rebuilt,
         {str(k): str(v) for k, v in (row.settings or {}).items()},
@@ -377,6 +386,9 @@ def _view(row: WorkedView) -> View:
         commit_group=options.get("commit_group") or "",
         latency_ms=int(options.get("latency_ms") or 0),
         placed=placement(options),
-        shares=options.get("sharing") is not False and not placement(options),
+        parts={} if placement(options) else dict(row.parts),
+        shares=options.get("sharing") is not False and not placement(options) and not row.parts,
         limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )
+    events.know_view(made.id, made.target.shown)
+    return made

@@ -25,7 +25,7 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import insight
+from headrace.runtime import holding, insight, measures, operators
 from headrace.runtime.book import Book
 from headrace.runtime.engine import Engine
 from headrace.types import format_lsn
@@ -85,9 +85,11 @@ class Worker:
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _telling(self._engine, insight.gauges),
+                "measures": _measures(self._engine),
+                "held": _held(self._engine),
                 "batches": _telling(self._engine, insight.batches),
                 "links": _telling(self._engine, insight.links),
-                "stats": _telling_of_view(self._engine, insight.stats),
+                "stats": _telling_of_view(self._engine, operators.stats),
                 "carries": self._doing(_carries(self._engine)),
                 "move": _move(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),
@@ -164,9 +166,10 @@ class Worker:
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
 
     async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
-        view_id = int(_need(params, "view_id"))
+        view_id, caller = int(_need(params, "view_id")), params.get("caller")
+        pause = self._engine.lifecycle.pause
         async with self._interrupting(view_id):
-            await self._on_engine(lambda: self._engine.lifecycle.pause(view_id), progress=progress)
+            await self._on_engine(lambda: pause(view_id, caller), progress=progress)
 
     def _doing(self, act: Callable[[dict[str, Any]], Any]) -> rpc.Handler:
         async def handle(params: dict[str, Any], progress: Progress) -> Any:
@@ -337,6 +340,21 @@ def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Ha
     return handle
 
 
+def _held(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        return holding.told(engine.book, engine.works())
+
+    return handle
+
+
+def _measures(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        most = int(_need(params, "collections_max"))
+        return await asyncio.to_thread(measures.measures, engine.book, most)
+
+    return handle
+
+
 def _of_view(act: Callable[[int], None]) -> Callable[[dict[str, Any]], None]:
     return lambda params: act(int(_need(params, "view_id")))
 
@@ -372,6 +390,8 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
         while facts is None:
             facts = await ask(lambda: engine.moving.ready(view_id, job))
             await asyncio.sleep(0 if facts else _SOON_S)
+        if not facts:
+            return None
         await asyncio.to_thread(await ask(lambda: engine.moving.exporter(view_id, job, path)))
         return facts
 
@@ -380,7 +400,8 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
 
 def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
     return lambda params: engine.moving.place(
-        int(_need(params, "view_id")), str(_need(params, "worker")), _job(_need(params, "job"))
+        *(int(_need(params, "view_id")), str(_need(params, "worker"))),
+        *(dict(_need(params, "parts")), _job(_need(params, "job"))),
     )
 
 
@@ -416,7 +437,7 @@ def _job(value: Any) -> str:
 async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, process="worker", pid=os.getpid())
+    events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
     os.umask(0o077)
     await Worker(settings).main()
 

@@ -6,20 +6,24 @@ import argparse
 import dataclasses
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import psycopg
 
-from headrace.config import ENV_PREFIX, Settings, explained, has_secret, redact
+from headrace import events
+from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
+from headrace.server.explained import explained
 
+_DEBUG: Final = "debug"
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
 _FLAGS: Final = {
     "listen": "HOST:PORT for clients (default 127.0.0.1:6432; port 0: a free one)",
-    "http": "HOST:PORT of /livez, /readyz and /metrics (default: off)",
+    "http": "HOST:PORT of /livez, /readyz, /metrics and the console (default: off)",
     "data_dir": "directory of state, staging and secrets",
     "slot_name": "replication slot (one per database of a server)",
     "publication_name": "publication",
@@ -29,6 +33,7 @@ _FLAGS: Final = {
     "tls_cert": "PEM certificate chain for clients",
     "tls_key": "PEM key of the certificate",
     "log_level": "debug, info, warning or error",
+    "log_format": "text, json, or auto (default): text for a terminal",
 }
 
 
@@ -39,6 +44,7 @@ _WORKER_FLAGS: Final = {
     "worker_address": ("--address", "HOST:PORT", "where the engine finds that (default: the same)"),
     "data_dir": ("--data-dir", "DIR", "directory of its states and keys"),
     "log_level": ("--log-level", "LEVEL", "debug, info, warning or error"),
+    "log_format": ("--log-format", "FORMAT", "text, json, or auto (default): text for a terminal"),
 }
 
 
@@ -103,38 +109,65 @@ def _source_flag(arguments: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 well, 1 failed, 2 wrong usage."""
+    """Entry point; returns the exit status: 0 well, 1 failed, 2 wrong usage, 70 a bug."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         # Its options are its own.
         from headrace.embedded import demo
 
         return int(demo.main(words[1:]) or 0)
-    arguments = parser().parse_args(words)
-    if argv is None and has_secret(getattr(arguments, "source", None) or ""):
-        _start_again(arguments.source, _source_flag(arguments))
     try:
-        match arguments.command:
-            case "version":
-                return _version()
-            case "start":
-                return _start(settings_of(arguments))
-            case "worker":
-                return _worker(settings_of(arguments))
-            case "check":
-                return _check(settings_of(arguments))
-            case "status":
-                return _status(settings_of(arguments))
-            case "config":
-                return _config(arguments)
-            case _:
-                return _uninstall(settings_of(arguments), tables=arguments.drop_tables)
+        return _run(words, ours=argv is None)
     except HeadraceError as error:
         _say(_shown(error), err=True)
         return 2 if error.code == "22023" else 1
     except psycopg.Error as error:
         _say(f"headrace: {str(error).strip()}", err=True)
         return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever reads has enough; the interpreter shall not try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        _say(f"headrace: {error}", err=True)
+        return 1
+    except Exception as error:
+        if _DEBUG in words:
+            raise
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        _say(
+            f"headrace: internal error: {error!r} at {place}\n"
+            f"  Hint: Report it, with what --log-level {_DEBUG} adds.",
+            err=True,
+        )
+        return 70
+
+
+def _run(words: Sequence[str], *, ours: bool) -> int:
+    """Do what is asked; ``ours``: the arguments are those of the process."""
+    arguments = parser().parse_args(words)
+    if ours:
+        events.configure(process=arguments.command)  # until its settings are known
+    if ours and has_secret(getattr(arguments, "source", None) or ""):
+        _start_again(arguments.source, _source_flag(arguments))
+    match arguments.command:
+        case "version":
+            return _version()
+        case "start":
+            return _start(settings_of(arguments))
+        case "worker":
+            return _worker(settings_of(arguments))
+        case "check":
+            return _check(settings_of(arguments))
+        case "status":
+            return _status(settings_of(arguments))
+        case "config":
+            return _config(arguments)
+        case _:
+            return _uninstall(settings_of(arguments), tables=arguments.drop_tables)
 
 
 def _start_again(source: str, flag: str) -> NoReturn:

@@ -16,6 +16,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import TransientError, UserError
+from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
@@ -60,6 +61,8 @@ MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes"
 VIEW_STATS: Final = (
     *(("node", TEXT), ("collection", TEXT), ("shared", BOOL), ("worker", TEXT)),
     *(("rows_in", INT8), ("rows_out", INT8), ("batches", INT8), ("busy_us", INT8)),
+    *(("cpu_us", INT8), ("state_rows", INT8), ("state_bytes", INT8), ("state_exact", BOOL)),
+    *(("queued_rows", INT8), ("queued_bytes", INT8)),
 )
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 WORKERS: Final = (
@@ -73,6 +76,11 @@ LINKS: Final = (
     *(("packed", BOOL), ("overridden", BOOL)),
 )
 """Columns of links; ``sql/links.sql`` has the same."""
+PLACEMENT: Final = (
+    *(("what", TEXT), ("name", TEXT), ("worker", TEXT), ("why", TEXT)),
+    *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
+)
+"""Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
 REBALANCE: Final = (
     *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
     *(("moved", BOOL), ("problem", TEXT)),
@@ -160,7 +168,7 @@ class Commands:
 
     async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
-        name = f"{_quoted(row.schema)}.{_quoted(row.name)}"
+        name = f"{identifier(row.schema)}.{identifier(row.name)}"
         # Its names are qualified: the search path it was written under is not kept.
         query = row.canonical or row.query
         caller, settings, options = row.owner, row.settings, row.options
@@ -283,8 +291,8 @@ def _say(answer: Any, report: Report) -> None:
             report(str(answer[key]))
 
 
-def _explained(text: str) -> ResultSet:
-    return ResultSet.of_lines("plan", text.rstrip("\n").split("\n"))
+def _explained(answer: dict[str, Any]) -> ResultSet:
+    return ResultSet.of_lines("plan", answer["lines"])
 
 
 def _checked(stages: dict[str, str]) -> ResultSet:
@@ -309,10 +317,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "links": partial(ResultSet, LINKS),
     "sources": partial(ResultSet, SOURCES),
     "rebalance": partial(ResultSet, REBALANCE),
+    "explain_placement": partial(ResultSet, PLACEMENT),
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
 """How an answer is shown, of what answers rows."""
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

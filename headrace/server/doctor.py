@@ -22,6 +22,7 @@ from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import connect
 from headrace.postgres import slot as setup
 from headrace.process import rpc
+from headrace.server import traces
 from headrace.sql import install
 from headrace.state import formats
 
@@ -81,6 +82,8 @@ def _machine(settings: Settings) -> Iterator[Finding]:
         yield Finding("state", problem=later)
     yield _tried("sockets", lambda: _sockets(settings))
     yield _memory(settings)
+    if settings.otlp_endpoint:
+        yield _tried("traces", lambda: _traces(settings))
     for name, where in (("port", settings.listen), ("http port", settings.http)):
         if where:
             yield _tried(name, lambda where=where: _port(where))  # type: ignore[misc]
@@ -97,6 +100,8 @@ def _tried(name: str, act: Callable[[], str]) -> Finding:
 
 def _data_dir(path: Path) -> str:
     there = next(p for p in (path, *path.parents) if p.exists())
+    if not there.is_dir():
+        raise PrerequisiteError(f'"{there}" is no directory', hint="Say --data-dir DIR.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise PrerequisiteError(
             f'"{there}" cannot be written', hint="Say --data-dir DIR, or give the rights to it."
@@ -137,6 +142,11 @@ def _memory(settings: Settings) -> Finding:
     if settings.memory_bytes > total * 3 // 4:
         return Finding("memory", found, warning="Leave a quarter to all else: lower memory_bytes.")
     return Finding("memory", found)
+
+
+def _traces(settings: Settings) -> str:
+    traces.check(settings)
+    return settings.otlp_endpoint
 
 
 def _port(where: str) -> str:

@@ -106,7 +106,7 @@ class Noise:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Log ``event``, or count it."""
+        """Log ``event``, a literal, or count it (``tests/test_events.py`` reads them here, too)."""
         now = self._clock()
         since, count = self._kinds.get(event, (float("-inf"), 0))
         if now - since < _QUIET_S:

@@ -1,45 +1,69 @@
 """What /metrics and /readyz tell: the state of the source, the views and the processes.
 
-Everything is asked when it is asked for.
+Everything is asked when it is asked for: of the database, and of the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+import contextlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from headrace.config import Settings
+from headrace.errors import HeadraceError
 from headrace.postgres.connect import async_dicts
-from headrace.server.supervisor import Supervisor
-from headrace.sql.status import SHOWN
+from headrace.server.commands import CommandPeer
+from headrace.server.supervisor import Child, Supervisor
+from headrace.sql import origins
+from headrace.sql.status import SHOWN, Status
 
+if TYPE_CHECKING:
+    from headrace.server.metrics import Page
+
+Connection = psycopg.AsyncConnection[dict[str, Any]]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4"
+"""Of ``Health.metrics``, in UTF-8."""
 _TIMEOUT_S: Final = 5
+_WORKER_S: Final = 3
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One measured value."""
-
-    name: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
-    kind: str = "gauge"
+_SLOT: Final = """
+SELECT s.active, s.wal_status, s.safe_wal_size,
+       s.confirmed_flush_lsn - '0/0'::pg_lsn AS confirmed, s.restart_lsn - '0/0'::pg_lsn AS restart,
+       pg_current_wal_lsn() - '0/0'::pg_lsn AS current, pg_current_wal_lsn() - s.restart_lsn AS retained,
+       pg_current_wal_lsn() - s.confirmed_flush_lsn AS lag_bytes,
+       extract(epoch FROM a.flush_lag)::float8 AS lag_s
+  FROM pg_catalog.pg_replication_slots s
+  LEFT JOIN pg_catalog.pg_stat_replication a ON a.pid = s.active_pid
+ WHERE s.slot_name = %s"""
+# The eldest first: a new one pushes nobody out of those that are told one by one.
+_VIEWS: Final = "SELECT * FROM headrace.view_states() ORDER BY id"
 
 
 class Health:
-    """Asks the source and the supervisor."""
+    """Asks the source, the supervisor and the worker."""
 
     def __init__(
-        self, settings: Settings, supervisor: Supervisor, version: str, sessions: Callable[[], int]
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        version: str,
+        sessions: Callable[[], int],
+        worker: Callable[[], Awaitable[CommandPeer]],
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._version = version
         self._sessions = sessions
+        self._worker = worker
 
     async def ready(self) -> tuple[bool, str]:
         """Whether the engine works, and if not, why: processes, source, slot.
@@ -51,112 +75,184 @@ class Health:
             if not child.up:
                 return False, f"the {child.name} process is not running {child.problem}"
         try:
-            _, slot = await self._ask(views=False)
+            async with self._asking() as conn:
+                slot = await _asked(conn, _SLOT, self._settings.slot_name)
         except (psycopg.Error, TimeoutError):
             # What it says may name hosts and roles: that is for the log.
             return False, "the source is not reachable"
-        if not slot or not slot["active"]:
+        if not slot or not slot[0]["active"]:
             return False, "the replication slot is not active"
         return True, "ok"
 
     async def metrics(self) -> str:
-        """All samples in Prometheus' text format."""
-        samples = self._process_samples()
+        """All samples in Prometheus' text format (``CONTENT_TYPE``)."""
+        # Its library is needed by who is asked only.
+        from headrace.server.metrics import Page
+
+        page = Page()
+        self._processes(page)
+        told = await self._told()
+        page.put("worker_told", told is not None)
+        if told is not None:
+            _worker(page, told)
         try:
-            views, slot = await self._ask(views=True)
+            async with self._asking() as conn:
+                slot = await _asked(conn, _SLOT, self._settings.slot_name)
+                views = await _asked(conn, _VIEWS)
+                sources = await origins.told(conn)
         except (psycopg.Error, TimeoutError):
-            samples.append(Sample("headrace_source_up", 0))
-        else:
-            samples.append(Sample("headrace_source_up", 1))
-            samples += _slot_samples(slot, self._settings)
-            for view in views:
-                samples += _view_samples(view)
-        return render(samples)
+            page.put("source_up", 0)
+            return page.render()
+        page.put("source_up", 1)
+        _slot(page, slot[0] if slot else None, self._settings)
+        for name, up, changed in sources:
+            page.put("other_source_up", up, name)
+            page.put("other_source_changes_total", changed, name)
+        _all_views(page, views)
+        shown = views[: self._settings.metrics_views_max]
+        page.put("views_left_out", len(views) - len(shown))
+        for view in shown:
+            _view(page, view)
+        if told is not None:
+            names = {view["id"]: str(view["name"]) for view in shown}
+            _told_of_views(page, names, told)
+        return page.render()
 
-    def _process_samples(self) -> list[Sample]:
-        out = [
-            Sample("headrace_build_info", 1, (("version", self._version),)),
-            Sample("headrace_wire_connections", self._sessions()),
-        ]
+    def _processes(self, page: Page) -> None:
+        page.put("build_info", 1, self._version)
+        page.put("wire_connections", self._sessions())
         for child in self._supervisor.children:
-            label = (("process", child.name),)
-            out.append(Sample("headrace_process_up", int(child.up), label))
-            out.append(Sample("headrace_process_restarts_total", child.restarts, label, "counter"))
-        return out
+            page.put("process_up", child.up, child.name)
+            page.put("process_restarts_total", child.restarts, child.name)
+            _usage(page, child.name, child)
+        _usage(page, "commander", None)
 
-    async def _ask(self, *, views: bool) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    async def _told(self) -> dict[str, Any] | None:
+        """What the worker tells; None: it does not."""
+        with contextlib.suppress(HeadraceError, OSError, TimeoutError):
+            async with asyncio.timeout(_WORKER_S):
+                peer = await self._worker()
+                most = {"collections_max": self._settings.metrics_collections_max}
+                return dict(await peer.call("measures", most))
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[Connection]:
+        """A connection to the source, for a few seconds."""
         async with asyncio.timeout(_TIMEOUT_S):
             conn = await async_dicts(self._settings.source, name="headrace health")
             async with conn:
-                found: list[dict[str, Any]] = []
-                if views:
-                    listed = await conn.execute("SELECT * FROM headrace.list_views()")
-                    found = await listed.fetchall()
-                slot = await (
-                    await conn.execute(
-                        "SELECT active, wal_status, safe_wal_size,"
-                        " confirmed_flush_lsn - '0/0'::pg_lsn AS confirmed,"
-                        " restart_lsn - '0/0'::pg_lsn AS restart,"
-                        " pg_current_wal_lsn() - '0/0'::pg_lsn AS current,"
-                        " pg_current_wal_lsn() - restart_lsn AS retained"
-                        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
-                        (self._settings.slot_name,),
-                    )
-                ).fetchone()
-                return found, slot
+                yield conn
 
 
-def _slot_samples(slot: dict[str, Any] | None, settings: Settings) -> list[Sample]:
-    name = "headrace_source_slot_active"
+async def _asked(conn: Connection, text: str, *values: Any) -> list[dict[str, Any]]:
+    return await (await conn.execute(text, values)).fetchall()
+
+
+def _usage(page: Page, name: str, child: Child | None) -> None:
+    """Processor and memory of a process: of ``child``, or our own."""
+    pid = os.getpid() if child is None else child.pid
+    if pid is None:
+        return
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Behind its name, in which there may be anything.
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        page.put("process_cpu_seconds_total", sum(map(int, words[11:13])) / _TICKS_PER_S, name)
+        page.put("process_resident_bytes", int(words[21]) * _PAGE_BYTES, name)
+
+
+def _slot(page: Page, slot: dict[str, Any] | None, settings: Settings) -> None:
+    page.put("source_slot_active", bool(slot and slot["active"]))
+    page.put("source_wal_budget_bytes", settings.wal_budget_bytes)
     if slot is None:
-        return [Sample(name, 0)]
-    out = [
-        Sample(name, int(slot["active"])),
-        Sample("headrace_source_wal_budget_bytes", settings.wal_budget_bytes),
-        Sample("headrace_source_slot_wal_status", 1, (("status", str(slot["wal_status"])),)),
-    ]
-    for column, metric in (
-        ("confirmed", "headrace_source_confirmed_flush_lsn"),
-        ("restart", "headrace_source_restart_lsn"),
-        ("current", "headrace_source_current_wal_lsn"),
-        ("retained", "headrace_source_retained_wal_bytes"),
-        ("safe_wal_size", "headrace_source_slot_safe_wal_bytes"),
+        return
+    page.put("source_slot_wal_status", 1, str(slot["wal_status"]))
+    for column, name in (
+        ("confirmed", "source_confirmed_flush_lsn"),
+        ("restart", "source_restart_lsn"),
+        ("current", "source_current_wal_lsn"),
+        ("retained", "source_retained_wal_bytes"),
+        ("safe_wal_size", "source_slot_safe_wal_bytes"),
+        ("lag_bytes", "source_slot_lag_bytes"),
+        ("lag_s", "source_slot_lag_seconds"),
     ):
         if slot[column] is not None:
-            out.append(Sample(metric, float(slot[column])))
-    return out
+            page.put(name, slot[column])
 
 
-def _view_samples(view: dict[str, Any]) -> list[Sample]:
-    label = (("view", str(view["name"])),)
-    out = [
-        Sample("headrace_view_state", int(view["status"] == s), (*label, ("state", s)))
-        for s in SHOWN
-    ]
+def _all_views(page: Page, views: Sequence[Mapping[str, Any]]) -> None:
+    states = Counter(str(view["status"]) for view in views)
+    for state in SHOWN:
+        page.put("views", states[state], state)
+    lags = [view["lag_ms"] or 0 for view in views if view["status"] == Status.RUNNING]
+    page.put("views_freshness_max_seconds", max(lags, default=0) / 1000)
+
+
+def _view(page: Page, view: Mapping[str, Any]) -> None:
+    name = str(view["name"])
+    for state in SHOWN:
+        page.put("view_state", view["status"] == state, name, state)
     if view["lag_ms"] is not None:
-        seconds = float(view["lag_ms"]) / 1000
-        out.append(Sample("headrace_view_freshness_seconds", seconds, label))
-    out += [
-        Sample(f"headrace_view_{column}", float(view[column]), label)
-        for column in ("lag_bytes", "rows", "txid")
-        if view[column] is not None
-    ]
-    return out
+        page.put("view_freshness_seconds", float(view["lag_ms"]) / 1000, name)
+    for column in ("lag_bytes", "rows", "txid"):
+        if view[column] is not None:
+            page.put(f"view_{column}", view[column], name)
 
 
-def render(samples: list[Sample]) -> str:
-    """Prometheus' text format: samples of one name together, under its TYPE."""
-    lines: list[str] = []
-    names = list(dict.fromkeys(s.name for s in samples))
-    for name in names:
-        same = [s for s in samples if s.name == name]
-        lines.append(f"# TYPE {name} {same[0].kind}")
-        for sample in same:
-            labels = ",".join(f'{k}="{_escape(v)}"' for k, v in sample.labels)
-            shown = f"{{{labels}}}" if labels else ""
-            lines.append(f"{name}{shown} {sample.value:.15g}")
-    return "\n".join(lines) + "\n"
+def _worker(page: Page, told: Mapping[str, Any]) -> None:
+    """What the worker tells of itself."""
+    totals, checkpoints = told["totals"], told["checkpoints"]
+    histograms = totals["histograms"]
+    page.put("batches_total", told["batches_total"])
+    page.put("stream_reconnects_total", told["reconnects"])
+    page.put("batches_in_flight", told["in_flight"])
+    page.put("transactions_total", totals["transactions"])
+    page.put("rows_written_total", totals["rows"])
+    page.put("errors_total", totals["errors"])
+    page.put("restarts_total", totals["restarts"])
+    page.count("commit_visible_seconds", histograms["visible"])
+    for phase in ("process", "wait", "write"):
+        page.count("batch_phase_seconds", histograms[phase], phase)
+    page.count("sink_transaction_seconds", histograms["sink"])
+    page.count("checkpoint_seconds", checkpoints["durations"])
+    page.put("checkpoint_failures_total", checkpoints["failures"])
+    for name, up in told["workers"].items():
+        page.put("worker_up", up, name)
+    page.put("memory_budget_bytes", told["memory_budget_bytes"])
+    for row in told["memory"]:
+        page.put("memory_bytes", row["bytes"], row["part"])
+        if row["limit"] is not None:
+            page.put("memory_limit_bytes", row["limit"], row["part"])
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _told_of_views(page: Page, names: Mapping[int, str], told: Mapping[str, Any]) -> None:
+    """What the worker tells of the views that are told one by one, and of their collections."""
+    for key, numbers in told["views"].items():
+        name = names.get(int(key))
+        if name is None:
+            continue
+        page.put("view_state_bytes", numbers["state_bytes"], name)
+        page.put("view_batches_total", numbers["batches"], name)
+        page.put("view_rows_written_total", numbers["rows"], name)
+        page.put("view_errors_total", numbers["errors"], name)
+        page.put("view_restarts_total", numbers["restarts"], name)
+        page.count("view_commit_visible_seconds", numbers["visible"], name)
+    read: Counter[str] = Counter()
+    left_out = told["collections_left_out"]
+    for row in told["collections"]:
+        unit = row["unit"]
+        name = names.get(unit) if unit > 0 else f"subplan {-unit}"
+        if name is None:
+            left_out += 1
+            continue
+        if unit > 0:
+            read[name] += row["rows_in"] if row["input"] else 0
+        labels = (name, row["node"], row["collection"], row["worker"])
+        page.put("collection_rows_in_total", row["rows_in"], *labels)
+        page.put("collection_rows_out_total", row["rows_out"], *labels)
+        page.put("collection_busy_seconds_total", row["busy_s"], *labels)
+        if row["state_bytes"] is not None:
+            page.put("collection_state_bytes", row["state_bytes"], *labels)
+    for name, rows in read.items():
+        page.put("view_rows_read_total", rows, name)
+    page.put("collections_left_out", left_out)

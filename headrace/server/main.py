@@ -10,7 +10,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -28,15 +28,18 @@ from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
 from headrace.server.health import Health
-from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
+from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
 from headrace.sql import install, meta
 from headrace.sql.views import Unfinished
+
+if TYPE_CHECKING:
+    from headrace.console.port import HttpPort
 
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
@@ -50,7 +53,7 @@ def version() -> str:
 
 def run(settings: Settings, nursery: Nursery) -> int:
     """Run until a signal; returns the exit status."""
-    events.configure(settings.log_level, process="commander")
+    events.configure(settings.log_level, settings.log_format, process="commander", pid=os.getpid())
     os.umask(0o077)
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
@@ -92,12 +95,13 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             problems = install.hindrances(conn) or setup.preflight(conn, settings)
             if problems:
                 if len(problems) > 1:
-                    _log.error("more is missing", count=len(problems) - 1, see="headrace check")
+                    _log.warning("more is missing", count=len(problems) - 1, see="headrace check")
                 raise problems[0]
             ownership.check_alone(conn)
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
             meta.put(conn, "release", version())
+            meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
@@ -127,8 +131,9 @@ class Commander:
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
+        self._traces = Traces(settings, version(), worker)
         self._status = 0
-        self._health = Health(settings, self._supervisor, version(), self._sessions)
+        self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
 
@@ -138,7 +143,7 @@ class Commander:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._supervisor.start()
-        http: HttpServer | None = None
+        http: HttpPort | None = None
         try:
             stopped = asyncio.create_task(self._stop.wait())
             ready = asyncio.create_task(self._supervisor.ready())
@@ -149,11 +154,10 @@ class Commander:
                 self._resumer.start()
                 self._purge.start()
                 self._observer.start()
+                self._traces.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
-                    http = HttpServer(self._settings.http, self._health)
-                    where = await http.start()
-                    _log.info("http", address=f"{where[0]}:{where[1]}")
+                    http = await self._serve_http()
                 await self._direct.connected.wait()
                 shown = f"[{host}]" if ":" in host else host
                 sys.stdout.write(f"headrace ready on {shown}:{port}\n")
@@ -167,11 +171,20 @@ class Commander:
             await self._listener.close()
             await self._purge.stop()
             await self._observer.stop()
+            await self._traces.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()
             await self._supervisor.stop()
         return self._status
+
+    async def _serve_http(self) -> HttpPort:
+        from headrace.server.http import http_port  # a web server, which most do not need
+
+        http = http_port(self._settings, self._health, self._commands, version())
+        host, port = await http.start()
+        _log.info("http", address=f"{host}:{port}", token_file=http.token_file)
+        return http
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -1,7 +1,7 @@
-"""Keeps what the worker says of itself: for ``list_views()``, ``lag_history()`` and metrics.
+"""Keeps what the worker says of itself: for ``list_views()``, ``status()``, ``lag_history()``.
 
-It asks every few seconds.  Of views that were written, or lag, a sample is written down; while all
-is idle nothing is.
+It asks every second what takes long, and every few seconds how all is.  What is the same as before
+is not written down again; while all is idle nothing is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -20,9 +21,16 @@ from headrace.errors import HeadraceError
 from headrace.postgres import connect
 from headrace.process import tasks
 from headrace.server.commands import CommandPeer
-from headrace.sql import samples
+from headrace.sql import held, samples
+from headrace.sql.held import Fact, Holding
 
 _LATE_S: Final = 3.0 * samples.STEP_S
+_LOOK_S: Final = 1.0
+_SOURCES_S: Final = 3.0
+"""How often sources are looked at, where there are any."""
+_COARSEN_S: Final = 60.0
+_STEP_PCT: Final = 5
+"""Memory is told anew when it has changed by so much of its budget."""
 _log = structlog.get_logger(__name__)
 
 
@@ -36,7 +44,15 @@ class Observer:
         self._told: dict[str, Any] = {}
         self._at = 0.0
         self._coarsened = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._memory_pct = -_STEP_PCT
+        self._known: list[Fact] | None = None
+        """The facts that are written down; None: it is not known."""
+        self._holds = True
+        """Whether something is, or may be, written down that holds a view."""
+        self._sources = True
+        """Whether there are sources, or may be."""
+        self._failed = ""
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def told(self) -> dict[str, Any]:
@@ -45,15 +61,16 @@ class Observer:
 
     def start(self) -> None:
         """Begin to ask."""
-        loop = tasks.forever("samples", self._run, samples.STEP_S)
-        self._task = asyncio.create_task(loop)
+        for name, run in (("samples", self._sample), ("held", self._look)):
+            loop = tasks.forever(name, run, samples.STEP_S)
+            self._tasks.append(asyncio.create_task(loop))
 
     async def stop(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
 
     async def ask(self) -> dict[str, Any]:
         """What the worker says now.
@@ -61,39 +78,92 @@ class Observer:
         Raises:
             HeadraceError: it cannot be asked.
         """
-        async with asyncio.timeout(samples.STEP_S):
-            peer = await self._worker()
-            self._told = dict(await peer.call("gauges", {}))
+        self._told = dict(await self._call("gauges"))
         self._at = clock.monotonic()
         return self._told
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(samples.STEP_S)
-            try:
-                views = (await self.ask())["views"]
-            except (HeadraceError, OSError, TimeoutError):
-                views = {}  # that it is away is to be seen as well
-            try:
-                await self._write(views)
-            except (psycopg.Error, HeadraceError) as error:
-                _log.warning("samples not written", reason=str(error).strip())
+    async def _call(self, verb: str) -> Any:
+        async with asyncio.timeout(samples.STEP_S):
+            peer = await self._worker()
+            return await peer.call(verb, {})
 
-    async def _write(self, views: dict[str, dict[str, Any]]) -> None:
+    # --- every few seconds
+
+    async def _sample(self) -> None:
+        self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # at the second time
+        while True:
+            told: dict[str, Any] | None = None
+            # That it is away is to be seen as well.
+            with contextlib.suppress(HeadraceError, OSError, TimeoutError):
+                told = await self.ask()
+            await self._writing(partial(self._write, told))
+            await asyncio.sleep(samples.STEP_S)
+
+    async def _write(self, told: dict[str, Any] | None, conn: held.AsyncConnection) -> None:
+        views = told["views"] if told is not None else {}
+        names = ("rows_per_s", "p50_ms", "p99_ms", "max_ms", "state_bytes")
         rows = [
-            {
-                "id": int(view_id),
-                "batches": told["recent"],
-                **{
-                    name: told[name]
-                    for name in ("rows_per_s", "p50_ms", "p99_ms", "max_ms", "state_bytes")
-                },
-            }
-            for view_id, told in views.items()
+            {"id": int(view_id), "batches": view["recent"]} | {name: view[name] for name in names}
+            for view_id, view in views.items()
         ]
+        await samples.put(conn, rows)
+        facts = self._facts(told)
+        sources = await held.sources(conn)
+        self._sources = sources is not None
+        if sources is not None:
+            facts.append(sources)
+        if facts != self._known:
+            await held.put_facts(conn, facts)
+            self._known = facts
+        if clock.monotonic() - self._coarsened > _COARSEN_S:
+            await samples.coarsen(conn)
+            self._coarsened = clock.monotonic()
+
+    def _facts(self, told: dict[str, Any] | None) -> list[Fact]:
+        """What ``status()`` tells members of our role."""
+        if told is None:
+            return [Fact("workers", "main does not answer", ok=False, hint="see the log")]
+        away = sorted(name for name, up in told["workers"].items() if not up)
+        up = [name for name, there in told["workers"].items() if there]
+        shown = ", ".join([f"{name} up" for name in up] + [f"{name} away" for name in away])
+        hint = "workers(); views that are placed there wait for it" if away else None
+        budget = self._settings.memory_bytes
+        pct = round(100 * told["memory_used_bytes"] / budget)
+        if abs(pct - self._memory_pct) >= _STEP_PCT:
+            self._memory_pct = pct
+        pct = self._memory_pct
+        full = "memory() says for what; slower, and nothing else" if pct > 100 else None
+        return [
+            Fact("workers", shown, not away, hint),
+            Fact("memory", f"about {pct} % of {budget >> 20} MB", pct <= 100, full),
+        ]
+
+    # --- every second
+
+    async def _look(self) -> None:
+        looked = 0.0
+        while True:
+            told: list[Holding] = []
+            with contextlib.suppress(HeadraceError, OSError, TimeoutError):
+                told = [Holding(**row) for row in await self._call("held")]
+            now = clock.monotonic()
+            if told or self._holds or (self._sources and now - looked > _SOURCES_S):
+                looked = now
+                await self._writing(partial(self._put, told))
+            await asyncio.sleep(_LOOK_S)
+
+    async def _put(self, told: list[Holding], conn: held.AsyncConnection) -> None:
+        self._holds, self._sources = await held.put(conn, told)
+
+    async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
         name = "headrace samples"
-        async with await connect.async_session(self._settings.source, name=name) as conn:
-            await samples.put(conn, rows)
-            if clock.monotonic() - self._coarsened > 60:
-                await samples.coarsen(conn)
-                self._coarsened = clock.monotonic()
+        try:
+            async with await connect.async_session(self._settings.source, name=name) as conn:
+                await write(conn)
+        except (psycopg.Error, HeadraceError) as error:
+            reason = str(error).strip()
+            if reason != self._failed:
+                _log.warning("samples not written", reason=reason)
+            self._failed = reason
+        else:
+            self._failed = ""

@@ -29,7 +29,12 @@ def run(settings: Settings, nursery: Nursery) -> int:
         TransientError: the database cannot be reached.
     """
     settings = settings.replace(worker=joined.token(settings).partition(".")[0])
-    events.configure(settings.log_level, process=f"worker {settings.worker}")
+    events.configure(
+        settings.log_level,
+        settings.log_format,
+        process=f"worker {settings.worker}",
+        pid=os.getpid(),
+    )
     os.umask(0o077)
     rpc.check(settings.worker_socket)
     with lock_data_dir(settings.data_dir):

@@ -71,7 +71,7 @@ ALONE_HINT: Final = (
 )
 """How to leave the transaction that a driver or a script has begun without saying so."""
 
-PLANNED: Final = frozenset(("add_link", "explain_placement"))
+PLANNED: Final = frozenset(("add_link",))
 """Procedures of the design that this version does not have."""
 
 

@@ -72,6 +72,12 @@ class Child:
         """Whether the process can be asked now."""
         return self._peer is not None and not self._peer.closed.is_set()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None: there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
     def start(self) -> None:
         """Begin to supervise."""
         loop = tasks.forever(f"child {self.name}", self._supervise, BACKOFF_S_MAX)

@@ -95,7 +95,8 @@ def _warn(settings: Settings) -> None:
     host, _ = address(settings.listen)
     if settings.allow_trust and not _local((host,)):
         _log.warning(
-            "allow_trust: whoever reaches this port is let in as the source lets in this computer",
+            "port lets in without a password",
+            setting="allow_trust",
             listen=settings.listen,
         )
 

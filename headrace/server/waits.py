@@ -24,7 +24,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.postgres import failures
+from headrace.postgres import failures, tokens
 from headrace.postgres.connect import async_session
 from headrace.process import rpc
 from headrace.sql import origins, states
@@ -274,7 +274,7 @@ def _check_status(view: WaitedView) -> None:
         why = view.message if view.owns else None
         raise DefiniteFailure(f"view {view.name} has stopped", detail=why)
     if view.status == Status.PAUSED:
-        argument = view.name.replace("'", "''")
+        argument = tokens.doubled(view.name)
         raise DefiniteFailure(
             f"view {view.name} is paused", hint=f"CALL headrace.resume_view('{argument}')."
         )

@@ -1,24 +1,30 @@
--- The plan of a view: one line per row.  Stages are those the planner kept, such as logical,
--- optimised and physical.  A query's text (instead of a view's name) is answered by the
--- commander, on its own port: a function cannot ask the engine, because nothing it writes is
--- seen before its transaction ends.
+-- The plan of a view: one line per row.  stage: logical, optimised, physical, sources, key, lineage (what the planner
+-- kept); analyze, ast.  format: text, json, dot, mermaid (docs/manual/explain.md).  What has to be asked of the engine (the
+-- text of a query instead of a view's name, the stages analyze and ast, other formats than text and json) is answered by the
+-- commander, on its own port: a function cannot ask the engine, because nothing it writes is seen before its transaction
+-- ends.  On direct connections there is the procedure explain.
 DROP FUNCTION IF EXISTS headrace.explain_view(text, text);
-CREATE FUNCTION headrace.explain_view(name_or_query text, stage text DEFAULT 'physical')
+CREATE OR REPLACE FUNCTION headrace.explain_view(
+    name_or_query text, stage text DEFAULT 'physical', format text DEFAULT 'text', dialect text DEFAULT NULL)
 RETURNS TABLE (plan text)
 LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     parts   pg_catalog.text[];
     stages  pg_catalog.jsonb;
+    told    pg_catalog.text;
 BEGIN
     BEGIN
         parts := pg_catalog.parse_ident(name_or_query);
     EXCEPTION WHEN invalid_parameter_value THEN
+        parts := NULL;
+    END;
+    IF parts IS NULL OR dialect IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '0A000',
             MESSAGE = 'a query is explained only on the port of headrace, by a statement of its own',
             HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.explain_view(query);'
-                   ' on any connection, CALL headrace.check_view(query) answers the plan. The name of a view may be explained anywhere.';
-    END;
+                   ' on any connection, CALL headrace.explain(query) answers the plan. The name of a view may be explained anywhere.';
+    END IF;
     SELECT v.explain INTO stages FROM headrace.views v
      WHERE v.view_name OPERATOR(pg_catalog.=) parts[pg_catalog.array_upper(parts, 1)]::pg_catalog.name
        AND CASE  -- CASE … WHEN 1 would look for an operator on the caller's path
@@ -31,13 +37,37 @@ BEGIN
             MESSAGE = pg_catalog.format('view "%s" does not exist', name_or_query),
             HINT = 'See headrace.list_views().';
     END IF;
-    IF (stages OPERATOR(pg_catalog.->>) stage) IS NULL THEN
+    IF stage OPERATOR(pg_catalog.=) ANY (ARRAY['analyze', 'ast']::pg_catalog.text[])
+       OR format OPERATOR(pg_catalog.=) ANY (ARRAY['dot', 'mermaid']::pg_catalog.text[]) THEN
+        RAISE EXCEPTION USING ERRCODE = '0A000',
+            MESSAGE = pg_catalog.format('stage "%s" in format "%s" is answered only on the port of headrace, as a statement of its own', stage, format),
+            DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
+            HINT = pg_catalog.format('On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.explain_view(%1$L, %2$L, %3$L);'
+                   ' on any connection, CALL headrace.explain(%1$L, %2$L, %3$L) answers it as one text.', name_or_query, stage, format);
+    END IF;
+    IF NOT format OPERATOR(pg_catalog.=) ANY (ARRAY['text', 'json']::pg_catalog.text[]) THEN
+        RAISE EXCEPTION USING ERRCODE = '22023',
+            MESSAGE = pg_catalog.format('there is no format "%s"', format), HINT = 'Formats: text, json, dot, mermaid.';
+    END IF;
+    stages := stages OPERATOR(pg_catalog.-) 'tidy';
+    IF NOT coalesce(pg_catalog.jsonb_typeof(stages OPERATOR(pg_catalog.->) stage) OPERATOR(pg_catalog.=) 'string', false) THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('view "%s" has no plan of stage "%s"', name_or_query, stage),
             HINT = pg_catalog.format('Stages: %s.', (SELECT pg_catalog.string_agg(k, ', ' ORDER BY k)
-                                       FROM pg_catalog.jsonb_object_keys(stages) k));
+                                       FROM pg_catalog.jsonb_each(stages) s (k, v)
+                                      WHERE pg_catalog.jsonb_typeof(v) OPERATOR(pg_catalog.=) 'string'));
     END IF;
-    RETURN QUERY SELECT t FROM pg_catalog.regexp_split_to_table(
-        pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n') t;
+    IF format OPERATOR(pg_catalog.=) 'text' THEN
+        RETURN QUERY SELECT t FROM pg_catalog.regexp_split_to_table(
+            pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n') t;
+        RETURN;
+    END IF;
+    SELECT pg_catalog.jsonb_pretty(g) INTO told
+      FROM pg_catalog.jsonb_array_elements(coalesce(stages OPERATOR(pg_catalog.->) 'graphs', '[]'::pg_catalog.jsonb)) g
+     WHERE (g OPERATOR(pg_catalog.->>) 'stage') OPERATOR(pg_catalog.=) stage;
+    RETURN QUERY SELECT coalesce(told, pg_catalog.jsonb_pretty(pg_catalog.jsonb_build_object('stage', stage, 'lines',
+        pg_catalog.to_jsonb(pg_catalog.string_to_array(pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n')))));
 END
 $$;
+-- Of an earlier version, which had no options.
+DROP PROCEDURE IF EXISTS headrace.check_view(text, text);

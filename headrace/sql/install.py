@@ -38,6 +38,8 @@ FILES: Final = (
     "views.sql",
     "progress.sql",
     "samples.sql",
+    "held.sql",
+    "facts.sql",
     "view_tables.sql",
     "view_uses.sql",
     "made_schemas.sql",
@@ -65,15 +67,19 @@ FILES: Final = (
     "links.sql",
     "sources.sql",
     "rebalance.sql",
+    "explain_placement.sql",
     "view_stats.sql",
     "view_message.sql",
     "view_states.sql",
     "batch_s.sql",
+    "at_work.sql",
+    "worker_running.sql",
     "list_views.sql",
     "lag_history.sql",
     "status.sql",
     "batches.sql",
     "explain_view.sql",
+    "lineage.sql",
     "connection_points.sql",
     "history_of.sql",
     "view_txid.sql",
@@ -280,7 +286,7 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
                     return dsn
     except psycopg.errors.InsufficientPrivilege as error:
         _log.warning(
-            "eval role not available: functions that are not built in will be refused",
+            "eval role not available",
             reason=error.diag.message_primary,
         )
     return None
@@ -312,7 +318,7 @@ def _eval_dsn(
         (role,),
     ).fetchone()
     if found and found[0]:
-        _log.warning("eval role has rights, members or settings: not used", role=role)
+        _log.warning("eval role not used", role=role)
         return None
     password = _read_secret(secret)
     name = sql.Identifier(role)

@@ -2,8 +2,9 @@
 -- while the engine is down.  query, message, owner and errors are shown to the owner of a view and his members:
 -- a message may have a value of a row in it.
 -- since: when it came to be as it is.  held_by: what keeps it from being up to date, and until when as far as
--- that can be told; NULL: nothing does.  p50_ms, p99_ms: from the commit of a change to its being in the table, of the
+-- that can be told; NULL: nothing does, it has all there is.  p50_ms, p99_ms: from the commit of a change to its being in the table, of the
 -- last minute, with rows_per_s (rows written, each change of a row being two); NULL where nothing was written.
+-- query: in lines where it is long and what Postgres reads in them is the same (views/texts.py); headrace.views has it as written.
 -- state_bytes: in memory.  last_error: also one that is over.
 CREATE FUNCTION headrace.list_views(
     OUT name text, OUT status text, OUT message text, OUT query text, OUT rows bigint,
@@ -13,27 +14,37 @@ CREATE FUNCTION headrace.list_views(
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), v.query, s.rows, s.lag_ms,
+    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), coalesce(v.explain ->> 'tidy', v.query), s.rows, s.lag_ms,
            s.lag_bytes, s.txid, s.lsn, pg_get_userbyid(v.owner), CASE WHEN s.status = v.status THEN v.since END,
            CASE s.status
                 WHEN 'stopped' THEN 'no engine is connected'
                 WHEN 'starting' THEN 'its worker is starting, or silent'
                 WHEN 'pending' THEN 'it waits for its turn to be filled'
                 WHEN 'populating' THEN 'it is being filled'
-                WHEN 'paused' THEN format('pause_view, %s ago', date_trunc('second', clock_timestamp() - v.since))
+                WHEN 'paused' THEN concat_ws('; ', format('paused by %s, %s ago: resume_view lets it go on',
+                     coalesce(pg_get_userbyid(v.paused_by), 'pause_view'),
+                     date_trunc('second', clock_timestamp() - v.since)), g.near)
                 WHEN 'error' THEN 'it has stopped: see message'
-                WHEN 'sink_error' THEN coalesce(
+                WHEN 'sink_error' THEN concat_ws('; ', coalesce(
                      'its table is locked by ' || l.who,
-                     CASE WHEN v.options ->> 'placement' <> 'main'
+                     CASE WHEN v.placed_parts <> '{}'
+                          THEN format('it waits for worker %s', (SELECT string_agg(DISTINCT format('"%s"', p.value), ' or ')
+                                                                   FROM jsonb_each_text(v.placed_parts) p))
+                          WHEN jsonb_typeof(v.options -> 'placement') = 'string' AND v.options ->> 'placement'
+                               NOT IN ('main', 'auto', 'bottom_up', 'top_down', 'ifcop', 'exact')
                           THEN format('it waits for worker "%s"', v.options ->> 'placement') END,
-                     'its table cannot be written now: see message')
-                ELSE coalesce(
+                     'its table cannot be written now: see message'), g.near)
+                ELSE nullif(concat_ws('; ', coalesce(
                      'its table is locked by ' || l.who,
-                     CASE WHEN s.lag_ms > 1000 AND n.lag_bytes > s.lag_bytes AND n.at < clock_timestamp() - interval '1 s'
+                     w.what || format(', for %s s', round(extract(epoch FROM clock_timestamp() - w.since))),
+                     CASE WHEN s.lag_ms > 1000 AND n.lag_bytes > s.lag_bytes
+                               AND n.at BETWEEN clock_timestamp() - interval '90 s' AND clock_timestamp() - interval '1 s'
                           THEN format('it catches up: %s behind, about %s s to go', pg_size_pretty(s.lag_bytes),
                                ceil(s.lag_bytes * extract(epoch FROM clock_timestamp() - n.at) / (n.lag_bytes - s.lag_bytes)))
-                          WHEN s.lag_ms > 1000 AND b.batch_s > 1 THEN format('a batch under way for %s s', round(b.batch_s::numeric))
-                          WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END) END,
+                          WHEN s.lag_ms > 1000 AND b.batch_s > 1
+                          THEN format('a batch under way for %s s', round(b.batch_s::numeric)) || coalesce(', of ' || b.at_work, '')
+                          WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END),
+                     a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since))), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
            CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at
       FROM headrace.view_states() WITH ORDINALITY s
@@ -51,6 +62,14 @@ AS $$
               AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
               AND coalesce(a.application_name, '') NOT LIKE 'headrace%'
               AND s.lag_ms > 0) l ON true
-     CROSS JOIN (SELECT headrace.batch_s() AS batch_s) b
+      LEFT JOIN headrace.held w ON w.view_id = v.id AND w.kind = 'work'
+      LEFT JOIN headrace.held a ON a.view_id = v.id AND a.kind = 'source'
+      -- What stands still is given up when more than so much is kept for it.
+      LEFT JOIN LATERAL (
+           SELECT format('about %s %% of wal_budget_bytes (%s) is kept for it: beyond that it is given up',
+                         round(100 * s.lag_bytes / m.value::numeric), pg_size_pretty(m.value::bigint)) AS near
+             FROM headrace.meta m
+            WHERE m.key = 'wal_budget_bytes' AND m.value::bigint > 0 AND s.lag_bytes > m.value::bigint / 2) g ON true
+     CROSS JOIN (SELECT headrace.batch_s() AS batch_s, headrace.at_work() AS at_work) b
      ORDER BY s.ordinality
 $$;

@@ -15,17 +15,26 @@ SILENCE_S: Final = 3 * JOIN_S
 """After which it is taken for lost."""
 MAIN: Final = "main"
 """The worker that takes what comes and writes what goes, which no row is of."""
-_LISTED: Final = """
-SELECT n.name, n.added_at::text, count(v.id), n.token IS NOT NULL, n.address,
-       n.seen_at > clock_timestamp() - %s * interval '1 second'
-  FROM headrace.nodes n LEFT JOIN headrace.views v ON v.options ->> 'placement' = n.name
- GROUP BY n.name ORDER BY n.name"""
+STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
+"""What stands instead of a worker's name, and so is none."""
+_ON: Final = """
+(v.options ->> 'placement' = {0} OR EXISTS (SELECT FROM jsonb_each_text(v.placed_parts) p WHERE p.value = {0}))"""
+_LISTED: Final = f"""
+SELECT n.name, n.added_at::text, count(v.id), count(v.id) FILTER (WHERE v.options ->> 'placement' = n.name),
+       n.token IS NOT NULL, n.address, n.seen_at > clock_timestamp() - %s * interval '1 second', n.capacity
+  FROM headrace.nodes n LEFT JOIN headrace.views v ON {_ON.format("n.name")}
+ GROUP BY n.name ORDER BY n.name"""  # noqa: S608  constants
 _PLACEMENTS: Final = """
-SELECT id, quote_ident(schema_name) || '.' || quote_ident(view_name),
-       coalesce(options ->> 'placement', %s) FROM headrace.views WHERE status = 'running' ORDER BY id"""
-_PLACED: Final = """
-SELECT quote_ident(schema_name) || '.' || quote_ident(view_name) FROM headrace.views
- WHERE options ->> 'placement' = %s ORDER BY 1"""
+SELECT id, quote_ident(schema_name) || '.' || quote_ident(view_name), options -> 'placement', placed_parts
+  FROM headrace.views WHERE status = 'running' ORDER BY id"""
+_PLACED: Final = f"""
+SELECT quote_ident(v.schema_name) || '.' || quote_ident(v.view_name) FROM headrace.views v
+ WHERE {_ON.format("%(name)s::text")} ORDER BY 1"""  # noqa: S608  constants
+_LOADS: Final = """
+SELECT id, options -> 'placement', placed_parts, CASE WHEN placed_parts <> '{}' THEN plan END,
+       (SELECT count(*) FROM jsonb_array_elements(plan -> 'nodes') n
+         WHERE n ->> 'kind' NOT IN ('Source', 'Sink', 'Feed'))
+  FROM headrace.views WHERE status <> 'error' ORDER BY id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +44,47 @@ class WorkerNode:
     name: str
     since: str
     views: int
-    """How many views are placed on it."""
+    """How many views are placed on it, wholly or in part."""
+    whole: int
+    """How many wholly."""
     far: bool
     """Whether it is on another machine."""
     address: str | None
     """Where it listens there; None: it has not said so."""
     seen: bool | None
     """Whether it has said so lately."""
+    capacity: int
+    """Collections that strategies may place there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedView:
+    """Where a view is that runs."""
+
+    name: str
+    whole: str
+    """The worker that has all of it; in parts, the one that has the rest."""
+    parts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a view takes of workers."""
+
+    view_id: int
+    whole: str
+    """The worker that has all of it; '': the one that writes has it, but for its parts."""
+    parts: dict[str, str]
+    plan: Any
+    """As JSON, if it has parts."""
+    collections: int
+    """How many it has, but for sources and its sink."""
+
+
+def whole(option: object) -> str:
+    """The worker that has all of a view by its option ``placement``; '': it is cut, or ours."""
+    named = option if isinstance(option, str) else ""
+    return "" if named == MAIN or named in STRATEGIES else named
 
 
 def listed(conn: Connection) -> list[WorkerNode]:
@@ -49,10 +92,20 @@ def listed(conn: Connection) -> list[WorkerNode]:
     return [WorkerNode(*row) for row in conn.execute(_LISTED, (SILENCE_S,)).fetchall()]
 
 
-def placements(conn: Connection) -> dict[int, tuple[str, str]]:
-    """Names and workers of the views that run, by their ids."""
-    rows = conn.execute(_PLACEMENTS, (MAIN,)).fetchall()
-    return {int(number): (str(name), str(worker)) for number, name, worker in rows}
+def placements(conn: Connection) -> dict[int, PlacedView]:
+    """The views that run, by their ids."""
+    rows = conn.execute(_PLACEMENTS).fetchall()
+    return {
+        int(n): PlacedView(str(name), whole(at) or MAIN, dict(cut)) for n, name, at, cut in rows
+    }
+
+
+def loads(conn: Connection) -> list[WorkerLoad]:
+    """What each view takes that has not stopped for good."""
+    rows = conn.execute(_LOADS).fetchall()
+    return [
+        WorkerLoad(int(n), whole(at), dict(cut), plan, int(c or 0)) for n, at, cut, plan, c in rows
+    ]
 
 
 def known(conn: Connection, name: str) -> bool:
@@ -61,10 +114,11 @@ def known(conn: Connection, name: str) -> bool:
     return found.fetchone() is not None
 
 
-def insert(conn: Connection, name: str) -> bool:
+def insert(conn: Connection, name: str, capacity: int) -> bool:
     """Enter one; False: there is one of that name."""
     made = conn.execute(
-        "INSERT INTO headrace.nodes (name) VALUES (%s) ON CONFLICT (name) DO NOTHING", (name,)
+        "INSERT INTO headrace.nodes (name, capacity) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING",
+        (name, capacity),
     )
     return made.rowcount > 0
 
@@ -76,7 +130,7 @@ def delete(conn: Connection, name: str) -> bool:
 
 def placed(conn: Connection, name: str) -> list[str]:
     """The views that are placed on it."""
-    return [str(row[0]) for row in conn.execute(_PLACED, (name,))]
+    return [str(row[0]) for row in conn.execute(_PLACED, {"name": name})]
 
 
 def invite(conn: Connection, name: str, digest: bytes) -> bool:

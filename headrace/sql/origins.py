@@ -18,6 +18,7 @@ from psycopg.rows import class_row
 from headrace.types import Lsn, format_lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[dict[str, Any]]
 
 CHANNEL: Final = "headrace_sources"
 """Told with a source's name whenever somebody asks something of its carrier."""
@@ -73,6 +74,14 @@ class CarrierOrders:
     position: Lsn
     wanted: Lsn
     hold: Lsn | None
+
+
+async def told(conn: AsyncConnection) -> list[tuple[str, bool, int]]:
+    """Of each source: its name, whether its changes come now, how many have come."""
+    found = await conn.execute(
+        "SELECT name, state = 'running' AS up, changed FROM headrace.origins ORDER BY name"
+    )
+    return [(row["name"], row["up"], row["changed"]) for row in await found.fetchall()]
 
 
 # --- the whole

@@ -24,6 +24,15 @@ ALTER TABLE headrace.samples ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.samples;
 CREATE POLICY own ON headrace.samples FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
+ALTER TABLE headrace.held ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.held;
+CREATE POLICY own ON headrace.held FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
+-- What the engine tells of itself: to members of its role.
+ALTER TABLE headrace.facts ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.facts;
+CREATE POLICY own ON headrace.facts FOR SELECT USING (pg_catalog.pg_has_role(
+    (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = 'headrace.facts'::pg_catalog.regclass), 'USAGE'));
 ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT

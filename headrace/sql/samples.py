@@ -13,7 +13,8 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 STEP_S: Final = 10
 _COARSER: Final = ((60, STEP_S), (600, 60))
 _KEPT: Final = {STEP_S: "16 min", 60: "361 min", 600: "7 days"}
-# A view that only stands still is told once a minute: who is idle should write nothing to speak of.
+# A view that stands still is told once a minute, and where it falls further behind: who is idle
+# should write nothing to speak of.
 _PUT: Final = """
 INSERT INTO headrace.samples AS s (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms,
                                    lag_ms, lag_bytes, state_bytes)
@@ -23,7 +24,9 @@ SELECT v.id, %(step)s, b.at, coalesce(t.batches, 0), coalesce(t.rows_per_s, 0), 
   LEFT JOIN jsonb_to_recordset(%(told)s) t(id bigint, batches bigint, rows_per_s float8, p50_ms float8,
                                            p99_ms float8, max_ms float8, state_bytes bigint) ON t.id = v.id
  CROSS JOIN (SELECT date_bin(%(step)s * interval '1 s', clock_timestamp(), 'epoch') AS at) b
- WHERE t.batches > 0 OR v.lag_ms > 1000 AND extract(second FROM b.at) < %(step)s
+ WHERE t.batches > 0 OR v.lag_ms > 1000 AND (extract(second FROM b.at) < %(step)s OR abs(v.lag_bytes - coalesce((
+       SELECT l.lag_bytes FROM headrace.samples l WHERE l.view_id = v.id AND l.step_s = %(step)s
+        ORDER BY l.at DESC LIMIT 1), 0)) > 1000000)
     ON CONFLICT DO NOTHING"""
 _COARSEN: Final = """
 INSERT INTO headrace.samples (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms, lag_ms, lag_bytes,

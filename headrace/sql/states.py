@@ -193,6 +193,15 @@ def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
     )
 
 
+def paused_by(conn: Connection, view_id: int, role: str | None) -> None:
+    """Note who has paused a view."""
+    conn.execute(
+        "UPDATE headrace.views SET paused_by ="
+        " (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = %s) WHERE id = %s",
+        (role, view_id),
+    )
+
+
 def message(conn: Connection, view_id: int) -> str | None:
     """Why a view does not run, for its owner."""
     row = conn.execute("SELECT headrace.view_message(%s)", (view_id,)).fetchone()

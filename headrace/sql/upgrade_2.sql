@@ -3,7 +3,7 @@
 ALTER TABLE IF EXISTS headrace.nodes ADD COLUMN IF NOT EXISTS token bytea,
     ADD COLUMN IF NOT EXISTS address text, ADD COLUMN IF NOT EXISTS certificate text,
     ADD COLUMN IF NOT EXISTS seen_at timestamptz, ADD COLUMN IF NOT EXISTS latency_ms bigint,
-    ADD COLUMN IF NOT EXISTS bytes_per_s bigint;
+    ADD COLUMN IF NOT EXISTS bytes_per_s bigint, ADD COLUMN IF NOT EXISTS capacity integer NOT NULL DEFAULT 100;
 -- Samples of a view would hinder its being filled anew, for it gets another id.
 DO $$
 BEGIN
@@ -66,3 +66,6 @@ ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS note text;
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS since timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp();
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error text;
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS last_error_at timestamptz;
+-- Nodes of its plan that other workers compute; who has called pause_view last.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS placed_parts jsonb NOT NULL DEFAULT '{}';
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS paused_by regrole;

@@ -58,9 +58,10 @@ class CreateView(ViewRequest):
 
 @dataclass(frozen=True, slots=True)
 class CheckView(Request):
-    """Whether there could be a view of ``query``."""
+    """Whether there could be a view of ``query`` with ``options``."""
 
     query: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,15 @@ class DropIndex(Request):
 
 @dataclass(frozen=True, slots=True)
 class ExplainView(Request):
-    """A plan, of a view or of a query that is none yet."""
+    """A plan, of a view or of a query that is none yet.
+
+    ``dialect``: that of the query, if it is not Postgres'.
+    """
 
     name_or_query: str
     stage: str = "physical"
+    format: str = "text"
+    dialect: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +147,28 @@ class DropPoint(Request):
 
 @dataclass(frozen=True, slots=True)
 class SetPlacement(ViewRequest):
-    """Another worker for a view."""
+    """Another place for a view: a worker, a strategy, or as JSON the workers of its collections."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainPlacement(Request):
+    """Where the collections of a view are, or of a query would be.
+
+    ``strategy``: who decides; None: the view's option, or for a query ``auto``.
+    """
+
+    name_or_query: str
+    strategy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AddWorker(Request):
-    """Another worker, on which views may be placed."""
+    """Another worker, on which views may be placed; ``capacity``: collections, for strategies."""
 
     name: str
+    capacity: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +360,17 @@ _ALL: Final = (
     Verb("drop_view", DropView, "drops a view and its table"),
     Verb("create_index", CreateIndex, "an index of a result table"),
     Verb("drop_index", DropIndex, "drops an index of a result table"),
-    Verb("explain_view", ExplainView, "the plan", selected=True),
+    Verb(
+        *("explain_view", ExplainView, "the plan, at any stage and in any format"),
+        selected=True,
+        procedure="explain",
+        answer=Inout(
+            "plan",
+            "text",
+            "(SELECT pg_catalog.string_agg(l.line OPERATOR(pg_catalog.->>) 'plan', E'\\n' ORDER BY l.n)"
+            " FROM pg_catalog.jsonb_array_elements({}) WITH ORDINALITY l (line, n))",
+        ),
+    ),
     Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
     Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),
@@ -415,6 +443,13 @@ _ALL: Final = (
         answer=Inout("stats", "jsonb"),
     ),
     Verb(
+        *("explain_placement", ExplainPlacement),
+        "where the collections of a view or query are to be, why, and what crosses links",
+        selected=True,
+        procedure="show_placement",
+        answer=Inout("placement", "jsonb"),
+    ),
+    Verb(
         *("workers", Request, "the processes that views are placed on"),
         selected=True,
         procedure="show_workers",
@@ -423,6 +458,7 @@ _ALL: Final = (
     Verb(
         *("add_worker", AddWorker),
         "starts another process on which views may be placed (for members of our role)",
+        relayed=True,
     ),
     Verb(
         *("create_worker_token", CreateWorkerToken),

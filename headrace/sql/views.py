@@ -32,22 +32,24 @@ SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema, i.indispri
  ORDER BY array_position(%s::text[], n.nspname::text) LIMIT 1"""  # noqa: S608  constants
 _WORKED: Final = """
 SELECT v.id, v.schema_name, v.view_name, v.result_oid::bigint, v.plan, v.settings, v.start_lsn::text,
-       v.status, v.options, v.owner::text
+       v.status, v.options, v.owner::text, v.placed_parts AS parts
   FROM headrace.views v WHERE v.id = %(id)s OR %(id)s IS NULL AND v.status = ANY (%(some)s)
  ORDER BY v.id"""
 _INSERT: Final = """
 INSERT INTO headrace.views (schema_name, view_name, query, owner, options, block, status,
-       columns, plan, explain, settings, canonical, named)
+       columns, plan, explain, settings, canonical, named, placed_parts)
 VALUES (%s, %s, %s, (SELECT r.oid FROM pg_roles r WHERE r.oid = %s::bigint::oid),
-       %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id, owner IS NOT NULL"""
+       %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id, owner IS NOT NULL"""
 _RENEW: Final = """
 UPDATE headrace.views SET id = %s, revision = revision + %s, query = coalesce(%s, query),
        result_oid = %s, owner = coalesce(%s::bigint::oid, owner),
-       columns = %s, plan = %s, explain = %s, settings = %s, canonical = %s, named = %s
+       columns = %s, plan = %s, explain = %s || CASE WHEN %s THEN '{}' ELSE jsonb_strip_nulls(
+           jsonb_build_object('written', explain -> 'written', 'tidy', explain -> 'tidy')) END, settings = %s, canonical = %s, named = %s,
+       placed_parts = %s
  WHERE id = %s"""
 _STORED: Final = """
 SELECT query, canonical, coalesce(named, '[]') AS named, options, settings, plan, explain,
-       schema_name AS schema, view_name AS name
+       schema_name AS schema, view_name AS name, placed_parts AS parts
   FROM headrace.views WHERE id = %s"""
 _TAKE_UNFINISHED: Final = """
 DELETE FROM headrace.views v WHERE v.status = ANY (%s)
@@ -61,6 +63,16 @@ SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ou
   LEFT JOIN headrace.views v ON m.ours OR EXISTS (
        SELECT FROM pg_roles o WHERE o.oid = v.owner AND pg_has_role(r.oid, o.oid, 'USAGE'))
  WHERE r.rolname = coalesce(%(caller)s::name, current_user)"""
+
+
+GRAPHS: Final = "graphs"
+"""In ``explain``, beside the texts of the stages: their graphs (``planner/graph.py``), a list."""
+
+ORIGINS: Final = "origins"
+"""Likewise: what each column comes from, in order, for ``sql/lineage.sql``."""
+
+TIDY: Final = "tidy"
+"""Likewise, as text: the query in lines, if it is known to mean the same (``list_views``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +111,17 @@ class StoredPlan:
 
     columns: Any
     plan: Any
-    explain: dict[str, str]
+    explain: dict[str, Any]
     settings: dict[str, str]
     canonical: str
     named: list[dict[str, Any]]
+    parts: dict[str, str]
 
     def values(self) -> tuple[Any, ...]:
         """Those of the columns, in this order."""
         return (
             *(Jsonb(self.columns), Jsonb(self.plan), Jsonb(self.explain)),
-            *(Jsonb(self.settings), self.canonical, Jsonb(self.named)),
+            *(Jsonb(self.settings), self.canonical, Jsonb(self.named), Jsonb(self.parts)),
         )
 
 
@@ -124,9 +137,10 @@ class StoredView:
     options: dict[str, Any]
     settings: dict[str, str]
     plan: Any
-    explain: dict[str, str] | None
+    explain: dict[str, Any] | None
     schema: str
     name: str
+    parts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +157,7 @@ class WorkedView:
     status: Status
     options: dict[str, Any]
     owner: str | None
+    parts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +314,10 @@ def renew(
 ) -> None:
     """Give a view another id (old, new) and plan, and table; another query and owner, if any."""
     another = int(query is not None or owner is not None)
-    values = (ids[1], another, query, result_oid, owner, *planned.values(), ids[0])
+    made = planned.values()
+    # Of another query nothing is left that was said of its text.
+    made = (*made[:3], query is not None, *made[3:])
+    values = (ids[1], another, query, result_oid, owner, *made, ids[0])
     conn.execute(_RENEW, values)
 
 
@@ -318,12 +336,14 @@ def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
     )
 
 
-def set_placement(conn: Connection, view_id: int, worker: str) -> None:
-    """Say on which worker a view is."""
+def set_placement(
+    conn: Connection, view_id: int, placement: object, parts: dict[str, str] | None = None
+) -> None:
+    """Say where a view is to be; without ``parts`` it is whole."""
     conn.execute(
         "UPDATE headrace.views SET options = options"
-        " || pg_catalog.jsonb_build_object('placement', %s::text) WHERE id = %s",
-        (worker, view_id),
+        " || pg_catalog.jsonb_build_object('placement', %s::jsonb), placed_parts = %s WHERE id = %s",
+        (Jsonb(placement), Jsonb(parts or {}), view_id),
     )
 
 

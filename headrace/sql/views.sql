@@ -8,7 +8,8 @@
 -- message, sqlstate, detail, hint, culprit, tried: of the error that has stopped it, what is known, what can be
 -- done, the row that it fails on, and what the server has tried by itself.
 -- note: what the server has done by itself, or is about to (server/resumer.py).
--- since: when it got its status; last_error: the last error of all, and when.
+-- since: when it got its status; last_error: the last error of all, and when; paused_by: who has called pause_view last.
+-- placed_parts: nodes of its plan that other workers compute, with all below them: the worker of each.
 CREATE TABLE IF NOT EXISTS headrace.views (
     id          bigserial PRIMARY KEY,
     schema_name name NOT NULL,
@@ -41,5 +42,7 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     since       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     last_error  text,
     last_error_at timestamptz,
+    placed_parts jsonb NOT NULL DEFAULT '{}',
+    paused_by   regrole,
     UNIQUE (schema_name, view_name)
 );

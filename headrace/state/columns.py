@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ _PAIRS_PER_FILL: Final = 512
 _BYTES_PER_FILL: Final = 256 * 1024
 _DAMAGED: Final = ("Corruption: ", "IO error: No such file or directory", "Invalid argument: ")
 """RocksDB's status codes, which its Python binding gives as the text's beginning only."""
+_ENTRIES: Final = re.compile(r"# entries=(\d+)")
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
@@ -94,6 +96,17 @@ class Family:
         count = self.rows.property_int_value("rocksdb.estimate-num-keys") or 0
         size = self.rows.property_int_value("rocksdb.estimate-live-data-size") or 0
         return 2 * int(size) + NODE_BYTES * int(count)
+
+    def entries(self) -> int:
+        """About how many entries the files and memtables have, what is written over included.
+
+        (``estimate-num-keys`` knows nothing of files that were there when it was opened.)
+        """
+        names = ("num-entries-active-mem-table", "num-entries-imm-mem-tables")
+        with reading(self.name):
+            told = str(self.rows.property_value("rocksdb.aggregated-table-properties"))
+            loose = sum(self.rows.property_int_value(f"rocksdb.{name}") or 0 for name in names)
+        return sum(map(int, _ENTRIES.findall(told))) + int(loose)
 
     def ingest(self, path: Path) -> None:
         """Add the pairs of a sorted file, which stays.

@@ -160,15 +160,19 @@ class RocksDatabase:
             with contextlib.suppress(OSError, StateDamaged):  # the run has it all
                 self._packs[name] = Pack(packs.of_run(listed[0]))
 
-    def export(self, view_id: int | str, path: Path) -> int:
-        """Write the states of a view, as of the last checkpoint, as a run; returns the pairs.
+    def export(
+        self, view_id: int | str, path: Path, keep: Callable[[str], bool] = lambda _: True
+    ) -> int:
+        """Write the states of a view to ``keep``, as of the last checkpoint, as a run.
 
-        From any thread.  REQUIRES: no checkpoint that has it is written meanwhile.
+        Returns the pairs.  From any thread.  REQUIRES: no checkpoint that has it is written
+        meanwhile.
         """
         family = self.disk.known(self._homes.home(f"v{view_id}"))
         if family is None:
             return 0
-        return write_run(path, {name: _pieces(Section(family, name)) for name in family.states()})
+        names = filter(keep, family.states())
+        return write_run(path, {name: _pieces(Section(family, name)) for name in names})
 
     def regulate(self, worked_s: float = 0.0) -> bool:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.

@@ -8,9 +8,11 @@ from typing import Any
 import structlog
 
 from headrace.errors import HeadraceError, QueryCancelled, UserError
-from headrace.planner.placement.balance import ViewLoad, ViewMove, balanced, emptied
+from headrace.planner.placement.balance import ViewLoad, balanced, emptied
+from headrace.population import placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
+from headrace.population.placing import Placement
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, views
 from headrace.sql.nodes import MAIN
@@ -27,6 +29,8 @@ class _Known:
     names: dict[int, str]
     loads: list[ViewLoad]
     workers: list[str]
+    cut: dict[int, dict[str, str]]
+    """Views of which workers have parts, which nobody moves for the sake of balance."""
 
 
 def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
-        workers.check(conn, request.name)
+        placing.check(conn, request.name)
         if request.name == MAIN:
             raise UserError(
                 'worker "main" cannot be drained',
@@ -48,8 +52,14 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
                 sqlstate="55000",
             )
         known = _known(context, job, conn)
-    moves = emptied(known.loads, request.name, known.workers)
-    failed = [error for move in moves if (error := _move(context, job, known, move))]
+    moves: list[tuple[int, Placement]] = [
+        (move.view, move.worker) for move in emptied(known.loads, request.name, known.workers)
+    ]
+    for view_id, parts in known.cut.items():
+        left = {node: worker for node, worker in parts.items() if worker != request.name}
+        if left != parts:
+            moves.append((view_id, left or MAIN))
+    failed = [error for move in moves if (error := _move(context, job, known, *move))]
     if failed:
         raise UserError(
             f'worker "{request.name}" is not drained: {len(failed)} of {len(moves)} views stay',
@@ -57,7 +67,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
             hint="Drop these, or see what holds them, and call it again.",
             sqlstate="55000",
         )
-    told = ", ".join(f"{known.names[move.view]} to {move.worker}" for move in moves)
+    told = ", ".join(f"{known.names[view_id]} to {_shown(to)}" for view_id, to in moves)
     return {"notice": f"moved: {told}" if told else "there was no view on it"}
 
 
@@ -75,7 +85,7 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
     loads = {load.view: load for load in known.loads}
     out = []
     for move in balanced(known.loads, known.workers):
-        error = _move(context, job, known, move) if request.apply else None
+        error = _move(context, job, known, move.view, move.worker) if request.apply else None
         load = loads[move.view]
         out.append(
             [
@@ -89,31 +99,38 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
 def _known(context: JobContext, job: Job, conn: Connection) -> _Known:
     placed = nodes.placements(conn)
     loads = []
-    for view_id, (_, worker) in placed.items():
+    for view_id, at in placed.items():
+        if at.parts:
+            continue
         busy = sum(
             row["busy_us"]
             for row in context.worker.call("stats", {"view_id": view_id}, job)
             if not row["shared"]
         )
-        loads.append(ViewLoad(view_id, worker, float(busy)))
-    names = {view_id: name for view_id, (name, _) in placed.items()}
-    return _Known(names, loads, [MAIN, *(node.name for node in nodes.listed(conn))])
+        loads.append(ViewLoad(view_id, at.whole, float(busy)))
+    names = {view_id: at.name for view_id, at in placed.items()}
+    cut = {view_id: at.parts for view_id, at in placed.items() if at.parts}
+    return _Known(names, loads, [MAIN, *(node.name for node in nodes.listed(conn))], cut)
 
 
-def _move(context: JobContext, job: Job, known: _Known, move: ViewMove) -> str | None:
+def _shown(to: Placement) -> str:
+    return to if isinstance(to, str) else ", ".join(sorted({*to.values(), MAIN}))
+
+
+def _move(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
     """Move a view; why it could not be."""
-    name = known.names[move.view]
-    job.say(f"moving {name} to {move.worker}")
+    name = known.names[view_id]
+    job.say(f"moving {name} to {_shown(to)}")
     try:
         with job.connection(context.settings.source, what="builder") as conn, job.translating():
-            view = views.of_id(conn, move.view)
+            view = views.of_id(conn, view_id)
             if view is None:
                 return None  # dropped meanwhile
-        placement.move(context, job, view, move.worker, None)
+        placement.move(context, job, view, to, None)
     except QueryCancelled:
         raise
     except HeadraceError as error:
         job.check()
-        _log.warning("view not moved", view=name, to=move.worker, reason=error.message)
+        _log.warning("view not moved", view=name, to=_shown(to), reason=error.message)
         return f"{name}: {error.message}"
     return None

@@ -54,6 +54,7 @@ from headrace.views import (
     resync,
     sources,
     verify,
+    whereabouts,
     workers,
 )
 from headrace.views.poison import Poison
@@ -101,6 +102,7 @@ DOES: Final[dict[str, Act]] = {
     "drop_link": links.drop_link,
     "drain_worker": balance.drain_worker,
     "rebalance": balance.rebalance,
+    "explain_placement": whereabouts.explain_placement,
     "sources": sources.shown,
     "add_source": sources.add_source,
     "drop_source": sources.drop_source,
@@ -265,6 +267,7 @@ class Builder:
             await asyncio.wait(self._running, timeout=_STOP_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._spark.stop)
+        await asyncio.to_thread(self._context.reader.close)
 
     # --- handlers
 
@@ -403,7 +406,7 @@ def main() -> int:
     """Entry point of the process."""
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, process="builder", pid=os.getpid())
+    events.configure(settings.log_level, settings.log_format, process="builder", pid=os.getpid())
     os.umask(0o077)
     try:
         asyncio.run(serve(settings))

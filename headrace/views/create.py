@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from headrace.planner import PlanRequest
-from headrace.population import catalog, names
+from headrace.population import catalog, names, placing
 from headrace.population.catalog import NewView
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -25,7 +25,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import quotas, workers
+from headrace.views import quotas, texts
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
@@ -36,25 +36,25 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
-    with planning(context, job) as conn:
+    text = texts.in_postgres(context, request.query, options.dialect)
+    with planning(context, job) as conn, text.speaking():
+        if text.notice is not None:
+            job.say(text.notice)
         target = names.resolve_new(conn, request.name, request.caller, request.settings)
-        planned, planned_under = plan_with_facts(
-            conn,
-            context.settings,
-            PlanRequest(request.query, request.caller, request.settings),
-            options,
-        )
+        wanted = PlanRequest(text.query, request.caller, request.settings)
+        planned, planned_under = plan_with_facts(conn, context.settings, wanted, options)
         keys.check(conn, planned.columns, options.key or ())
         if options.history is not None:
             history.interval(conn, options.history)
-        workers.check(conn, options.placement)
+        placing.check_all(conn, options.placement, planned.parts)
+        planned = text.noted(texts.tidied(context, conn, wanted, planned))
     # Names may have been looked up long ago: what decides is the row inserted now.
     view = NewView(
         target,
-        request.query,
+        text.query,
         request.caller,
         planned_under["owner"],
-        request.options,
+        texts.without_dialect(request.options),
         options.block,
         planned,
     )
@@ -102,7 +102,7 @@ class _Creation(Population):
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)
         # Who removes it has not seen the view, or this sees that it is gone.
-        workers.check(conn, self._options.placement)
+        placing.check_all(conn, self._options.placement, self._planned.parts)
         point = self._options.point
         if point is not None and points.find(conn, point) is None:
             # From now on it is not dropped before the view is.

@@ -1,70 +1,189 @@
-"""explain_view: the plan of a view, or of a query that is none yet."""
+"""explain_view: the plan of a view, or of a query that is none yet, at a stage and in a format."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec import structs
 
 from headrace.errors import HeadraceError, UserError
-from headrace.planner import PlanRequest, plan
+from headrace.planner import Planned, PlanRequest, graph, plan, readings
+from headrace.planner.graph import Graph, Measured, SharedEdge
+from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.sql import points, views
-from headrace.sql.nodes import MAIN
+from headrace.sql import nodes, points, views
 from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
-from headrace.sql.views import StoredView, ViewRow
+from headrace.sql.views import GRAPHS, TIDY, StoredView, ViewRow
+from headrace.views import texts
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
 """By node whose rows come from a shared subplan: which, and the other views that need it."""
-_NODE: Final = re.compile(r"( *)([a-z]+_[0-9]+) [A-Z]")
-"""A line of a physical plan that a node begins."""
+ANALYZE: Final = "analyze"
+_PHYSICAL: Final = "physical"
 
 
-def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
-    """Plan text of a stage.
+@dataclass(slots=True)
+class Stages:
+    """What can be shown of a plan, by stage: as text; as a graph, where it is one."""
+
+    texts: dict[str, str]
+    graphs: dict[str, Graph] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, planned: Planned) -> Stages:
+        """Those of a query."""
+        return cls(dict(planned.explain), {g.stage: g for g in planned.graphs})
+
+    @classmethod
+    def stored(cls, explain: Mapping[str, Any]) -> Stages:
+        """Those that are kept with a view."""
+        told = {s: text for s, text in explain.items() if isinstance(text, str) and s != TIDY}
+        graphs = (graph.of_plain(data) for data in explain.get(GRAPHS, ()))
+        return cls(told, {g.stage: g for g in graphs})
+
+    def lines(self, stage: str, how: str) -> list[str]:
+        """The lines of a stage; in another format than text it is one.
+
+        Raises:
+            UserError: 22023, there is no such stage or format, or the stage is no graph.
+        """
+        if how not in graph.FORMATS:
+            raise graph.unknown_format(how)
+        if stage not in self.texts and stage not in self.graphs:
+            names = dict.fromkeys((*self.texts, *self.graphs))
+            raise UserError(
+                f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(names)}."
+            )
+        found = self.graphs.get(stage)
+        if found is None or (stage == LINEAGE and how == "text"):
+            return _plain(stage, self.texts[stage], how)
+        written = graph.written(found, how)
+        return written.split("\n") if how == "text" else [written]
+
+
+def _plain(stage: str, told: str, how: str) -> list[str]:
+    """The lines of a stage that is not a graph."""
+    lines = told.rstrip("\n").split("\n")
+    if how == "text":
+        return lines
+    if how == "json":
+        return [graph.pretty({"stage": stage, "lines": lines})]
+    raise UserError(
+        f'stage "{stage}" cannot be drawn: it is no graph', hint="Its formats are text and json."
+    )
+
+
+def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[str, Any]:
+    """The lines of a stage.
 
     A text that is a name is looked up among the views; anything else is a query.
 
     Raises:
         PrivilegeError: it is the plan of somebody else's view.
-        UserError: 22023, there is no such stage; or the query is refused.
+        UserError: 22023, there is no such stage or format; or the query is refused.
     """
-    text, caller, stage = request.name_or_query, request.caller, request.stage
+    text, caller = request.name_or_query, request.caller
     with job.connection(context.settings.source, what="builder") as conn:
-        stages: dict[str, str] | None = None
-        try:
-            view = names.find(conn, text, caller, request.settings)
-        except UserError:
-            view = None  # no identifier: a query
+        view = None
+        if request.dialect is None:
+            with contextlib.suppress(UserError):  # no identifier: a query
+                view = names.find(conn, text, caller, request.settings)
         if view is not None:
             names.check_owner(conn, view, caller)
-            stored = views.stored(conn, view.id)
-            stages = stored.explain if stored else None
-            if stages is not None and "physical" in stages:
-                edges = _buffered(context, view.id)
-                if edges is not None:
-                    stages["physical"] = with_edges(stages["physical"], edges)
-                told = [*_placed(stored), *_points(conn, view, caller)]
-                stages["physical"] = "\n".join([stages["physical"], *told])
-        if stages is None:
-            stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
-    if stage not in stages:
+            stages = _of_view(context, job, conn, request, view)
+            return {"lines": stages.lines(request.stage, request.format)}
+        query = texts.in_postgres(context, text, request.dialect)
+        with query.speaking():
+            stages = _of_query(context, conn, request, query)
+        return {"lines": stages.lines(request.stage, request.format), "notice": query.notice}
+
+
+def _of_query(
+    context: JobContext, conn: Connection, request: ExplainView, query: texts.QueryText
+) -> Stages:
+    if request.stage == ANALYZE:
         raise UserError(
-            f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(stages)}."
+            "what a query does can be measured when it is a view",
+            hint="Create the view, and explain it by its name.",
         )
-    return stages[stage]
+    asked = PlanRequest(query.query, request.caller, request.settings)
+    if request.stage == readings.AST:
+        return Stages({}, {readings.AST: _ast(context, conn, asked)})
+    return Stages.of(query.noted(plan(conn, asked)))
 
 
-def _placed(stored: StoredView | None) -> list[str]:
-    """A line that names the worker, where it is not the one that writes."""
-    worker = MAIN if stored is None else stored.options.get("placement", MAIN)
-    return [] if worker == MAIN else [f'on worker "{worker}"']
+def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
+    """The text as sqlglot reads it, with what Postgres binds it to.
+
+    Raises:
+        UserError: Postgres refuses it; or sqlglot cannot read what Postgres can, with the position.
+    """
+    mine = readings.bound(conn, asked)
+    try:
+        read = context.reader.read(asked.query)
+    except UserError as error:
+        error.detail = (
+            f"{error.detail or ''} Postgres reads the query; the parser that shows syntax trees does"
+            " not. Nothing else depends on it."
+        ).strip()
+        raise
+    differs = readings.same(conn, asked, mine, read.text)
+    told = (
+        "Postgres reads it alike"
+        if differs is None
+        else f"it is planned as Postgres reads it: {differs}"
+    )
+    return readings.annotated(read.nodes, mine, [told])
+
+
+def _of_view(
+    context: JobContext, job: Job, conn: Connection, request: ExplainView, view: ViewRow
+) -> Stages:
+    stored = views.stored(conn, view.id)
+    if stored is None or stored.explain is None:
+        raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
+    stages = Stages.stored(stored.explain)
+    if request.stage == readings.AST:
+        asked = PlanRequest(stored.query, view.owner_name or request.caller, stored.settings)
+        stages.graphs[readings.AST] = _ast(context, conn, asked)
+        return stages
+    notes = [*_placed(stored), *_points(conn, view, request.caller)]
+    physical = stages.graphs.get(_PHYSICAL)
+    if physical is None:
+        # Kept by an earlier version, or somebody else's query is in it.
+        told = stages.texts.get(_PHYSICAL, "")
+        stages.texts[_PHYSICAL] = "\n".join([told, *notes])
+        if request.stage == ANALYZE:
+            raise UserError(
+                f"view {view.shown} keeps no plan that can be measured", detail=_first(told)
+            )
+        return stages
+    physical = structs.replace(physical, notes=tuple(notes))
+    physical = with_edges(physical, _buffered(context, view.id) or {})
+    stages.graphs[_PHYSICAL] = physical
+    if request.stage == ANALYZE:
+        found = context.worker.call("stats", {"view_id": view.id}, job)
+        stages.graphs[ANALYZE] = measured(physical, found)
+    return stages
+
+
+def _first(told: str) -> str | None:
+    line = told.split("\n")[0]
+    return f"It is {line}." if line.startswith("not shown") else None
+
+
+def _placed(stored: StoredView) -> list[str]:
+    """Lines that name workers, besides the one that writes."""
+    worker = nodes.whole(stored.options.get("placement"))
+    parts = [f'{node} and below on worker "{at}"' for node, at in sorted(stored.parts.items())]
+    return parts or ([f'on worker "{worker}"'] if worker else [])
 
 
 def _points(conn: Connection, view: ViewRow, caller: str | None) -> list[str]:
@@ -97,33 +216,39 @@ def _buffered(context: JobContext, view_id: int) -> Buffered | None:
     return None
 
 
-def with_edges(text: str, buffered: Buffered) -> str:
-    """``text`` of a physical plan with, for each node but the sink, how its rows go on.
+def with_edges(physical: Graph, buffered: Buffered) -> Graph:
+    """The plan with what is said of nodes that are kept once for several views.
 
-    *Buffered*: the node is kept once for several views, and what it sends stands in a queue until
-    each of them has it.  *Synchronous*: by a call.  What is below a buffered node belongs to the
-    subplan that is shared, and nothing is said of it.
+    What such a node sends stands in a queue until each of them has it.  Between all other nodes
+    rows go by a call, of which nothing is said.
     """
-    out: list[str] = []
-    inside, told = math.inf, ""
-    for line in text.split("\n"):
-        node = _NODE.match(line)
-        if node is not None:
-            # A node may have several lines: it is said at the end of the last.
-            out[-1:] = [last + told for last in out[-1:]]
-            told = ""
-            if len(node[1]) <= inside:
-                inside = len(node[1]) if node[2] in buffered else math.inf
-                told = _edge(buffered.get(node[2])) if node[1] else ""
-        out.append(line)
-    return "\n".join(out) + told
+    nodes = [
+        structs.replace(
+            node, edge=SharedEdge(abs(buffered[node.id][0]), tuple(buffered[node.id][1]))
+        )
+        if node.id in buffered
+        else node
+        for node in physical.nodes
+    ]
+    return structs.replace(physical, nodes=tuple(nodes))
 
 
-def _edge(buffered: tuple[int, Sequence[str]] | None) -> str:
-    if buffered is None:
-        return "; edge: synchronous"
-    subplan, others = buffered
-    names = ", ".join(others) or "no other view now"
-    return (
-        f"; edge: buffered in the queue of subplan {abs(subplan)}; kept once, shared with {names}"
-    )
+def measured(physical: Graph, found: Sequence[Mapping[str, Any]]) -> Graph:
+    """The plan with what the worker has counted, a row (``operators.StatsRow``) for each node.
+
+    A node that it knows nothing of (the view does not run) has no numbers.
+    """
+    rows = {row["node"]: row for row in found}
+    whole_us = sum(row["busy_us"] for row in found)
+    told = set(Measured.__struct_fields__)
+
+    def numbers(row: Mapping[str, Any]) -> Measured:
+        share = round(100 * row["busy_us"] / whole_us, 1) if whole_us else 0.0
+        return Measured(**{n: v for n, v in row.items() if n in told}, share_pct=share)
+
+    nodes = [
+        structs.replace(node, measured=numbers(rows[node.id])) if node.id in rows else node
+        for node in physical.nodes
+    ]
+    notes = physical.notes if rows else (*physical.notes, "it does not run: nothing is counted")
+    return structs.replace(physical, stage=ANALYZE, nodes=tuple(nodes), notes=notes)

@@ -112,7 +112,9 @@ def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]
     return [
         [
             *(row["node"], row["collection"], row["shared"], row["worker"]),
-            *(row["rows_in"], row["rows_out"], row["batches"], row["busy_us"]),
+            *(row["rows_in"], row["rows_out"], row["batches"], row["busy_us"], row["cpu_us"]),
+            *(row["state_rows"], row["state_bytes"], row["state_exact"]),
+            *(row["queued_rows"], row["queued_bytes"]),
         ]
         for row in found
     ]

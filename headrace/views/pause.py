@@ -19,7 +19,7 @@ def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """
     view = _find(context, job, request)
     if view.status != Status.PAUSED:
-        context.worker.call("pause", {"view_id": view.id}, job)
+        context.worker.call("pause", {"view_id": view.id, "caller": request.caller}, job)
 
 
 def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:

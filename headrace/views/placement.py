@@ -1,4 +1,4 @@
-"""set_placement: another worker keeps a view's states and computes its changes from then on.
+"""set_placement: other workers keep a view's states and compute its changes from then on.
 
 What the view is stays as it is, and so does its table, which is read on meanwhile.  Its states are
 written into the staging directory while it stands still, and taken in there
@@ -9,24 +9,27 @@ other views), or it does not run, they are made anew there, as in a resync.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
 from headrace import clock
+from headrace.collections.plan import to_json
 from headrace.errors import HeadraceError, TransientError, UnsupportedError
-from headrace.population import names, staging
+from headrace.population import names, placing, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
+from headrace.population.placing import Placement
 from headrace.population.populate import planning
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.process import faults
-from headrace.sql import points, views
+from headrace.sql import nodes, points, views
+from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import SetPlacement
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views import workers
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, Resync, owner_of, plan_again, read
 
@@ -36,34 +39,41 @@ _RETRY_S: Final = 0.2
 
 
 def set_placement(context: JobContext, job: Job, request: SetPlacement) -> dict[str, Any]:
-    """Place a view on another worker.
+    """Place a view on another worker, or parts of it.
 
     Raises:
-        UndefinedError: 42P01, no such view; 42704, no such worker.
+        UndefinedError: 42P01, no such view; 42704, no such worker, or collection.
         PrivilegeError: the caller is not the view's owner.
-        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``).
+        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``); or
+            it cannot be cut so.
         HeadraceError: as ``resync_view``; the view is as before.
     """
+    wanted = placing.parsed(request.worker)
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        workers.check(conn, request.worker)
-    return move(context, job, view, request.worker, request.caller)
+        if nodes.whole(wanted):
+            placing.check(conn, nodes.whole(wanted))
+    return move(context, job, view, wanted, request.caller)
 
 
 def move(
-    context: JobContext, job: Job, view: ViewRow, worker: str, caller: str | None
+    context: JobContext, job: Job, view: ViewRow, wanted: Placement, caller: str | None
 ) -> dict[str, Any]:
-    """Move a view, which is not on ``worker`` yet as a rule.
+    """Move a view, which is not there yet as a rule.
 
     Raises:
-        UserError: 55006, a job is filling it.
-        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``).
+        UserError: 55006, a job is filling it; 55000, a strategy finds no place.
+        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``); or
+            it cannot be cut so.
     """
+    again: Replanned | None = None
     with planning(context, job) as conn:
         check_not_live(context, view)
-        stored = read(conn, view)
-        options = ViewOptions.of({**stored.options, "placement": worker})
-        if options.placement == ViewOptions.of(stored.options).placement:
+        before = read(conn, view)
+        after = replace(before, options={**before.options, "placement": wanted})
+        options = ViewOptions.of(after.options)
+        same = options.placement == _placement(before)
+        if same and wanted not in STRATEGIES:
             return {"notice": f'view "{view.name}" is there already'}
         fed = [name for p in points.of_view(conn, view.id) for name in points.fed(conn, p.name)]
         if fed:
@@ -72,15 +82,55 @@ def move(
                 detail=f"Fed from its connection points: {', '.join(fed)}.",
                 hint='Make these without option "from" first.',
             )
-    before = ViewOptions.of(stored.options).placement
-    if _shipped(context, job, view, before, worker):
+        if isinstance(wanted, dict) or wanted in STRATEGIES:
+            again = _cut(context, job, conn, view, after, caller)
+            if again.planned.parts == before.parts and not nodes.whole(_placement(before)):
+                views.set_placement(conn, view.id, wanted, before.parts)
+                return {"notice": f'view "{view.name}" is there already'}
+    there = dict(again.planned.parts) if again is not None else {}
+    same_plan = again is None or to_json(again.planned.physical) == before.plan
+    if same_plan and _shipped(context, job, view, before, wanted, there):
         return {"notice": f'view "{view.name}" has moved with its states'}
-    with planning(context, job) as conn:
-        again = plan_again(context, conn, view, stored, owner_of(conn, view, caller))
-    return _Moved(context, job, view, stored, again, worker).run()
+    if again is None:
+        with planning(context, job) as conn:
+            again = plan_again(context, conn, view, after, owner_of(conn, view, caller))
+    return _Moved(context, job, view, after, again, wanted).run()
 
 
-def _shipped(context: JobContext, job: Job, view: ViewRow, before: str, worker: str) -> bool:
+def _placement(stored: StoredView) -> Placement:
+    return ViewOptions.of(stored.options).placement
+
+
+def _cut(
+    context: JobContext,
+    job: Job,
+    conn: Connection,
+    view: ViewRow,
+    stored: StoredView,
+    caller: str | None,
+) -> Replanned:
+    """The plan of a view with its parts, as its options are to be, by what was measured of it."""
+    again = plan_again(context, conn, view, stored, owner_of(conn, view, caller))
+    planned, wanted = again.planned, ViewOptions.of(stored.options).placement
+    known = None
+    if wanted in STRATEGIES and to_json(planned.physical) == stored.plan:
+        with contextlib.suppress(TransientError):  # it does not run
+            known = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))
+    if known is None:
+        return again
+    sizes, settings = planned.sizes, context.settings
+    parts = placing.parts(conn, settings, planned.physical, sizes, wanted, known, view.id)
+    return replace(again, planned=replace(planned, parts=parts))
+
+
+def _shipped(
+    context: JobContext,
+    job: Job,
+    view: ViewRow,
+    stored: StoredView,
+    wanted: Placement,
+    parts: dict[str, str],
+) -> bool:
     """Move a view with its states; False: they are not its own, or not to be had now.
 
     Until the catalog says where it is, whatever happens leaves it where it was; after that it is
@@ -98,12 +148,13 @@ def _shipped(context: JobContext, job: Job, view: ViewRow, before: str, worker: 
         if facts is not None:
             staged.seal(facts)
             faults.point(faults.MOVE_STAGED)
-            _say(context, job, view, worker)
+            _say(context, job, view, wanted, parts)
             moved, where = True, "later"
             faults.point(faults.MOVE_SAID)
-            where = _placed(context, {**said, "worker": worker})
+            to = {"worker": nodes.whole(wanted) or MAIN, "parts": parts}
+            where = _placed(context, {**said, **to})
             if where == "lost":
-                _say(context, job, view, before)
+                _say(context, job, view, _placement(stored), stored.parts)
             moved = where != "lost"
         return moved
     finally:
@@ -114,12 +165,14 @@ def _shipped(context: JobContext, job: Job, view: ViewRow, before: str, worker: 
             context.worker.call("release", {"job": job.name})
 
 
-def _say(context: JobContext, job: Job, view: ViewRow, worker: str) -> None:
+def _say(
+    context: JobContext, job: Job, view: ViewRow, wanted: Placement, parts: dict[str, str]
+) -> None:
     """Have the catalog say where a view is."""
     with job.connection(context.settings.source, what="builder") as conn, conn.transaction():
         # Who removes it waits until the view is there, or this sees that it is gone.
-        workers.check(conn, worker)
-        views.set_placement(conn, view.id, worker)
+        placing.check_all(conn, wanted, parts)
+        views.set_placement(conn, view.id, wanted, parts)
 
 
 def _placed(context: JobContext, said: dict[str, Any]) -> str:
@@ -137,7 +190,7 @@ def _placed(context: JobContext, said: dict[str, Any]) -> str:
 
 
 class _Moved(Resync):
-    """A resync onto another worker."""
+    """A resync onto other workers."""
 
     def __init__(
         self,
@@ -146,14 +199,12 @@ class _Moved(Resync):
         view: ViewRow,
         stored: StoredView,
         again: Replanned,
-        worker: str,
+        wanted: Placement,
     ) -> None:
         super().__init__(context, job, view, stored, again)
-        self._to = worker
+        self._to = wanted
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """See ``Resync``."""
         super().appear(conn, staged, facts)
-        # Who removes it waits until the view is there, or this sees that it is gone.
-        workers.check(conn, self._to)
-        views.set_placement(conn, self._view_id, self._to)
+        views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))

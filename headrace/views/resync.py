@@ -31,7 +31,7 @@ from headrace.errors import (
 from headrace.planner import Planned, PlanRequest
 from headrace.planner.analyse import objects
 from headrace.planner.analyse.present import present
-from headrace.population import catalog, names
+from headrace.population import catalog, names, placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewName
@@ -116,7 +116,8 @@ def plan_again(
         request = PlanRequest(text, owner.name, settings | found)
         options = ViewOptions.of(stored.options)
         try:
-            return Replanned(*plan_with_facts(conn, context.settings, request, options), owner)
+            made = plan_with_facts(conn, context.settings, request, options, view.id)
+            return Replanned(*made, owner)
         except HeadraceError as error:
             # It is a place in the canonical text, which nobody has written.
             error.position = None
@@ -160,6 +161,7 @@ def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, A
             context.settings,
             PlanRequest(request.query, owner.name, request.settings),
             ViewOptions.of(stored.options),
+            view.id,
         )
         _check_columns(conn, view, planned)
         if view.result_oid in planned.results:
@@ -297,6 +299,8 @@ class Resync(Population):
         if self._kept is not None:
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)
+        # Who removes one waits until the view is there, or this sees that it is gone.
+        placing.check_all(conn, self._options.placement, self._planned.parts)
         start_lsn = put_progress(conn, self._view_id, facts)
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)

@@ -26,27 +26,35 @@ from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.process import keys, rpc
 from headrace.sql import meta, nodes, origins, views
-from headrace.sql.nodes import MAIN
+from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import AddWorker, CreateWorkerToken, RemoveWorker, Request
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
 _ASK_S: Final = 2.0
+_CAPACITY_MAX: Final = 1_000_000
 
 
 def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, Any]:
     """Enter a worker.
 
     Raises:
-        UserError: 42602, a bad name; 22023, the data directory's path is too long.
+        UserError: 42602, a bad name; 22023, no such capacity, or the data directory's path is too
+            long.
         DuplicateError: 42710, there is one of that name.
         PrivilegeError: the caller is no member of the engine's role.
     """
     _check_name(request.name)
+    if not 0 <= request.capacity <= _CAPACITY_MAX:
+        raise UserError(
+            f"the capacity of a worker must be from 0 to {_CAPACITY_MAX}, not {request.capacity}",
+            hint="It is the number of collections that strategies may place there.",
+            sqlstate="22023",
+        )
     settings = context.settings
     rpc.check(settings.flight_socket(request.name), settings.of_worker(request.name).worker_socket)
     with job.connection(settings.source, what="builder") as conn, job.translating():
         check_caller(conn, request)
-        if not nodes.insert(conn, request.name):
+        if not nodes.insert(conn, request.name, request.capacity):
             raise DuplicateError(f'worker "{request.name}" already exists')
         return {"others": others(conn)}
 
@@ -106,7 +114,7 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
         found = nodes.listed(conn) if seen.everything else []
     if not seen.everything:
         return []
-    away = sum(node.views for node in found)
+    away = sum(node.whole for node in found)
     main = _asked(settings)
     linked = main["linked"] if main is not None else {}
     rows = [_row(MAIN, main, len(seen.names) - away, None)]
@@ -134,17 +142,6 @@ def others(conn: Connection) -> dict[str, list[str]]:
     }
 
 
-def check(conn: Connection, name: str) -> None:
-    """Raise UndefinedError (42704) unless there is such a worker."""
-    if name == MAIN or nodes.known(conn, name):
-        return
-    there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
-    raise UndefinedError(
-        f'worker "{name}" does not exist',
-        hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it.",
-    )
-
-
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UserError(
@@ -154,6 +151,12 @@ def _check_name(name: str) -> None:
         )
     if name == MAIN:
         raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
+    if name in STRATEGIES:
+        raise UserError(
+            f'a worker cannot be called "{name}"',
+            hint="Option placement takes it for a strategy.",
+            sqlstate="42602",
+        )
 
 
 def _row(

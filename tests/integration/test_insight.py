@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import psycopg
 import pytest
 
@@ -56,7 +57,7 @@ def test_a40_what_one_reader_takes_is_handed_over_without_a_queue(commander, sou
     commander.execute("CALL headrace.wait_for('sums')")
     assert rows(commander, "queues") == []
     plan = commander.execute("SELECT * FROM headrace.explain_view('sums')").fetchone()
-    assert "edge: buffered" not in str(plan)
+    assert "kept once" not in str(plan)
 
 
 def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
@@ -71,14 +72,11 @@ def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
         assert paused[name] == other[name]
     # The line that explain_view has for it, with the others who need it.
     plan = sharing.execute("SELECT * FROM headrace.explain_view('rows')").fetchall()
-    told = {line.split()[0]: line.partition("; edge: ")[2] for (line,) in plan}
-    assert told == {
-        **dict.fromkeys(told, ""),
-        paused["node"]: f"buffered in the queue of {paused['queue']};"
-        ' kept once, shared with "public"."sums"',
-    }
-    sums = sharing.execute("SELECT * FROM headrace.explain_view('sums')").fetchall()
-    assert sums[1][0].endswith("; edge: synchronous")
+    told = {line.split()[0]: line.partition("  | ")[2] for (line,) in plan}
+    shared = {node: words for node, words in told.items() if "subplan" in words}
+    assert list(shared) == [paused["node"]]
+    words = f'{paused["queue"]}, kept once, shared with "public"."sums"; '
+    assert shared[paused["node"]].startswith(words)
     assert paused["queued_rows"] == 7
     assert paused["queued_bytes"] == paused["behind_bytes"] > 0
     assert (paused["blocks"], paused["contiguous"]) == (1, True)
@@ -146,10 +144,13 @@ def test_what_each_collection_has_done(sharing, source, engine):
     assert grown["reduce"] == (7, 10, False)
     assert grown["sink"][:1] == (10,)
     assert all(row["busy_us"] > 0 for row in after.values() if row["rows_out"])
-    plan = "\n".join(
-        str(line) for (line,) in sharing.execute("SELECT * FROM headrace.explain_view('sums')")
-    )
-    assert all(node in plan for node, row in after.items() if row["collection"] != "sink")
+    # Nobody asks Postgres here.
+    assert all(row["busy_us"] >= row["cpu_us"] > 0 for row in after.values() if row["rows_out"])
+    # 30 items and 107 sales, of which 67 + 7 have met one; five groups.
+    kept = {(row["collection"], row["state_rows"]) for row in after.values()}
+    assert kept - {(kind, None) for kind in ("filter", "map", "sink")} == {
+        *(("source", 30), ("source", 107), ("join", 137), ("reduce", 5)),
+    }
     (found,) = source.execute("CALL headrace.show_view_stats('sums')").fetchone()
     assert [row["node"] for row in found] == list(after)
     with pytest.raises(psycopg.errors.UndefinedTable):
@@ -160,6 +161,23 @@ def test_what_each_collection_has_done(sharing, source, engine):
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         somebody.execute("SELECT * FROM headrace.view_stats('public.sums')")
+
+
+def test_what_waits_for_postgres_is_not_busy_itself(commander, source):
+    source.execute(
+        "CREATE FUNCTION slow(int) RETURNS int IMMUTABLE LANGUAGE plpgsql"
+        " AS 'BEGIN PERFORM pg_sleep(0.2); RETURN $1; END'"
+    )
+    commander.execute(
+        "CALL headrace.create_view('slow', 'SELECT slow(g) AS g FROM items WHERE id < 3')"
+    )
+    source.execute("UPDATE items SET g = 17 WHERE id = 1")
+    wait(commander, "slow")
+    rows = commander.execute("SELECT * FROM headrace.view_stats('slow')").fetchall()
+    busy_us, cpu_us = max((row[7], row[8]) for row in rows)
+    assert busy_us >= 200_000
+    assert cpu_us < busy_us - 150_000
+    commander.execute("CALL headrace.drop_view('slow')")
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -222,3 +240,53 @@ def test_who_sees_what(engine, source):
                 assert {row["view"] for row in rows(conn, "memory")} == wanted
         for owner in (one, two):
             source.execute(f"CALL headrace.drop_view('{owner}.v')")
+
+
+def test_a_plan_with_what_was_measured(sharing, source, engine):
+    """Each node by the name it has in the view's own plan, also where another's plan was cut."""
+    source.execute("INSERT INTO sold VALUES (301, 1, 1)")
+    for name in QUERIES:
+        wait(sharing, name)
+    for name in QUERIES:
+        [(text,)] = sharing.execute(
+            f"SELECT * FROM headrace.explain_view('{name}', 'analyze', 'json')"
+        ).fetchall()
+        found = msgspec.json.decode(text)
+        stats = sharing.execute(f"SELECT * FROM headrace.view_stats('{name}')").fetchall()
+        measured = {node["id"]: node["measured"] for node in found["nodes"]}
+        assert set(measured) == {row[0] for row in stats}
+        assert sum(m["share_pct"] for m in measured.values()) == pytest.approx(100, abs=1)
+        [join] = [node for node in found["nodes"] if node["kind"] == "Join"]
+        other = ({*QUERIES} - {name}).pop()
+        [cut] = [node for node in found["nodes"] if "edge" in node]
+        assert cut["edge"]["shared_with"] == [f'"public"."{other}"']
+        assert join["measured"]["state_rows"] == 131
+        lines = [
+            line
+            for (line,) in sharing.execute(
+                f"SELECT * FROM headrace.explain_view('{name}', 'analyze')"
+            )
+        ]
+        assert len(lines) == len(measured)
+        assert max(map(len, lines)) <= 120
+        for how, begin in (("dot", "digraph"), ("mermaid", "flowchart")):
+            (drawn,) = source.execute(
+                "CALL headrace.explain(%s, 'analyze', %s)", (name, how)
+            ).fetchone()
+            assert drawn.startswith(begin)
+        (called,) = source.execute(f"CALL headrace.explain('{name}')").fetchone()
+        text = sharing.execute(f"SELECT * FROM headrace.explain_view('{name}')").fetchall()
+        assert called == "\n".join(line for (line,) in text)
+    # What is in the catalog can be read there, and all else says where it can be had.
+    [(text,)] = source.execute("SELECT headrace.explain_view('sums', format => 'json')").fetchall()
+    assert msgspec.json.decode(text)["root"] == "sink_1"
+    for stage, how in (("analyze", "text"), ("physical", "dot")):
+        with pytest.raises(psycopg.errors.FeatureNotSupported) as raised:
+            source.execute("SELECT headrace.explain_view('sums', %s, %s)", (stage, how))
+        assert "CALL headrace.explain('sums'" in raised.value.diag.message_hint
+    with (
+        role(source, "other") as other,
+        connect(engine.dsn, other) as somebody,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        somebody.execute("SELECT * FROM headrace.explain_view('public.sums', 'analyze')")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+from importlib import metadata
 
 import psycopg
 import pytest
@@ -57,7 +59,7 @@ def test_who_keeps_a_view_from_being_up_to_date(engine, commander, source):
     assert row(commander, "sums")["held_by"] is None
 
     commander.execute("CALL headrace.pause_view('sums')")
-    held(commander, "sums", "pause_view")
+    held(commander, "sums", f"paused by {source.info.user}")
     commander.execute("CALL headrace.resume_view('sums')")
 
     commander.execute("CALL headrace.add_worker('w1')")
@@ -79,7 +81,8 @@ def test_who_keeps_a_view_from_being_up_to_date(engine, commander, source):
     commander.execute("CALL headrace.create_view('slow', 'SELECT id, slow(id) AS s FROM items')")
     source.execute("INSERT INTO items VALUES (-1, 1, 1)")
     held(commander, "sums", "a batch under way")
-    assert "batch under way" in facts(commander)
+    held(commander, "sums", "of public.slow")
+    assert "of public.slow" in facts(commander)["batch under way"][0]
     check(commander, sums=SUMS)
 
     engine.stop()
@@ -112,7 +115,9 @@ def test_how_fresh_it_was(engine, commander, source):
         assert other.execute("SELECT * FROM headrace.batches()").fetchall() == []
         found = row(other, "sums")
         assert (found["owner"], found["p50_ms"], found["last_error"]) == (None, None, None)
-        assert facts(other)["engine"][0] == "running"
+        seen = facts(other)
+        assert seen["engine"][0] == "running"
+        assert not {"memory", "workers"} & seen.keys(), "told to members of the engine's role"
 
     def batches() -> list[tuple]:
         return commander.execute("SELECT * FROM headrace.batches()").fetchall()
@@ -128,6 +133,13 @@ def test_how_fresh_it_was(engine, commander, source):
     assert told["views"] == ("2 running", True, None)
     assert "active" in told["slot"][0]
     assert told["WAL kept"][1] is True
+    version = source.execute("SELECT split_part(current_setting('server_version'), ' ', 1)")
+    assert told["server"] == (f"Postgres {version.fetchone()[0]}", None, None)
+    assert told["version"][0] == metadata.version("headrace")
+    assert told["worker"] == ("running", True, None)
+    assert told["workers"] == ("main up", True, None)
+    assert re.fullmatch(r"about \d+ % of 1024 MB", told["memory"][0])
+    assert re.fullmatch(r"\d+ \w+(, [\d.]+ s)?", told["stream behind"][0])
 
 
 def test_samples_are_kept_at_falling_resolution(engine, commander, source):

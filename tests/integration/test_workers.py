@@ -77,6 +77,12 @@ def test_a_view_lives_on_another_worker(engine, commander, source):
     stats = commander.execute("SELECT * FROM headrace.view_stats('sums')").fetchall()
     assert {row[3] for row in stats} == {"w1"}
     assert all(rows_in > 0 for _, _, _, _, rows_in, *_ in stats)
+    # What is kept is counted there, too.
+    groups = len(source.execute(f"SELECT FROM ({SUMS}) q").fetchall())
+    assert [row[9] for row in stats if row[1] == "reduce"] == [groups]
+    told = commander.execute("SELECT * FROM headrace.explain_view('sums', 'analyze')").fetchall()
+    assert all("; on w1" in line for (line,) in told[:-1])
+    assert told[-1] == ('on worker "w1"',)
     # Killed, it comes back and goes on where it was; the others do not notice.
     os.kill(pid, signal.SIGKILL)
     change(source, rng)

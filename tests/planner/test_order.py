@@ -121,8 +121,8 @@ def test_explain_says_how_large_the_state_will_be(data):
     text = plan(data, PlanRequest(query)).explain["physical"]
     lines = {line.split()[1]: line for line in text.splitlines()}
     # 4 bytes per integer.
-    assert "all rows of both sides, about 20010 rows of 78 kB; cost" in lines["Join"]
-    assert "one entry per group, about 10 rows of 0 kB; cost" in lines["Reduce"]
+    assert "keeps rows of both sides, about 20010 rows of 78 kB; O" in lines["Join"]
+    assert "keeps groups, about 10 rows of 0 kB; O" in lines["Reduce"]
     assert lines["Source"].count("about") == 1
     text = plan(data, PlanRequest("SELECT DISTINCT k FROM unknown")).explain["physical"]
     assert "about" not in text

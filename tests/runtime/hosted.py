@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 
 import psycopg
+from psycopg.types.json import Jsonb
 
+from headrace.collections import plan
 from headrace.config import Settings
 from headrace.network.ends import Near
 from headrace.runtime.hosting import Host
@@ -90,11 +92,25 @@ def place(source: psycopg.Connection, view: str, worker: str) -> None:
     )
 
 
+def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[str, str]:
+    """Have parts of a view, which is not adopted yet, placed: by the kind of their last node."""
+    [(data,)] = source.execute("SELECT plan FROM headrace.views WHERE view_name = %s", (view,))
+    found = {
+        node.id: workers[plan.kind(type(node)).lower()]
+        for node in plan.from_json(data).nodes
+        if plan.kind(type(node)).lower() in workers
+    }
+    source.execute(
+        "UPDATE headrace.views SET placed_parts = %s WHERE view_name = %s", (Jsonb(found), view)
+    )
+    return found
+
+
 def reached(running: Running, view_id: int) -> None:
     """Wait until a view goes on."""
-    wait_until(
-        lambda: (
-            (view := running.book.views.get(view_id)) is not None and view.live and view.reachable
-        ),
-        f"view {view_id} goes on",
-    )
+
+    def goes() -> bool:
+        view = running.book.views.get(view_id)
+        return view is not None and view.live and running.book.missing(view) is None
+
+    wait_until(goes, f"view {view_id} goes on")

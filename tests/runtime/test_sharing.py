@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from headrace import clock
@@ -18,6 +19,9 @@ from headrace.process import faults
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Shared
 from headrace.sql.status import Status
+from headrace.storage.frames import Header, Kind
+from headrace.storage.manager import Storage
+from headrace.types import arrow_schema
 from tests.compared import differs, status_of
 from tests.runtime.harness import create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
@@ -473,6 +477,31 @@ def test_views_come_and_go_while_rows_change(source, database, start):
     joined(running, len(running.book.subplans))
     assert running.book.subplans
     check(running, source, **{name: query for name, (_, query) in there.items()})
+
+
+def test_what_was_sent_of_batches_that_were_never_recorded_is_sent_anew(source, database, start):
+    """The power of the machine has taken their records, and not what stood in the queue."""
+    running = start()
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    change(source, random.Random(1), 5)
+    check(running, source, one=ROWS, two=SUMS)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    last, schema = running.book.records.last, arrow_schema(shared.plan.sink.schema)
+    running.stop()
+    settings = running.settings
+    storage = Storage(settings.queue_dir, settings.queue_bytes_max, settings.queue_block_bytes)
+    queue = storage.get(shared.queue_name)
+    with queue.together():  # of a batch that will be cut otherwise
+        queue.put(Header(Kind.DIFFS, last + 1, 0, 0, 0), pa.RecordBatch.from_pylist([], schema))
+        queue.put(Header(Kind.TIME_END, last + 3, 0, 0, 0))
+    storage.close()
+    running = start()
+    change(source, random.Random(2), 5)
+    check(running, source, two=SUMS)
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    check(running, source, one=ROWS, two=SUMS)
 
 
 def killed(running, source, fault: str, seed: int) -> None:

@@ -37,7 +37,9 @@ def test_a_stopped_view_takes_no_server_out_of_service(database, start_engine):
         stopped = "SELECT status = 'error' FROM headrace.list_views()"
         wait_until(lambda: source.execute(stopped).fetchone() == (True,), "it stops")
         wait_until(lambda: get(port, "/readyz") == (200, "ok\n"), "it is ready")
-        assert re.search(r'headrace_view_state{.*state="error"} 1', get(port, "/metrics")[1])
+        assert re.search(
+            r'headrace_view_state{state="error",view="public.v"} 1.0', get(port, "/metrics")[1]
+        )
         source.execute("DROP TABLE t CASCADE")
     pid = engine.child("headrace.runtime.worker")
     assert pid is not None

@@ -47,7 +47,7 @@ BODY = re.compile(
 NO_CODE = re.compile(r"--[^\n]*|E?'(?:[^']|'')*'|OPERATOR\(pg_catalog\.[^)]*\)")
 BARE_CALL = re.compile(r"(?<![\w.])([a-z_]{2,})\s*\(")
 OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|?]+")
-KEYWORDS = frozenset({"exists", "array", "row", "in", "any", "and", "or"})
+KEYWORDS = frozenset({"exists", "array", "row", "in", "any", "and", "or", "coalesce"})
 """What may stand before a parenthesis and is no function that is looked for."""
 FILE = re.compile(r"`([\w/]+\.(?:py|sql))`")
 NAME = re.compile(r"`([\w.<>]+)`")

@@ -56,7 +56,7 @@ class FakeBuilder:
 
     async def _explain(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         self.calls.append(("explain_view", params))
-        return f"stage {params['stage']}\n  of {params['name_or_query']}"
+        return {"lines": [f"stage {params['stage']}", f"  of {params['name_or_query']}"]}
 
     async def _create(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         self.calls.append(("create_view", params))

@@ -40,7 +40,7 @@ def test_life_of_an_engine(database, start_engine):
         address = engine.log.split('"address": "')[1].split('"')[0]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
-        assert 'headrace_view_state{view="public.v",state="running"} 1' in text
+        assert 'headrace_view_state{state="running",view="public.v"} 1.0' in text
         assert 'headrace_process_restarts_total{process="worker"} 1' in text
         # The data directory is ours alone.
         done = subprocess.run(

@@ -227,7 +227,7 @@ def _object(
         return ("operator", tokens.name(words[at + 2]), symbol), end - at + 1
     if first.startswith("'") and words[at + 1] == "::":
         kind = _LITERALS.get(words[at + 2])
-        value = first[1:-1].replace("''", "'")
+        value = tokens.value(first, tokens.Token("plain", 0, len(first)))
         return ((kind, "", value), 1) if kind else None
     schema, dot, called, after = words[at : at + 4]
     if dot != "." or not (NAME.match(schema) and NAME.match(called)):

@@ -35,6 +35,7 @@ from headrace.planner.scalars import casts, functions
 from headrace.planner.scalars.calls import arguments, require_constant_defaults
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope, Site
+from headrace.postgres import tokens
 from headrace.types import INT8, TEXT
 
 NewColumn = Callable[[str, Expr], Col]
@@ -210,8 +211,7 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
         text = lowering.catalog.types.declaration(declared, int(str(typmod)))
         if found is not None and collation != own:
             text += f" COLLATE {found.quoted}"
-        quoted = str(name).replace('"', '""')
-        columns.append(f'"{quoted}" {text}')
+        columns.append(f"{tokens.identifier(str(name))} {text}")
     return f" AS ({', '.join(columns)})"
 
 

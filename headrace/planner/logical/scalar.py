@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.postgres.tokens import doubled
 from headrace.types import (
     BOOL,
     FLOAT4,
@@ -268,10 +269,10 @@ def quote(text: str | None, type_name: str) -> str:
     """A constant as SQL that means the same under any ``standard_conforming_strings``."""
     if text is None:
         return f"NULL::{type_name}"
-    doubled = text.replace("'", "''")
+    written = doubled(text)
     if "\\" in text:
-        return " E'" + doubled.replace("\\", "\\\\") + f"'::{type_name}"
-    return f"'{doubled}'::{type_name}"
+        return " E'" + written.replace("\\", "\\\\") + f"'::{type_name}"
+    return f"'{written}'::{type_name}"
 
 
 def to_sql(expr: Expr, column: Callable[[Ref], str], type_name: Callable[[int], str]) -> str:
@@ -306,4 +307,4 @@ def _show_const(const: Const) -> str:
         return "NULL"
     if const.oid in _BARE:
         return {"t": "true", "f": "false"}.get(const.text, const.text)
-    return "'" + const.text.replace("'", "''") + "'"
+    return f"'{doubled(const.text)}'"

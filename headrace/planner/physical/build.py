@@ -25,7 +25,7 @@ from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
 from headrace.planner.logical.words import construct
-from headrace.planner.physical import extraction
+from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
 from headrace.planner.physical.joinkeys import join_keys
@@ -46,6 +46,8 @@ class _Chain:
     columns: tuple[lg.Col, ...]
     base_columns: tuple[lg.Col, ...]
     steps: list[p.FilterSpec | p.MapSpec] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    """What each step does, for people."""
     size: ExpectedSize | None = None
     """What its rows are expected to be."""
 
@@ -73,6 +75,8 @@ class PhysicalBuilder:
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.sizes: dict[str, ExpectedSize] = {}
         """Per node what its rows are expected to be, where that is known."""
+        self.words: dict[str, str] = {}
+        """Per node what it does, for people."""
         self._estimates = Estimates()
         self._expressions = Expressions(lowering)
         self.remotes = self._expressions.remotes
@@ -100,6 +104,12 @@ class PhysicalBuilder:
 
     def _id(self, kind: str) -> str:
         return f"{kind}_{next(self._counts[kind])}"
+
+    def _said(self, kind: str, node: lg.Node) -> str:
+        """The id of a node that does what ``node`` says."""
+        node_id = self._id(kind)
+        self.words[node_id] = explain.detail(node)
+        return node_id
 
     # -- chains
 
@@ -172,6 +182,7 @@ class PhysicalBuilder:
         if predicates:
             exprs = tuple(self._expressions.over(e, chain.columns) for e in predicates)
             chain.steps.append(p.FilterSpec("", "", exprs, schema(chain.columns)))
+            chain.words.append(explain.conditions(predicates))
 
     def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
         exprs = tuple(self._expressions.over(e, chain.columns) for _, e in items)
@@ -182,6 +193,7 @@ class PhysicalBuilder:
         )
         if not identity:
             chain.steps.append(p.MapSpec("", "", exprs, schema(columns)))
+            chain.words.append(explain.items(items))
 
     def _close(self, chain: _Chain) -> str:
         """The id of the node that ends ``chain``."""
@@ -198,8 +210,13 @@ class PhysicalBuilder:
             kind = "filter" if isinstance(step, p.FilterSpec) else "map"
             node_id = self._id(kind)
             self._nodes.append(structs.replace(step, id=node_id, input=chain.base))
+            self.words[node_id] = chain.words[0]
             return node_id
         node_id = self._id("fused")
+        self.words[node_id] = ", ".join(
+            f"{p.kind(type(step))} {said}"
+            for step, said in zip(chain.steps, chain.words, strict=True)
+        )
         steps = []
         previous = chain.base
         for number, step in enumerate(chain.steps, 1):
@@ -225,7 +242,9 @@ class PhysicalBuilder:
             extraction.pushdown(tests, places, self._lowering),
             tuple(self._expressions.native(e, places) for e in tests),
         )
+        self.words[feed.id] = explain.fed(table, tests)
         node_id = self._id("map")
+        self.words[node_id] = f"[{', '.join(f.name for f in fields)}]"
         wanted = tuple(
             ir.Column(places[extraction.own(table, f.attnum)], f.oid, f.typmod, f.collation)
             for f in fields
@@ -255,6 +274,7 @@ class PhysicalBuilder:
             tests = extraction.wanted(scans, self._lowering)
         self.pushed.extend(tests)
         places = {extraction.own(table, f.attnum): i for i, f in enumerate(fields)}
+        self.words[node_id] = explain.read(table, fields, tests)
         self._nodes.append(
             p.SourceSpec(
                 id=node_id,
@@ -301,7 +321,7 @@ class PhysicalBuilder:
         places = {c.id: i for i, c in enumerate(chain.columns)}
         new = node.columns[len(node.input.columns) :]
         columns = (*chain.columns, *new)
-        node_id = self._id("functions")
+        node_id = self._said("functions", node)
         self._nodes.append(
             p.FlatMapSpec(
                 node_id,
@@ -363,7 +383,7 @@ class PhysicalBuilder:
         left, right = (self._close(chain) for chain in sides)
         both = sides[0].columns + sides[1].columns
         columns = sides[0].columns if node.kind in lg.LEFT_ONLY else both
-        node_id = self._id("join")
+        node_id = self._said("join", node)
         safe = tuple(key.null_safe for key in keys)
         self._nodes.append(
             p.JoinSpec(
@@ -407,7 +427,7 @@ class PhysicalBuilder:
         chain = self._chain(node.input)
         places = {c.id: i for i, c in enumerate(chain.columns)}
         below = self._close(chain)
-        node_id = self._id("topk")
+        node_id = self._said("topk", node)
         self._nodes.append(
             p.TopKSpec(
                 node_id,
@@ -438,7 +458,7 @@ class PhysicalBuilder:
             )
             for c in node.calls
         )
-        node_id = self._id("window")
+        node_id = self._said("window", node)
         self._nodes.append(
             p.WindowSpec(
                 node_id,
@@ -501,7 +521,7 @@ class PhysicalBuilder:
             )
             for x in node.tests
         )
-        node_id = self._id("temporal")
+        node_id = self._said("temporal", node)
         # By what is there: pruned columns of a chain may be more than those of the node.
         columns = (*chain.columns, *(x.column for x in node.tests))
         self._nodes.append(p.TemporalSpec(node_id, below, tests, schema(columns)))
@@ -535,7 +555,7 @@ class PhysicalBuilder:
             )
             for a in node.aggs
         )
-        node_id = self._id("reduce")
+        node_id = self._said("reduce", node)
         self._nodes.append(
             p.ReduceSpec(node_id, below, keys, aggregates, schema(node.columns), node.always)
         )
@@ -546,7 +566,7 @@ class PhysicalBuilder:
         places = {c.id: i for i, c in enumerate(chain.columns)}
         own = node.columns[len(node.input.columns) :]
         columns = chain.columns + own
-        node_id = self._id("expand")
+        node_id = self._said("expand", node)
         below = self._close(chain)
         keys = tuple(places[ref.id] for _, ref in node.keys)
         sets = tuple(tuple(sorted(s)) for s in node.sets)

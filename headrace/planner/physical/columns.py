@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.collections import plan as p
 from headrace.expressions import ir
 from headrace.planner.analyse.tables import TableColumn
@@ -9,10 +11,13 @@ from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.scalar import Expr, Ref
 from headrace.types import Field, Schema
 
+KEY_COLUMN: Final = -100_000
+"""The highest id of columns that one node only knows."""
+
 
 def key_column(place: int, expr: Expr) -> lg.Col:
     """A column that only this node knows; its id is outside of the binder's."""
-    return lg.Col(-100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation)
+    return lg.Col(KEY_COLUMN - place, f"key_{place}", expr.oid, expr.typmod, expr.collation)
 
 
 def place(order: list[Ref], ref: Ref) -> int:

@@ -1,17 +1,24 @@
-"""EXPLAIN text: one line per node, indented, the same for the same plan always."""
+"""What people read of logical and physical plans: graphs in words (``planner/graph.py``)."""
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from msgspec import structs
+
 from headrace.collections import plan as physical
+from headrace.planner import graph as graphs
+from headrace.planner.analyse.tables import Table, TableColumn
+from headrace.planner.graph import Graph, GraphColumn, GraphNode
 from headrace.planner.logical.estimates import ExpectedSize
+from headrace.planner.logical.lineage import SAME, ColumnOrigin
 from headrace.planner.logical.nodes import (
     AgainNode,
     Agg,
     AggregateNode,
+    Col,
     DistinctNode,
     ExpandNode,
     FilterNode,
@@ -32,30 +39,75 @@ from headrace.planner.logical.nodes import (
     children,
     kind,
 )
-from headrace.planner.logical.scalar import Expr, Ref, show
+from headrace.planner.logical.scalar import Expr, Ref, show, substitute
+from headrace.planner.physical.columns import KEY_COLUMN
+from headrace.planner.physical.extraction import own
 
-_INDENT: Final = "  "
-_OPERATOR: Final = re.compile(r"OPERATOR\(pg_catalog\.([^)]+)\)")
+LINEAGE: Final = "lineage"
+"""The stage of that name."""
 
 
 def explain_logical(node: Node) -> str:
-    """Text of a logical plan."""
-    return "\n".join(_lines(node, 0, set()))
+    """Text of a logical plan, in lines of any width."""
+    return graphs.text(logical_graph("logical", node), width=None)
 
 
-def _lines(node: Node, depth: int, shown: set[int]) -> Iterable[str]:
-    yield _INDENT * depth + describe(node)
-    below = children(node)
-    if isinstance(node, AgainNode) and node.number not in shown:
-        shown.add(node.number)
-        below = (node.plan,)
-    for child in below:
-        yield from _lines(child, depth + 1, shown)
+def logical_graph(stage: str, plan: Node, type_name: Callable[[int], str] = lambda _: "") -> Graph:
+    """A logical plan as a graph; what is at several places of it (``Again``) is in it once."""
+    numbers = itertools.count(1)
+    nodes: list[GraphNode] = []
+    again: dict[int, str] = {}
+
+    def add(node: Node) -> str:
+        name = str(next(numbers))
+        place = len(nodes)
+        kind, _, detail = describe(node).partition(" ")
+        columns = tuple(GraphColumn(c.name, type_name(c.oid)) for c in node.columns)
+        nodes.append(GraphNode(name, kind, detail, columns=columns))
+        below = tuple(add(child) for child in children(node))
+        if isinstance(node, AgainNode):
+            if node.number not in again:
+                again[node.number] = add(node.plan)
+            below = (again[node.number],)
+        nodes[place] = structs.replace(nodes[place], inputs=below)
+        return name
+
+    return Graph(stage, add(plan), tuple(nodes))
 
 
-def _all(exprs: Iterable[Expr]) -> str:
+def conditions(exprs: Iterable[Expr]) -> str:
+    """Conditions that are all to be true."""
     parts = list(exprs)
     return " AND ".join(show(e, nested=len(parts) > 1) for e in parts)
+
+
+def detail(node: Node) -> str:
+    """What the collection that does what ``node`` says is told to do."""
+    said = describe(node)
+    if not isinstance(node, JoinNode):
+        return said.partition(" ")[2]
+    on = f"on {conditions(node.condition)}" if node.condition else "all with all"
+    return on if node.kind == "inner" else f"{node.kind} {on}"
+
+
+def read(table: Table, fields: Sequence[TableColumn], tests: Iterable[Expr]) -> str:
+    """Which columns and rows of a table a source reads."""
+    key = "full" if table.full else ", ".join(table.column(number).name for number in table.key)
+    columns = ", ".join(f.name for f in fields)
+    return f"{table.schema}.{table.name} [{columns}] key {key}{_where(table, tests)}"
+
+
+def fed(table: Table, tests: Iterable[Expr]) -> str:
+    """Which rows of a view a feed has."""
+    return f"of view {table.view}{_where(table, tests)}"
+
+
+def _where(table: Table, tests: Iterable[Expr]) -> str:
+    names: dict[int, Expr] = {
+        own(table, c.attnum): Ref(own(table, c.attnum), c.oid, label=c.name) for c in table.columns
+    }
+    said = conditions(substitute(e, names) for e in tests)
+    return f" where {said}" if said else ""
 
 
 def describe(node: Node) -> str:  # noqa: C901  one case per node
@@ -66,13 +118,13 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
         case ValuesNode():
             return f"Values [{_names(node)}] {len(node.rows)} rows"
         case FilterNode():
-            return f"Filter {_all(node.predicates)}"
+            return f"Filter {conditions(node.predicates)}"
         case ProjectNode():
-            return f"Project [{', '.join(_item(c.name, e) for c, e in node.items)}]"
+            return f"Project {items(node.items)}"
         case JoinNode(kind="inner") if not node.condition:
             return "CrossJoin"
         case JoinNode():
-            return f"{node.kind.capitalize()}Join {_all(node.condition)}".rstrip()
+            return f"{node.kind.capitalize()}Join {conditions(node.condition)}".rstrip()
         case AggregateNode():
             return _aggregate(node)
         case ExpandNode():
@@ -142,8 +194,15 @@ def _names(node: Node) -> str:
     return ", ".join(c.name for c in node.columns)
 
 
-def _item(name: str, expr: Expr) -> str:
-    text = show(expr)
+def items(pairs: Iterable[tuple[Col, Expr]]) -> str:
+    """Output columns, and what each is."""
+    return f"[{', '.join(_item(c, e) for c, e in pairs)}]"
+
+
+def _item(column: Col, expr: Expr) -> str:
+    text, name = show(expr), column.name
+    if column.id <= KEY_COLUMN:
+        return text  # it has no name of its own
     if isinstance(expr, Ref) and text.rsplit(".", 1)[-1].split("(")[0] == name:
         return text if "(" not in text else f"{text} AS {name}"
     return f"{text} AS {name}"
@@ -154,7 +213,7 @@ def _scan(node: ScanNode) -> str:
     alias = f" AS {node.alias}" if node.alias != node.table.name else ""
     text = f"Scan {name}{alias} [{_names(node)}]"
     if node.predicates:
-        text += f" filter {_all(node.predicates)}"
+        text += f" filter {conditions(node.predicates)}"
     return text
 
 
@@ -175,8 +234,45 @@ def _agg(agg: Agg) -> str:
     return text + (f" FILTER ({show(agg.filter)})" if agg.filter is not None else "")
 
 
+# -- lineage
+
+Lineage = Sequence[tuple[str, Sequence[ColumnOrigin]]]
+"""For each column by its name: what it comes from."""
+
+
+def lineage_text(found: Lineage) -> str:
+    """A line for each column."""
+    return "\n".join(
+        f"{name} <- {', '.join(map(_origin, origins)) or 'no table'}" for name, origins in found
+    )
+
+
+def _origin(origin: ColumnOrigin) -> str:
+    column = f"{origin.schema}.{origin.table}.{origin.name or '*'}"
+    return column if origin.how == SAME else f"{column} ({origin.how})"
+
+
+def lineage_graph(found: Lineage) -> Graph:
+    """Columns of the query above those of tables."""
+    columns: list[GraphNode] = []
+    origins: dict[str, ColumnOrigin] = {}
+    for number, (name, mine) in enumerate(found, 1):
+        ids = {f"{o.oid}.{o.attnum}": o for o in mine}
+        origins |= ids
+        how = {place: o.how for place, o in ids.items()}
+        columns.append(GraphNode(f"column_{number}", "Column", name, tuple(ids), more=how or None))
+    tables = [
+        GraphNode(place, "TableColumn", f"{o.schema}.{o.table}.{o.name or '*'}")
+        for place, o in sorted(origins.items())
+    ]
+    root = GraphNode("query", "Query", inputs=tuple(c.id for c in columns))
+    return Graph(LINEAGE, root.id, (root, *columns, *tables))
+
+
 # -- physical
 
+_ITERATION: Final = "iteration"
+"""What people read for the column of that name."""
 _COST: Final = {
     "Source": "O(changes), one read per changed row",
     "Filter": "O(changes)",
@@ -199,46 +295,55 @@ _COST: Final = {
 }
 
 
-def explain_physical(
+def physical_graph(
     plan: physical.PhysicalPlan,
+    words: Mapping[str, str],
     type_name: Callable[[int], str],
     sizes: Mapping[str, ExpectedSize] | None = None,
-) -> str:
-    """Text of a physical plan: columns with types, state and cost class per node.
+) -> Graph:
+    """A physical plan as a graph.
 
-    ``sizes`` of the nodes' rows, where they are known, say how large the states will be.
+    ``words``: what each node does, by id, as its builder put it; ``sizes`` of the nodes' rows,
+    where they are known, say how large the states will be.
     """
-    shown: set[str] = set()
-
-    def lines(node: physical.Node, depth: int) -> Iterable[str]:
-        again = node.id in shown
-        shown.add(node.id)
-        head = _INDENT * depth + f"{node.id} {physical.kind(type(node))}"
-        if again:
-            yield f"{head} (shared, see above)"
-            return
-        columns = ", ".join(f"{f.name} {type_name(f.oid)}" for f in node.schema)
-        yield f"{head} {_detail(node)}".rstrip() + (
-            f" ({columns}) state: {_state(node)}{_expected(node, sizes or {})}; cost: {_cost(node)}"
+    nodes = []
+    for node in reversed(plan.nodes):
+        expected = _expected(node, sizes or {})
+        state = _state(node)
+        nodes.append(
+            GraphNode(
+                node.id,
+                physical.kind(type(node)),
+                _detail(node, words),
+                physical.inputs(node),
+                _columns(node, type_name),
+                state,
+                _cost(node),
+                None if expected is None else round(expected.rows),
+                None if expected is None else round(expected.rows * expected.width),
+            )
         )
-        for name in physical.inputs(node):
-            yield from lines(plan.node(name), depth + 1)
-
-    return "\n".join(lines(plan.sink, 0))
+    return Graph("physical", plan.sink.id, tuple(nodes), named=True)
 
 
-def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> str:
+def _columns(node: physical.Node, type_name: Callable[[int], str]) -> tuple[GraphColumn, ...]:
+    names = (f.name.replace(physical.ITERATION, _ITERATION) for f in node.schema)
+    return tuple(
+        GraphColumn(name, type_name(f.oid)) for name, f in zip(names, node.schema, strict=True)
+    )
+
+
+def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> ExpectedSize | None:
     """How large the state of ``node`` will be, if that is known."""
-    if _state(node) == "none" or isinstance(node, physical.RecursiveSpec):
-        return ""
+    if not _state(node) or isinstance(node, physical.RecursiveSpec):
+        return None
     own = isinstance(node, physical.SourceSpec | physical.ReduceSpec | physical.DistinctSpec)
     names = (node.id,) if own else physical.inputs(node)
     found = [sizes[name] for name in names if name in sizes]
     if not names or len(found) < len(names):
-        return ""
-    count = sum(f.rows for f in found)
-    kilobytes = sum(f.rows * f.width for f in found) / 1024
-    return f", about {count:.0f} rows of {kilobytes:.0f} kB"
+        return None
+    rows = sum(f.rows for f in found)
+    return ExpectedSize(rows, round(sum(f.rows * f.width for f in found) / rows) if rows else 0)
 
 
 def _cost(node: physical.Node) -> str:
@@ -256,105 +361,49 @@ def _cost(node: physical.Node) -> str:
     return f"O(changes + {count} rows of touched groups, ordered by Postgres)"
 
 
-def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
+def _detail(node: physical.Node, words: Mapping[str, str]) -> str:
     match node:
-        case physical.TopKSpec() | physical.WindowSpec():
-            order = ", ".join(
-                f"{item.column}{' DESC' if item.descending else ''}" for item in node.order
-            )
-            text = f"order [{order}]"
-            if node.keys:
-                text += f" by [{', '.join(map(str, node.keys))}]"
-            if isinstance(node, physical.WindowSpec):
-                calls = ", ".join(f"{c.sql} {c.frame}".rstrip() for c in node.calls)
-                return f"[{calls}] {text}"
-            if node.limit is not None:
-                text += f" limit {node.limit}" + (" with ties" if node.ties else "")
-            return text + (f" offset {node.offset}" if node.offset else "")
-        case physical.SourceSpec():
-            identity = (
-                "full identity"
-                if node.full_identity
-                else "key " + ", ".join(k.name for k in node.key)
-            )
-            text = f"{node.schema_name}.{node.table_name} by {identity}"
-            where = _where([c.name for c in node.columns], node.pushdown)
-            if node.wanted and not where:
-                where = f" where {len(node.wanted)} predicates are true"
-            return text + where
-        case physical.FeedSpec():
-            return f"of view {node.view}{_where([f.name for f in node.schema], node.pushdown)}"
-        case physical.FusedSpec():
-            return " + ".join(physical.kind(type(s)) for s in node.steps)
-        case physical.JoinSpec():
-            pairs = zip(node.left_keys, node.right_keys, strict=True)
-            keys = ", ".join(f"{a} = {b}" for a, b in pairs) or "cross product"
-            extra = f" residual {len(node.residual)}" if node.residual else ""
-            op = "" if node.op == "inner" else f"{node.op} "
-            return f"{op}on {keys}{extra}"
-        case physical.ReduceSpec():
-            functions = ", ".join(a.sql or a.function for a in node.aggregates)
-            keys = ", ".join(map(str, node.keys))
-            return f"[{functions}] by [{keys}]"
+        case physical.SinkSpec():
+            key = f" key {', '.join(node.key)}" if node.key else ""
+            return f"[{', '.join(f.name for f in node.schema)}]{key}"
         case physical.RecursiveSpec():
-            union = "union" if node.distinct else "union all"
-            return f"{union}, step: {', '.join(_inner(n) for n in node.step)}"
-        case physical.FlatMapSpec():
-            more = " with ordinality" if node.ordinality else ""
-            return ", ".join(node.calls) + more + (" outer" if node.outer else "")
+            step = ", ".join(f"{n.id} {_detail(n, words)}".rstrip() for n in node.step)
+            return f"{'union' if node.distinct else 'union all'}, step: {step}"
         case physical.SetOpSpec():
             return f"{node.op}{' all' if node.all else ''}"
-        case physical.ExpandSpec():
-            sets = ("(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets)
-            return f"to {', '.join(sets)}"
-        case physical.TemporalSpec():
-            return f"{len(node.tests)} comparisons with the clock"
         case physical.ValuesSpec():
             return f"{len(node.rows)} rows"
         case _:
-            return ""
-
-
-def _where(names: Sequence[str], pushdown: Sequence[str]) -> str:
-    """Which rows of a table with such columns are read, where not all are."""
-    if not pushdown:
-        return ""
-    parts = [names[int(part)] if number % 2 else part for number, part in enumerate(pushdown)]
-    return " where " + _OPERATOR.sub(r"\1", "".join(parts))
-
-
-def _inner(node: physical.Node) -> str:
-    return f"{node.id} {_detail(node)}".strip()
+            return words.get(node.id, "").replace(physical.ITERATION, _ITERATION)
 
 
 def _state(node: physical.Node) -> str:
+    """What it keeps; "": nothing."""
     match node:
         case physical.SourceSpec():
-            rows = "wanted" if node.wanted else "all"
-            return f"{rows} rows of the table, columns above"
+            return "wanted rows" if node.wanted else "all rows"
         case physical.JoinSpec():
             if node.left_only and not node.residual:
-                return "all rows of the left, one entry per key of the right"
-            more = ", pairs per row" if node.watched and node.residual else ""
-            return f"all rows of both sides{more}"
+                return "rows of the left, keys of the right"
+            pairs = ", pairs" if node.watched and node.residual else ""
+            return f"rows of both sides{pairs}"
         case physical.ReduceSpec():
             kept = {a.function for a in node.aggregates} & {"min", "max", "any", "single", "remote"}
             values = any(a.distinct for a in node.aggregates)
-            more = " and values" if kept or values else ""
-            return f"one entry per group{more}"
+            return "groups and values" if kept or values else "groups"
         case physical.TemporalSpec():
-            return "all rows, by the time they are compared with"
+            return "all rows, by time"
         case physical.DistinctSpec():
-            return "one entry per distinct row"
+            return "distinct rows"
         case physical.TopKSpec():
-            return "all rows of the input"
+            return "rows of the input"
         case physical.WindowSpec():
-            return "all rows of the input and of the output"
+            return "rows of input and output"
         case physical.RecursiveSpec():
-            own = "rows by iteration" if node.distinct else "none of its own"
-            inner = [f"{n.id}: {_state(n)}" for n in node.step if _state(n) != "none"]
-            return "; ".join([own, *inner])
+            own = ["rows by iteration"] if node.distinct else []
+            inner = [f"{n.id}: {state}" for n in node.step if (state := _state(n))]
+            return "; ".join([*own, *inner])
         case physical.SetOpSpec():
-            return "one entry per distinct row of either side"
+            return "distinct rows of both sides"
         case _:
-            return "none"
+            return ""

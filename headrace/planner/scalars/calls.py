@@ -17,8 +17,8 @@ from headrace.planner.scalars import build, functions, typenames
 from headrace.planner.scalars.build import Conduct, Spelling
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Form, Lowering
-from headrace.planner.scalars.rowtypes import quote_name
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.tokens import identifier
 
 _CLOCK: Final = (
     *("current_date", "current_time", "current_time", "current_timestamp"),
@@ -102,7 +102,7 @@ def arguments(
     names, inner = [], []
     for node in nodes:
         named = node.kind == "NAMEDARGEXPR"
-        names.append(quote_name(node.text("name") or "") if named else "")
+        names.append(identifier(node.text("name") or "") if named else "")
         inner.append(node.child("arg") if named else node)
     return lowering.all(inner, scope), names
 

@@ -16,8 +16,8 @@ from headrace.planner.logical.scalar import ARG, Const, Expr
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Form, Lowering
-from headrace.planner.scalars.rowtypes import quote_name
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.tokens import identifier
 
 _STANDALONE: Final = {
     "0": ", STANDALONE YES",
@@ -53,8 +53,8 @@ def _xml(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     result = (t.XML, -1, 0)
     word = "CONTENT" if node.number("xmloption") else "DOCUMENT"
     listed = ", ".join([ARG] * len(args))
-    fields = ", ".join(f"{ARG} AS {quote_name(_sql_name(n))}" for n in names)
-    name = quote_name(_sql_name(node.text("name") or ""))
+    fields = ", ".join(f"{ARG} AS {identifier(_sql_name(n))}" for n in names)
+    name = identifier(_sql_name(node.text("name") or ""))
     match operation:  # XmlExprOp
         case 0:
             sql = f"XMLCONCAT({listed})"
@@ -210,7 +210,7 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     names = [n for n in node.items("passing_names") if isinstance(n, str)]
     if names:
         args += lowering.all(node.nodes("passing_values"), scope)
-        sql += " PASSING " + ", ".join(f"({ARG}) AS {quote_name(n)}" for n in names)
+        sql += " PASSING " + ", ".join(f"({ARG}) AS {identifier(n)}" for n in names)
     returning, result = _returning(lowering, node)
     if operation != _EXISTS:
         sql += returning

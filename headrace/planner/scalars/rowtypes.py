@@ -28,6 +28,7 @@ from headrace.planner.scalars.build import Conduct, Spelling, enclosed
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.tokens import identifier
 from headrace.types import RECORD
 
 ROW_SYMBOL: Final = "row"
@@ -38,18 +39,13 @@ _RECORD_LEVELS: Final = 2
 """How many queries deeper the fields of a named record stand."""
 
 
-def quote_name(name: str) -> str:
-    """A name as SQL, always quoted."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) -> Expr:
     """An anonymous record with fields of these names."""
     plain = [f"f{i}" for i in range(1, len(args) + 1)]
     if list(names) == plain or not args:
         sql = f"ROW({', '.join([ARG] * len(args))})"
     else:
-        fields = ", ".join(f"{ARG} AS {quote_name(name)}" for name in names)
+        fields = ", ".join(f"{ARG} AS {identifier(name)}" for name in names)
         # Names are quoted, the rest is ours.
         sql = f"(SELECT {_ALIAS} FROM (SELECT {fields}) {_ALIAS})"  # noqa: S608
     show = f"ROW({', '.join([ARG] * len(args))})"
@@ -146,7 +142,7 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
             return arg.args[number - 1]
         lowering.refuse("selection of a field of a record", node)
     found = [a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number]
-    name = quote_name(found[0].name)
+    name = identifier(found[0].name)
     result = lowering.result(node, "resulttype", "resultcollid")
     spelling = enclosed(f"({ARG}).{name}")
     return build.call(lowering, f"field {name}", (arg,), result, spelling, None)

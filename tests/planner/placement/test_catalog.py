@@ -25,7 +25,7 @@ def placing(where: Topology) -> Placement:
 
 @pytest.mark.parametrize("repetition", range(100))
 def test_placements_at_once_leave_consistent_slots(repetition) -> None:
-    """N-43: two fit; the third fails and changes nothing."""
+    """PL-20, N-43: two fit; the third fails and changes nothing."""
     catalog = TopologyCatalog(STAR)
     together = threading.Barrier(3)
 

@@ -26,7 +26,7 @@ def reads(query: p.PhysicalPlan) -> dict[str, tuple[str, ...]]:
 
 
 def test_filters_run_beside_each_source() -> None:
-    """N-5, N-6, N-11: Bottom-Up."""
+    """PL-13, N-5, N-6, N-11: Bottom-Up."""
     found = placed(UP, QUERY, star(), PINS)
     assert found.nodes == {
         "L#1": "n2", "L#2": "n3", "f#1": "n2", "f#2": "n3", "f#all": "n1", "Sink": "n1"
@@ -37,7 +37,7 @@ def test_filters_run_beside_each_source() -> None:
 
 
 def test_filters_run_beside_the_sink() -> None:
-    """N-22: Top-Down, with room there and with room for one of them."""
+    """PL-13, N-22: Top-Down, with room there and with room for one of them."""
     found = placed(DOWN, QUERY, star(), PINS)
     assert (found.nodes["f#1"], found.nodes["f#2"]) == ("n1", "n1")
     assert {s.output for part in found.parts.values() for s in part.sends} == {"L#1", "L#2"}

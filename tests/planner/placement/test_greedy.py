@@ -29,6 +29,7 @@ def tree(a: int, b: int, mid: int, root: int):
 @pytest.mark.parametrize(
     ("strategy", "capacities", "filter_on"),
     [
+        # PL-7, PL-8, PL-10, PL-9, PL-11
         (UP, (1, 1, 1), "mid"),
         (DOWN, (1, 1, 1), "mid"),
         (UP, (2, 1, 1), "src"),
@@ -105,7 +106,7 @@ def test_a_relay_without_slots_is_one_all_the_same(strategy) -> None:
     ],
 )
 def test_slots_of_pinned_operators_are_reserved(strategy, where, pins, starved, rest) -> None:
-    """R-7: in the literal order fA takes the slot of B."""
+    """PL-12, R-7: in the literal order fA takes the slot of B."""
     links = "n>m m>root" if "m" in where else "n>root"
     query, nodes = plan("A B fA:A j:fA,B"), topology(where, links)
     pins = pins | {"Sink": "root"}
@@ -119,6 +120,7 @@ def test_slots_of_pinned_operators_are_reserved(strategy, where, pins, starved, 
 @pytest.mark.parametrize(
     ("capacities", "up", "down", "pairs"),
     [
+        # PL-14, PL-15, PL-16, PL-17, PL-18
         ((2, 2, 2, 1), "a b mid mid", "a b mid mid", (3, 3)),
         ((1, 1, 5, 1), "mid mid mid mid", "mid mid mid mid", (3, 3)),
         ((2, 1, 1, 4), "a mid root root", "root mid root root", (4, 4)),
@@ -145,7 +147,7 @@ def test_two_branches(strategy, capacities, up, down, pairs) -> None:
 
 @BOTH
 def test_inputs_on_one_node_meet_there(strategy) -> None:
-    """N-39, R-4: not a hop further up."""
+    """PL-19, N-39, R-4: not a hop further up."""
     where = topology({"n": 9, "root": 1}, "n>root")
     found = placed(strategy, plan("T fT:T Join:T,fT"), where, {"T": "n", "Sink": "root"})
     assert found.nodes == {"T": "n", "fT": "n", "Join": "n", "Sink": "root"}

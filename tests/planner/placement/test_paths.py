@@ -38,7 +38,7 @@ def done(found: SelectedPaths | PlacementFailed) -> SelectedPaths:
 
 
 def test_sources_share_the_way_that_was_registered_first_where_ways_are_equal() -> None:
-    """N-2, N-6, N-7, N-8: W(4) = W(5) = (2 + 2 + 4) / 3."""
+    """PL-1, N-2, N-6, N-7, N-8: W(4) = W(5) = (2 + 2 + 4) / 3."""
     found = done(selected(topology("0123456789", TWO_WAYS), {"L": "89"}, "0"))
     assert counted(found) == {
         "0": 4, "1": 2, "2": 2, "4": 2, "5": 2, "7": 2, "8": 1, "9": 1
@@ -49,7 +49,10 @@ def test_sources_share_the_way_that_was_registered_first_where_ways_are_equal() 
 
 
 def test_a_node_counts_once_per_path() -> None:
-    """N-36, R-5: the root has two ways, so the short one wins; once per sub-graph they were equal."""
+    """PL-2, N-36, R-5: the root has two ways, so the short one wins.
+
+    Counted once per sub-graph they were equal.
+    """
     where = topology("0123456789", "1,2>0 3,4>1 5>0 6>2 7>4,5 8,9>7")
     found = done(selected(where, {"L": "8"}, "0"))
     assert counted(found) == {"0": 2, "1": 1, "4": 1, "5": 1, "7": 1, "8": 1}
@@ -67,7 +70,9 @@ def test_of_equal_weights_the_shorter_way_stays() -> None:
 @pytest.mark.parametrize(
     ("sources", "links", "total", "w", "kept"),
     [
+        # PL-3
         ("pq", "", {"S": 3, "a": 2, "b": 1}, {"a": 2.5, "b": 2.0}, "a"),
+        # PL-4
         ("pqrt", " r,t>b", {"S": 5, "a": 2, "b": 3}, {"a": 3.5, "b": 4.0}, "b"),
     ],
 )
@@ -80,7 +85,7 @@ def test_a_way_that_others_take_wins(sources, links, total, w, kept) -> None:
 
 
 def test_nodes_in_maintenance_are_not_seen() -> None:
-    """N-37."""
+    """PL-5, N-37."""
     sources = {"L": "8"}
     found = done(selected(topology("0123456789", TWO_WAYS, maintenance="4"), sources, "0"))
     assert found.ways.up("8") == ("8", "7", "5", "2", "0")
@@ -93,7 +98,7 @@ def test_nodes_in_maintenance_are_not_seen() -> None:
 
 
 def test_logical_sources_are_pruned_again_together() -> None:
-    """N-9, N-10, R-6: each alone keeps another parent of x; then each node has one."""
+    """PL-6, N-9, N-10, R-6: each alone keeps another parent of x; then each node has one."""
     where = topology("Sabxpquvw", "a,b>S x>a,b p,u>x q>a v,w>b")
     first, second = {"L1": "pq"}, {"L2": "uvw"}
     assert done(selected(where, first, "S")).ways.up("x") == ("x", "a", "S")

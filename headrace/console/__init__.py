@@ -1,0 +1,1 @@
+"""The HTTP port: health for machines, and the console for people."""

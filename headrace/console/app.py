@@ -1,0 +1,304 @@
+"""What is answered on the HTTP port: a table of paths, and headers that all answers have.
+
+Files are read once, at the start.  Nothing is changed by GET; what is posted must be JSON of a page
+of ours, which no other site can send.  Names, queries and messages travel as JSON, and the page
+puts them up as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace import clock
+from headrace.console.access import ENGINE, Access, Refused
+from headrace.console.lookout import Full
+from headrace.console.outside import Outside
+from headrace.console.people import People
+from headrace.console.sessions import Attempts
+from headrace.console.streaming import Live
+
+BODY_BYTES_MAX: Final = 8_192
+BODY_S: Final = 10.0
+ANSWER_S: Final = 30.0
+NAME_MAX: Final = 300
+"""Characters of a view's name, qualified and quoted."""
+_PER_NETWORK: Final = 10
+_PER_ROLE: Final = 30
+"""Logins a minute."""
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS: Final = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+]
+_log = structlog.get_logger(__name__)
+
+
+class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What is posted to log in: a token, or a role and its password."""
+
+    token: str = ""
+    role: str = ""
+    password: str = ""
+
+
+_LOGIN: Final = msgspec.json.Decoder(LoginBody)
+
+
+class App:
+    """The paths of one commander."""
+
+    def __init__(self, outside: Outside, access: Access | None) -> None:
+        """``access``: None where there is no console."""
+        self._outside = outside
+        self._by_network = Attempts(_PER_NETWORK)
+        self._by_role = Attempts(_PER_ROLE)
+        routes = [
+            Route("/livez", self._livez),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+        ]
+        self.people: People | None = None
+        if access is not None:
+            self.people = People(outside, access)
+            self._files = _files()
+            routes += [
+                Route("/", self._file),
+                Route("/static/{path:path}", self._file),
+                Route("/api/me", self._me),
+                Route("/api/events", self._events),
+                Route("/api/login", self._login, methods=["POST"]),
+                Route("/api/logout", self._logout, methods=["POST"]),
+            ]
+        handlers: dict[Any, Any] = {HTTPException: _refused}
+        self._app = Starlette(routes=routes, exception_handlers=handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request: with our headers, an end, and no error of ours in it."""
+        begun = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message = {**message, "headers": [*message["headers"], *_HEADERS]}
+            await send(message)
+
+        try:
+            if scope["path"] == "/api/events":
+                await self._app(scope, receive, with_headers)  # it looks after itself
+            else:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._app(scope, receive, with_headers)
+        except (TimeoutError, OSError):
+            pass  # a client that is slow, or gone
+        except Exception:  # noqa: BLE001  the request's boundary, as a session's
+            _log.exception("request failed", path=scope["path"][:NAME_MAX])
+            if not begun:
+                await PlainTextResponse("internal error\n", 500)(scope, receive, with_headers)
+
+    async def _livez(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, _: Request) -> Response:
+        ready, why = await self._outside.health.ready()
+        return PlainTextResponse(why + "\n", 200 if ready else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        text = await self._outside.health.metrics()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _file(self, request: Request) -> Response:
+        found = self._files.get(request.path_params.get("path", "index.html"))
+        if found is None:
+            raise HTTPException(404)
+        kind, tag, data = found
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=kind, headers=headers)
+
+    async def _me(self, request: Request) -> Response:
+        assert self.people is not None, "there is a console"
+        found = self.people.find(_cookie(request))
+        safe = self._is_safe(request)
+        if found is None:
+            return _json({"role": None, "safe": safe})
+        session, lookout = found
+        told = {"role": lookout.identity.role, "engine": session.identity == ENGINE}
+        return _json({**told, "database": lookout.identity.database, "safe": safe})
+
+    async def _login(self, request: Request) -> Response:
+        assert self.people is not None, "there is a console"
+        _check_own(request)
+        if not self._is_safe(request):
+            return _json({"error": "log in over TLS, or from the same computer"}, 403)
+        try:
+            body = _LOGIN.decode(await _body(request))
+        except msgspec.MsgspecError as error:
+            raise HTTPException(400) from error
+        now = clock.monotonic()
+        keys = [(self._by_network, self._outside.network(_client(request)))]
+        if not body.token:
+            keys.append((self._by_role, body.role[:NAME_MAX]))
+        if wait_s := max(tries.wait_s(key, now) for tries, key in keys):
+            told = {"error": f"too many logins: try again in {wait_s} s"}
+            return _json(told, 429, {"retry-after": str(wait_s)})
+        for tries, key in keys:
+            tries.begin(key, now)
+        try:
+            cookie, lookout = await self.people.log_in(body.token, body.role, body.password)
+        except (Refused, Full) as error:
+            return _json({"error": str(error)}, 403)
+        for tries, key in keys:
+            tries.succeeded(key)
+        answer = _json({"role": lookout.identity.role, "database": lookout.identity.database})
+        self._set_cookie(answer, request, cookie)
+        return answer
+
+    async def _logout(self, request: Request) -> Response:
+        assert self.people is not None, "there is a console"
+        _check_own(request)
+        await self.people.log_out(_cookie(request))
+        answer = _json({})
+        self._set_cookie(answer, request, "")
+        return answer
+
+    async def _events(self, request: Request) -> Any:
+        assert self.people is not None, "there is a console"
+        found = self.people.find(_cookie(request))
+        if found is None:
+            raise HTTPException(401)
+        session, lookout = found
+        view = request.query_params.get("view") or None
+        if view is not None and (len(view) > NAME_MAX or "\0" in view):
+            raise HTTPException(400)
+        try:
+            stream = lookout.follow(view)
+        except Full as error:
+            return _json({"error": str(error)}, 503)
+        return Live(
+            lookout=lookout,
+            stream=stream,
+            view=view,
+            session=session,
+            sessions=self.people.sessions,
+        )
+
+    def _is_safe(self, request: Request) -> bool:
+        """Whether a secret may come this way."""
+        if request.url.scheme == "https" or self._outside.settings.console_plain:
+            return True
+        try:
+            address = ipaddress.ip_address(_client(request).partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+
+    @staticmethod
+    def _set_cookie(answer: Response, request: Request, value: str) -> None:
+        secure = request.url.scheme == "https"
+        answer.set_cookie(
+            _cookie_name(request),
+            value,
+            max_age=None if value else 0,
+            path="/",
+            secure=secure,
+            httponly=True,
+            samesite="strict",
+        )
+
+
+def _cookie_name(request: Request) -> str:
+    # Cookies do not know ports: two engines of one computer must not log each other out.
+    port = request.url.port or 0
+    return f"__Host-headrace-{port}" if request.url.scheme == "https" else f"headrace-{port}"
+
+
+def _cookie(request: Request) -> str:
+    return request.cookies.get(_cookie_name(request), "")
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _check_own(request: Request) -> None:
+    """Refuse what a page of another site may send.
+
+    A form cannot say that it has JSON, and a script elsewhere would have to ask before.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise HTTPException(415)
+    if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise HTTPException(403)
+
+
+async def _body(request: Request) -> bytes:
+    data = b""
+    async with asyncio.timeout(BODY_S):
+        async for part in request.stream():
+            data += part
+            if len(data) > BODY_BYTES_MAX:
+                raise HTTPException(413)
+    return data
+
+
+def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    told = {"cache-control": "no-store"} | (headers or {})
+    return Response(msgspec.json.encode(data), status, told, "application/json")
+
+
+_WORDS: Final = {404: "not found\n", 405: "only GET\n", 401: "log in first\n"}
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    allowed = (error.headers or {}).get("Allow", "")
+    words = _WORDS.get(error.status_code, "")
+    if error.status_code == 405 and "GET" not in allowed:
+        words = f"only {allowed}\n"
+    return PlainTextResponse(words, error.status_code, error.headers)
+
+
+def _files() -> dict[str, tuple[str, str, bytes]]:
+    """Name -> type, tag and bytes of what there is to be had."""
+    out = {}
+    left = [("", resources.files("headrace.console") / "static")]
+    while left:
+        prefix, folder = left.pop()
+        for item in folder.iterdir():
+            if item.is_dir():
+                left.append((f"{prefix}{item.name}/", item))
+            elif kind := _TYPES.get(item.name.rpartition(".")[2]):
+                data = item.read_bytes()
+                tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+                out[prefix + item.name] = (kind, tag, data)
+    return out

@@ -1,0 +1,193 @@
+"""The HTTP port: sockets, and what a client that is slow, rude or many costs.
+
+uvicorn speaks HTTP (over h11); it is given sockets of ours and no more, so that it takes no signals
+and has no loop of its own.  Added to what it does: time for a request's head, and how many
+connections there may be, of all and of one address.  Who exceeds it loses his own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from headrace.config import address
+from headrace.console.access import Access, token_path
+from headrace.console.app import App
+from headrace.console.outside import Outside
+
+HEAD_BYTES_MAX: Final = 16_384
+HEAD_S: Final = 10.0
+UNREAD_S: Final = 20.0
+"""Seconds a client may leave 64 kB of an answer unread; the system does the same for less."""
+KEEP_ALIVE_S: Final = 15
+CONNECTIONS_MAX: Final = 512
+PER_NETWORK_MAX: Final = 128
+_CLOSE_S: Final = 2.0
+
+
+class _Connections:
+    """How many there are, by what counts as one address."""
+
+    def __init__(self, network: Callable[[str], str]) -> None:
+        self._network = network
+        self._of: Counter[str] = Counter()
+
+    def enter(self, host: str) -> str | None:
+        """One more; None: there are enough."""
+        key = self._network(host)
+        if self._of[key] >= PER_NETWORK_MAX or self._of.total() >= CONNECTIONS_MAX:
+            return None
+        self._of[key] += 1
+        return key
+
+    def leave(self, key: str) -> None:
+        """One less."""
+        self._of[key] -= 1
+        if not self._of[key]:
+            del self._of[key]
+
+
+class _Client(H11Protocol):
+    """One connection."""
+
+    def __init__(self, room: _Connections, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self.logger.disabled = True  # what clients do wrong is theirs; the app logs its own
+        self._room = room
+        self._key: str | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Let it in, if there is room."""
+        super().connection_made(transport)
+        self._key = self._room.enter(self.client[0] if self.client else "")
+        if self._key is None:
+            transport.abort()
+            return
+        _tune(transport.get_extra_info("socket"))
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Make room."""
+        self._forget_head()
+        if self._key is not None:
+            self._room.leave(self._key)
+            self._key = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request; what is no request ends the connection."""
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:
+            self.transport.abort()
+            return
+        if self._is_answering():
+            self._forget_head()
+        elif self._patience is None:
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        """The next request may begin."""
+        super().on_response_complete()
+        if not self._is_answering():
+            self._forget_head()  # until it does: uvicorn has a time for that
+
+    def pause_writing(self) -> None:
+        """The client does not take what it has asked for."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again, or has gone."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._patience = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _forget_head(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+def _tune(sock: Any) -> None:
+    """Find out when the other side has gone, or reads nothing (where the system can)."""
+    with contextlib.suppress(OSError, AttributeError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 2_000))
+
+
+class HttpPort:
+    """Serves health, and the console where it is on."""
+
+    def __init__(self, listen: str, outside: Outside) -> None:
+        """Raises PrerequisiteError where the console's token cannot be used."""
+        self._listen = listen
+        self._tls = outside.tls
+        console = outside.settings.console
+        self.token_file = str(token_path(outside.settings)) if console else None
+        """Where the console's token stands; None: there is no console."""
+        self._room = _Connections(outside.network)
+        self._app = App(outside, Access(outside.settings) if console else None)
+        self._config = Config(
+            self._app,
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        )
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; returns the address."""
+        host, port = address(self._listen)
+        if not self._config.loaded:
+            self._config.load()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._client, host, port, ssl=self._tls)
+        if self._app.people is not None:
+            self._app.people.start()
+        return host, int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening, and end what is under way."""
+        if self._server:
+            self._server.close()
+        if self._app.people is not None:
+            await self._app.people.close()
+        for client in list(self._state.connections):
+            client.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=_CLOSE_S)
+        for client in list(self._state.connections):
+            with contextlib.suppress(AttributeError):
+                client.transport.abort()
+
+    def _client(self) -> Any:
+        return _Client(self._room, self._config, self._state)

@@ -1,0 +1,145 @@
+"""Two readings of one text: the tree of a parser, which is for people, and what Postgres has bound.
+
+The tree is never planned.  It is annotated with what Postgres has found for its names, where that
+is beyond doubt; and what it says, written down again, is bound once more: only if that is the same
+to Postgres have both read the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.planner.analyse import nodetree, session
+from headrace.planner.analyse.nodetree import Node
+from headrace.planner.graph import Graph, GraphNode
+from headrace.planner.request import PlanRequest
+from headrace.postgres.connect import Connection
+
+AST = "ast"
+"""The stage of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation of a bound query, as one of its FROM clauses calls it."""
+
+    alias: str
+    oid: int
+    shown: str
+    """Its name, qualified and quoted where it must be."""
+    columns: Mapping[str, int]
+    """Numbers of its columns, by the names that they have there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundText:
+    """What Postgres has made of a text."""
+
+    tree: Node
+    relations: tuple[Relation, ...]
+
+
+def bound(conn: Connection, request: PlanRequest) -> BoundText:
+    """What Postgres makes of a query, as it would for its plan; nothing is left.
+
+    Raises:
+        HeadraceError: it refuses the query, or analysing it could run code of somebody else.
+    """
+    with session.binding(conn, request.caller, request.settings):
+        session.bind_query(conn, request.query, request.caller)
+        session.captured_settings(conn, request.settings)
+        tree = session.read_view(conn, request.query).tree
+        conn.execute("RESET ROLE")
+        return BoundText(tree, tuple(_relations(conn, tree)))
+
+
+def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
+    found = [
+        entry
+        for entry in tree.walk()
+        if entry.kind == "RANGETBLENTRY"
+        and entry.number("relid")
+        and entry.node("eref")
+        # Up to Postgres 15 a view's own tree has the view itself in it, twice.
+        and entry.child("eref").text("aliasname") not in ("old", "new")
+    ]
+    rows = conn.execute(
+        "SELECT c.oid::bigint, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
+        ([entry.number("relid") for entry in found],),
+    ).fetchall()
+    names = {int(oid): str(name) for oid, name in rows}
+    for entry in found:
+        called = entry.child("eref")
+        columns = [str(name) for name in called.items("colnames") if isinstance(name, str)]
+        oid = entry.number("relid")
+        yield Relation(
+            *(called.text("aliasname") or "", oid, names.get(oid, str(oid))),
+            {name: number for number, name in enumerate(columns, 1) if name},
+        )
+
+
+def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
+    """None: ``text`` is to Postgres what ``mine`` is; else what is different, in words."""
+    try:
+        other = bound(conn, PlanRequest(text, request.caller, request.settings))
+    except HeadraceError as error:
+        return f"Postgres refuses what the parser has read: {error.message}"
+    if nodetree.same(mine.tree, other.tree):
+        return None
+    return "what the parser has read is written otherwise than it stands there"
+
+
+def annotated(
+    read: Iterable[Mapping[str, Any]], mine: BoundText | None, told: Iterable[str]
+) -> Graph:
+    """The tree of a parser (``reading.trees.plain``) with what Postgres has bound its names to."""
+    nodes = [_node(data, mine) for data in read]
+    return Graph(AST, nodes[0].id, tuple(nodes), notes=tuple(told))
+
+
+def _node(data: Mapping[str, Any], mine: BoundText | None) -> GraphNode:
+    more: dict[str, Any] = {}
+    if "arg" in data:
+        more["arg"] = data["arg"]
+    if "at" in data:
+        more["position"] = data["at"] + 1
+    if "comments" in data:
+        more["comments"] = data["comments"]
+    detail = data["detail"]
+    if mine is not None:
+        found = _found(data, mine.relations)
+        if found is not None:
+            relation, column = found
+            more["oid"] = relation.oid
+            more["relation"] = relation.shown
+            said = relation.shown
+            if column is not None:
+                more["attnum"] = relation.columns[column]
+                said = f"{said}.{column}"
+            detail = f"{detail} = {said}"
+    for comment in data.get("comments", ()):
+        detail = f"{detail} -- {comment}".strip()
+    return GraphNode(data["id"], data["kind"], detail, tuple(data["inputs"]), more=more or None)
+
+
+def _found(
+    data: Mapping[str, Any], relations: Iterable[Relation]
+) -> tuple[Relation, str | None] | None:
+    """What a table or a column is, if only one thing is called so in all of the query."""
+    if "table" in data:
+        mine = [r for r in relations if r.alias == data["alias"]]
+        return _only([(r, None) for r in mine])
+    if "column" in data:
+        name, of = data["column"], data["of"]
+        mine = [r for r in relations if name in r.columns and of in ("", r.alias)]
+        return _only([(r, name) for r in mine])
+    return None
+
+
+def _only(
+    found: list[tuple[Relation, str | None]],
+) -> tuple[Relation, str | None] | None:
+    return found[0] if len({(r.oid, r.alias) for r, _ in found}) == 1 else None

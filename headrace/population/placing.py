@@ -1,0 +1,212 @@
+"""Option ``placement``: which parts of a planned view go to which workers.
+
+A worker's name: the view is there whole.  An object: collections by id or kind, and where each is
+to be.  A strategy: it decides, by what collections are known or expected to send, and by how much
+room there is (``planner/placement/star.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headrace.collections import plan as p
+from headrace.collections import subplans
+from headrace.config import Settings
+from headrace.errors import UndefinedError, UserError
+from headrace.planner.placement import cuts
+from headrace.planner.placement.failed import PlacementFailed
+from headrace.planner.placement.operators import Costs
+from headrace.planner.placement.place import Strategy
+from headrace.planner.placement.star import StarPlacement, Station, cheapest, place_star
+from headrace.postgres.connect import Connection
+from headrace.sql import nodes
+from headrace.sql.nodes import MAIN, STRATEGIES, WorkerLoad
+
+Placement = str | dict[str, str]
+"""The option's value."""
+
+_WIDTH: Final = 8
+"""Bytes of a value of which nothing is known."""
+_ROWS: Final = 1000
+"""Rows of what was never analysed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the collections of a running view have done."""
+
+    rates: Mapping[str, float]
+    """Bytes per second that each has sent."""
+    ns_per_row: Mapping[str, int]
+    """What each row that came in has taken."""
+    seconds: float
+    """For how long, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What all strategies say of a plan."""
+
+    found: Mapping[str, StarPlacement | PlacementFailed | UserError]
+    best: StarPlacement | None
+
+    def of(self, strategy: str) -> StarPlacement:
+        """The placement of a strategy; ``auto``: the cheapest of all.
+
+        Raises:
+            UserError: 55000, it has none; or the plan is too large for it.
+        """
+        if strategy == "auto" and self.best is not None:
+            return self.best
+        found = self.found[Strategy.TOP_DOWN if strategy == "auto" else strategy]
+        if isinstance(found, UserError):
+            raise found
+        if isinstance(found, PlacementFailed):
+            raise UserError(
+                f'collection "{found.operator}" cannot be placed',
+                detail=f"Strategy {strategy}: {found.reason}.",
+                hint="Add a worker, or give one more capacity, or choose another strategy.",
+                sqlstate="55000",
+            )
+        return found
+
+
+def parsed(text: str) -> Placement:
+    """The option's value of a text, in which an object is written as JSON.
+
+    Raises:
+        UserError: 22023, it is no such object.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UserError(
+            f"a placement must be a worker, a strategy, or an object of texts: {error}",
+            hint='Write for example \'{"join_1": "w1"}\'; explain_view names the collections.',
+            sqlstate="22023",
+        ) from error
+
+
+def parts(
+    conn: Connection,
+    settings: Settings,
+    plan: p.PhysicalPlan,
+    sizes: Mapping[str, tuple[float, int]],
+    placement: Placement,
+    measured: Measured | None = None,
+    but: int = 0,
+) -> dict[str, str]:
+    """The last node of each part of ``plan`` that is to be elsewhere, and its worker.
+
+    ``but``: the id of the view that it is of; what it takes now is free for it.
+
+    Raises:
+        UndefinedError: 42704, there is no such worker, or collection.
+        UnsupportedError: the plan cannot be cut so.
+        UserError: 55000, the strategy finds no place.
+    """
+    if isinstance(placement, dict):
+        for worker in set(placement.values()):
+            check(conn, worker)
+        return cuts.cuts(plan, placement, MAIN)
+    if placement not in STRATEGIES or not cuts.is_cuttable(plan):
+        return {}
+    return dict(compared(conn, settings, plan, sizes, measured, but).of(placement).parts)
+
+
+def compared(
+    conn: Connection,
+    settings: Settings,
+    plan: p.PhysicalPlan,
+    sizes: Mapping[str, tuple[float, int]],
+    measured: Measured | None = None,
+    but: int = 0,
+) -> Compared:
+    """What each strategy says of a plan that can be cut."""
+    main, *others = stations(conn, settings, but)
+    costs = Costs(measured.rates if measured is not None else expected(plan, sizes))
+    found: dict[str, StarPlacement | PlacementFailed | UserError] = {}
+    for strategy in Strategy:
+        try:
+            found[strategy] = place_star(plan, main, others, strategy, costs)
+        except UserError as error:
+            if error.code != "54001":
+                raise
+            found[strategy] = error
+    return Compared(found, cheapest(list(found.values())))
+
+
+def stations(conn: Connection, settings: Settings, but: int = 0) -> list[Station]:
+    """The workers with what is on them, ``main`` first; the view ``but`` is left out."""
+    taken: dict[str, int] = {}
+    for load in nodes.loads(conn):
+        if load.view_id != but:
+            for worker, count in _taken(load).items():
+                taken[worker] = taken.get(worker, 0) + count
+    main = Station(MAIN, settings.main_capacity, taken.get(MAIN, 0))
+    listed = nodes.listed(conn)
+    return [main, *(Station(n.name, n.capacity, taken.get(n.name, 0)) for n in listed)]
+
+
+def _taken(load: WorkerLoad) -> dict[str, int]:
+    """How many collections of a view each worker has; sources and sinks are not counted."""
+    if not load.parts:
+        return {load.whole or MAIN: load.collections}
+    try:
+        plan = p.from_json(load.plan)
+        found = {MAIN: _count(subplans.over_feeds(plan, load.parts))}
+        for top, worker in load.parts.items():
+            found[worker] = found.get(worker, 0) + _count(subplans.subplan(plan, top))
+    except (ValueError, KeyError, TypeError):
+        return {MAIN: load.collections}
+    return found
+
+
+def _count(plan: p.PhysicalPlan) -> int:
+    return sum(not isinstance(n, p.SourceSpec | p.SinkSpec | p.FeedSpec) for n in plan.nodes)
+
+
+def expected(plan: p.PhysicalPlan, sizes: Mapping[str, tuple[float, int]]) -> dict[str, float]:
+    """Bytes that each node is expected to send while all rows of all tables change once."""
+    return {
+        node.id: rows * width
+        for node in plan.nodes
+        if node.id in sizes or isinstance(node, p.SourceSpec)
+        for rows, width in [sizes.get(node.id, (_ROWS, _WIDTH * len(node.schema)))]
+    }
+
+
+def measured(rows: list[dict[str, Any]]) -> Measured | None:
+    """What ``insight.stats`` says of a view; None: nothing has come by yet."""
+    seconds = min((row["since_s"] for row in rows if row["since_s"]), default=0.0)
+    rates = {r["node"]: r["bytes_out"] / r["since_s"] for r in rows if r["since_s"]}
+    if not any(rates.values()):
+        return None
+    taken = {r["node"]: 1000 * r["busy_us"] // r["rows_in"] for r in rows if r["rows_in"]}
+    return Measured(rates, taken, seconds)
+
+
+def check(conn: Connection, name: str) -> None:
+    """Raise UndefinedError (42704) unless there is such a worker.
+
+    Inside of a transaction it stays until that ends.
+    """
+    if name == MAIN or nodes.known(conn, name):
+        return
+    there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
+    raise UndefinedError(
+        f'worker "{name}" does not exist',
+        hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it.",
+    )
+
+
+def check_all(conn: Connection, placement: Placement, found: Mapping[str, str]) -> None:
+    """The same of all that a view is to be on: by its option, or in parts."""
+    for worker in {nodes.whole(placement) or MAIN, *found.values()}:
+        check(conn, worker)

@@ -1,0 +1,156 @@
+"""Asks the process that reads texts (``child.py``); one question at a time, each within limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headrace import clock
+from headrace.errors import SyntaxUserError, TransientError, UserError
+from headrace.reading import DIALECTS
+
+TEXT_MAX: Final = 1_000_000
+"""Characters of a text that is read."""
+_WAIT_S: Final = 30.0
+"""Seconds that an answer may take on a machine that is busy; processor time is bounded there."""
+_COMPLEX: Final = "54001"
+_PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")
+"""Of the environment: nothing that is secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A text as it was read: the nodes of its tree (``trees.plain``), and the same in lines."""
+
+    nodes: list[dict[str, Any]]
+    text: str
+
+
+class TextReader:
+    """The process, started when it is needed; from any thread."""
+
+    def __init__(self) -> None:
+        """Nothing is started."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self, text: str) -> Read:
+        """A query of Postgres.
+
+        Raises:
+            UserError: it cannot be read, with its position.
+        """
+        found = self._ask({"do": "tree", "text": text})
+        return Read(found["tree"], found["text"])
+
+    def translated(self, text: str, dialect: str) -> str:
+        """A query of another dialect in SQL of Postgres.
+
+        Raises:
+            UserError: there is no such dialect, or it cannot be said exactly, with its position.
+        """
+        known = dialect.lower()
+        if known not in DIALECTS:
+            raise UserError(
+                f'unknown dialect "{dialect}"', hint=f"Dialects are: {', '.join(DIALECTS)}."
+            )
+        return str(self._ask({"do": "translate", "text": text, "dialect": known})["text"])
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        text = question["text"]
+        if len(text) > TEXT_MAX:
+            raise UserError(
+                f"the query has more than {TEXT_MAX} characters, and is not read",
+                sqlstate=_COMPLEX,
+            )
+        with self._lock:
+            found = self._answered(msgspec.json.encode(question) + b"\n")
+        if "refused" not in found:
+            return found
+        at = found.get("at")
+        raise SyntaxUserError(
+            str(found["refused"]),
+            hint=found.get("hint") or None,
+            position=None if at is None else int(at) + 1,
+        )
+
+    def _answered(self, line: bytes) -> dict[str, Any]:
+        for attempt in (1, 2):
+            process = self._running()
+            try:
+                _send(process, line)
+                answer = _receive(process)
+            except BrokenPipeError:
+                answer = None
+                if attempt == 1:
+                    # It had just ended by itself.
+                    self._end()
+                    continue
+            if answer:
+                found: dict[str, Any] = msgspec.json.decode(answer)
+                return found
+            break
+        self._end()
+        raise UserError(
+            "the query takes too long to be read, or too much memory",
+            hint="Make it simpler, or write it in SQL of Postgres, which is not read so.",
+            sqlstate=_COMPLEX,
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "headrace.reading.child"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in _PASSED if name in os.environ},
+                )
+            except OSError as error:
+                raise TransientError(
+                    f"the process that reads queries cannot be started: {error}", sqlstate="53000"
+                ) from error
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with process, contextlib.suppress(OSError):
+            process.wait()
+
+
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
+    """The line of an answer; None: it has ended, or takes too long."""
+    assert process.stdout is not None, "it is a pipe"
+    until, parts = clock.monotonic() + _WAIT_S, []
+    while True:
+        ready, _, _ = select.select((process.stdout,), (), (), max(until - clock.monotonic(), 0))
+        piece = os.read(process.stdout.fileno(), 1 << 20) if ready else b""
+        if not piece:
+            return None
+        parts.append(piece)
+        if piece.endswith(b"\n"):
+            return b"".join(parts)

@@ -1,0 +1,158 @@
+"""A text as sqlglot's syntax tree, in plain nodes: what each is, where it stands, what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, TokenError
+
+POSTGRES: Final = "postgres"
+NODES_MAX: Final = 20_000
+"""Nodes of a tree that are shown."""
+_LEAVES: Final = (
+    *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Star, exp.DataType),
+    *(exp.Var, exp.Placeholder, exp.Parameter),
+)
+"""What is one node with all that is in it."""
+_NAMED: Final = (exp.Alias, exp.CTE, exp.Subquery, exp.TableAlias, exp.Anonymous, exp.Window)
+
+Plain = dict[str, Any]
+
+
+class Refused(Exception):
+    """That a text cannot be read, or said in SQL of Postgres; ``at``: where, from 0, if known."""
+
+    def __init__(self, message: str, at: int | None = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.at, self.hint = message, at, hint
+
+
+def parsed(text: str, dialect: str) -> exp.Expr:
+    """The only statement of ``text``.
+
+    Raises:
+        Refused: there is none, or several, or sqlglot cannot read it.
+    """
+    rules = Dialect.get_or_raise(dialect)
+    try:
+        found = [one for one in rules.parse(text) if one is not None]
+    except ParseError as error:
+        raise Refused(_said(error), _place(text, error)) from error
+    except TokenError as error:
+        raise Refused("a token of the text has no end, or cannot be read") from error
+    if len(found) != 1:
+        raise Refused(f"the text has {len(found)} statements, and must have one")
+    if isinstance(found[0], exp.Command):
+        raise Refused("this statement is none that the parser knows", 0)
+    return found[0]
+
+
+def _said(error: ParseError) -> str:
+    said = str((error.errors or [{}])[0].get("description") or "it cannot be read")
+    near = str((error.errors or [{}])[0].get("highlight") or "")
+    said = said.split(" but got <Token")[0].rstrip(".")
+    return f"{said[:1].lower()}{said[1:]}" + (f' at or near "{near[:60]}"' if near else "")
+
+
+def _place(text: str, error: ParseError) -> int | None:
+    """Where the parser stood: it says what is before and behind, and in which line."""
+    found = (error.errors or [{}])[0]
+    before, mark = found.get("start_context") or "", found.get("highlight") or ""
+    around = before + mark + (found.get("end_context") or "")
+    at = text.find(around)
+    while at >= 0:
+        place = at + len(before)
+        if text.count("\n", 0, place + len(mark)) + 1 == found.get("line"):
+            return place
+        at = text.find(around, at + 1)
+    return None
+
+
+def position(node: exp.Expr) -> int | None:
+    """Where the first token that is known of ``node`` stands, from 0."""
+    starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
+    return min(starts, default=None)
+
+
+def plain(tree: exp.Expr) -> list[Plain]:
+    """The nodes of a tree, each before those that are in it.
+
+    Of each: ``id``, ``kind``, ``detail``, ``arg`` (what it is to the node that it is in),
+    ``at`` (where it stands, from 0), ``comments``, and ``inputs``, the ids of what is in it.  Of a
+    table also ``table`` and ``alias``, of a column ``column`` and ``of``.
+
+    Raises:
+        Refused: it has too many.
+    """
+    out: list[Plain] = []
+    waiting: list[tuple[exp.Expr, Plain | None]] = [(tree, None)]
+    while waiting:
+        node, above = waiting.pop()
+        if len(out) == NODES_MAX:
+            raise Refused(f"the text has more than {NODES_MAX} nodes, and is not shown as a tree")
+        made = _node(node, str(len(out) + 1))
+        out.append(made)
+        if above is not None:
+            above["inputs"].append(made["id"])
+        if not isinstance(node, _LEAVES):
+            waiting += [(below, made) for below in reversed(list(_inside(node)))]
+    _spread(out)
+    return out
+
+
+def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
+    for below in node.iter_expressions():
+        name = isinstance(below, exp.Identifier | exp.TableAlias)
+        if not (name and isinstance(node, exp.Table | exp.Alias | exp.Subquery | exp.Anonymous)):
+            yield below
+
+
+def _node(node: exp.Expr, name: str) -> Plain:
+    made: Plain = {"id": name, "kind": type(node).__name__, "detail": _detail(node), "inputs": []}
+    if node.arg_key:
+        made["arg"] = node.arg_key.rstrip("_")
+    if node.comments:
+        made["comments"] = [comment.strip() for comment in node.comments]
+    start = node.meta.get("start")
+    if start is None and isinstance(node, (*_LEAVES, exp.Table)):
+        start = position(node)
+    if start is not None:
+        made["at"] = start
+    if isinstance(node, exp.Table):
+        made |= {"table": _folded(node.this), "alias": node.alias_or_name}
+        made["alias"] = _folded(node.args["alias"].this) if node.alias else made["table"]
+    if isinstance(node, exp.Column):
+        made |= {"column": _folded(node.this), "of": _folded(node.args.get("table"))}
+    return made
+
+
+def _detail(node: exp.Expr) -> str:
+    if isinstance(node, exp.Table):
+        # Without joins and samples, which are nodes of their own.
+        name = ".".join(part.sql(POSTGRES) for part in node.parts)
+        return f"{name} AS {node.alias}" if node.alias else name
+    if isinstance(node, _LEAVES):
+        return node.sql(POSTGRES, comments=False)
+    if isinstance(node, exp.Join):
+        return " ".join(filter(None, (node.method, node.side, node.kind)))
+    return node.alias_or_name if isinstance(node, _NAMED) else ""
+
+
+def _folded(name: exp.Expr | None) -> str:
+    """The name as Postgres reads it."""
+    if not isinstance(name, exp.Identifier):
+        return "" if name is None else name.name
+    text = str(name.this)
+    return text if name.quoted else text.lower()
+
+
+def _spread(nodes: list[Plain]) -> None:
+    """Who has no position of his own is where the first of what is in him is."""
+    by_id = {node["id"]: node for node in nodes}
+    for node in reversed(nodes):
+        starts = [by_id[i]["at"] for i in node["inputs"] if "at" in by_id[i]]
+        if "at" not in node and starts:
+            node["at"] = min(starts)

@@ -1,0 +1,48 @@
+"""The numbers of a unit's collections and of their states, wherever it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.collections import plan as p
+from headrace.collections.plan import PhysicalPlan
+from headrace.errors import HeadraceError
+from headrace.runtime.away import AwayStore
+from headrace.runtime.views import Unit
+from headrace.state.rocks import RocksStore
+from headrace.state.sizes import StateSize, sizes
+
+
+def numbers(unit: Unit) -> dict[str, Any]:
+    """What its dataflow counts, by node, and ``state``: (rows, bytes, exact) of what that keeps.
+
+    Nothing where it has none, or cannot be asked.
+    """
+    store, flow = unit.store, unit.dataflow
+    if isinstance(store, AwayStore):
+        with contextlib.suppress(HeadraceError):
+            return store.stats()
+        return {}
+    found = flow.metrics() if flow is not None else {}
+    if isinstance(store, RocksStore):
+        for node, size in _states(unit.own, sizes(store)).items():
+            found.setdefault(node, {})["state"] = size
+    return found
+
+
+def _states(own: PhysicalPlan, found: Mapping[str, StateSize]) -> dict[str, tuple[int, int, bool]]:
+    """By node: what its states (``id`` or ``id.part``) are together."""
+    owners = {}
+    for node in own.nodes:
+        owners[node.id] = node.id
+        if isinstance(node, p.RecursiveSpec):
+            owners |= dict.fromkeys((n.id for n in node.step), node.id)
+    out: dict[str, tuple[int, int, bool]] = {}
+    for state, size in found.items():
+        owner = owners.get(state.partition(".")[0])
+        if owner is not None:
+            rows, octets, exact = out.get(owner, (0, 0, True))
+            out[owner] = rows + size.rows, octets + size.bytes, exact and size.exact
+    return out

@@ -1,0 +1,34 @@
+"""What views are at just now, where that takes long, in words for ``list_views()``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from headrace.network.messages import Work
+from headrace.runtime.book import Book
+
+LONG_S: Final = 1.0
+"""What takes no longer is not told."""
+
+
+def told(book: Book, works: Sequence[Work]) -> list[dict[str, Any]]:
+    """View, words and seconds, of each view that ``works`` are for; from any thread."""
+    out = []
+    for work in works:
+        unit = book.unit(work.unit)
+        if unit is None or work.seconds < LONG_S:
+            continue
+        for view in book.views_of(unit):
+            what, seconds = _words(work, view.placed)
+            out.append({"view_id": view.id, "what": what, "seconds": seconds})
+    return out
+
+
+def _words(work: Work, worker: str) -> tuple[str, float]:
+    if work.asked_s is not None and work.asked_s >= LONG_S:
+        asked = work.asked or "values"
+        return f"Postgres evaluates {asked} for it", work.asked_s
+    if worker:
+        return f'worker "{worker}" computes its part of a batch', work.seconds
+    return "its part of a batch is computed", work.seconds

@@ -1,0 +1,95 @@
+"""The settings, for people: what each is, its value, and where that is from."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.config import ENV_PREFIX, Settings, changed, redact
+
+_UNITS: Final = {
+    "batch_rows_max": "rows",
+    "checkpoint_txids": "batches",
+    "commands_per_role_max": "calls",
+    "connections_max": "sessions",
+    "eval_connections_max": "connections",
+    "logins_per_address_max": "clients",
+    "max_inflight_batches": "batches",
+    "max_recursion_iterations": "iterations",
+    "max_recursion_rows": "rows",
+    "metrics_collections_max": "collections",
+    "metrics_views_max": "views",
+    "populations_max": "populations",
+    "populations_per_role_max": "populations",
+    "spark_memory_mb": "MB",
+    "spark_partition_rows": "rows",
+    "spark_threshold_rows": "rows",
+    "view_rows_max": "rows",
+    "views_per_role_max": "views",
+}
+"""Of numbers whose name does not tell: those with ``ms`` or ``bytes`` in it are that."""
+_NO_TYPO: Final = re.compile(r"settings|test_.*|fault.*|no_compile|service_.*|port(_.*)?|.*_seeds?")
+"""Variables, without the prefix, that are for others: tests, and what Kubernetes tells of a service
+that is called like us."""
+
+
+def explained(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Every setting, for people: its value, where that is from, and what it is.
+
+    Raises:
+        UserError: as ``Settings.load``.
+    """
+    given, settings = changed(flags, file, env), Settings.load(flags, file, env)
+    out = []
+    for name, meaning in meanings().items():
+        value = getattr(settings, name)
+        if name in ("source", "eval_dsn") and value:
+            value = redact(value)
+        origin = given[name][1] if name in given else "default"
+        shown = f"{value} {unit}" if (unit := unit_of(name)) else value
+        out += [f"{name} = {shown}  ({origin})", *(f"    {line}" for line in meaning)]
+    return out + [f"! {key} is no setting, and has no effect" for key in strangers(env)]
+
+
+def strangers(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Variables called ``HEADRACE_…`` that nobody reads."""
+    names = {f.name for f in dataclasses.fields(Settings)}
+    ours = [key for key in sorted(env) if key.startswith(ENV_PREFIX)]
+    words = {key: key.removeprefix(ENV_PREFIX).lower() for key in ours}
+    return [
+        key for key, word in words.items() if word not in names and not _NO_TYPO.fullmatch(word)
+    ]
+
+
+def unit_of(name: str) -> str:
+    """What a setting's number counts; empty: it is no number."""
+    words = name.split("_")
+    for unit in ("ms", "bytes"):
+        if unit in words:
+            return unit
+    return _UNITS.get(name, "")
+
+
+def meanings() -> dict[str, list[str]]:
+    """What each setting is: the lines of the text behind its field."""
+    tree = ast.parse(inspect.getsource(Settings)).body[0]
+    assert isinstance(tree, ast.ClassDef), "it is a class"
+    out: dict[str, list[str]] = {}
+    for field_, text in itertools.pairwise(tree.body):
+        if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field_.target, ast.Name), "fields have names"
+            assert isinstance(text.value, ast.Constant), "what it means"
+            lines = str(text.value.value).strip().splitlines()
+            out[field_.target.id] = [line.strip() for line in lines]
+    return out

@@ -1,0 +1,8 @@
+-- The views that a batch is worked on for just now, where that takes long; NULL: none.  Names, as
+-- list_views() tells them to everybody.
+CREATE OR REPLACE FUNCTION headrace.at_work() RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT string_agg(format('%I.%I', v.schema_name, v.view_name), ', ' ORDER BY h.since, v.id)
+      FROM headrace.held h JOIN headrace.views v ON v.id = h.view_id WHERE h.kind = 'work'
+$$;

@@ -1,0 +1,93 @@
+"""Rows of ``headrace.held`` and ``headrace.facts``: what only the engine knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+# What is told again as it was is not written again; work that has begun anew is.
+_PUT: Final = """
+WITH wanted AS (
+    SELECT DISTINCT ON (t.view_id) t.view_id, 'work' AS kind, t.what,
+           clock_timestamp() - t.seconds * interval '1 s' AS since
+      FROM jsonb_to_recordset(%(told)s) t(view_id bigint, what text, seconds float8)
+      JOIN headrace.views v ON v.id = t.view_id
+     ORDER BY t.view_id, t.seconds DESC),
+ away AS (
+    SELECT t.view_id, 'source' AS kind, string_agg(DISTINCT format('source "%%s" is %%s', o.name, o.state), '; ') AS what
+      FROM headrace.origins o
+      JOIN headrace.stand_ins s ON s.source = o.name
+      JOIN headrace.view_tables t ON t.table_oid = s.table_oid
+     WHERE o.state IN ('down', 'lost')
+     GROUP BY t.view_id),
+ gone AS (
+    DELETE FROM headrace.held h
+     WHERE NOT EXISTS (SELECT FROM wanted w WHERE w.view_id = h.view_id AND w.kind = h.kind)
+       AND NOT EXISTS (SELECT FROM away a WHERE a.view_id = h.view_id AND a.kind = h.kind))
+INSERT INTO headrace.held AS h (view_id, kind, what, since)
+SELECT w.view_id, w.kind, w.what, w.since FROM wanted w
+ UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp() FROM away a
+    ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since
+ WHERE h.what <> EXCLUDED.what OR h.kind = 'work' AND abs(extract(epoch FROM EXCLUDED.since - h.since)) > 3"""
+_LEFT: Final = """
+SELECT EXISTS (SELECT FROM headrace.held), EXISTS (SELECT FROM headrace.origins)"""
+_SOURCES: Final = """
+SELECT string_agg(format('%s %s', name, state), ', ' ORDER BY name), bool_and(state IN ('running', 'starting'))
+  FROM headrace.origins"""
+_PUT_FACTS: Final = """
+WITH told AS (
+    SELECT * FROM jsonb_to_recordset(%s) t(fact text, value text, ok boolean, hint text)),
+ gone AS (
+    DELETE FROM headrace.facts f WHERE f.fact NOT IN (SELECT t.fact FROM told t))
+INSERT INTO headrace.facts AS f (fact, value, ok, hint)
+SELECT t.fact, t.value, t.ok, t.hint FROM told t
+    ON CONFLICT (fact) DO UPDATE SET value = EXCLUDED.value, ok = EXCLUDED.ok, hint = EXCLUDED.hint,
+       at = clock_timestamp()
+ WHERE (f.value, f.ok, f.hint) IS DISTINCT FROM (EXCLUDED.value, EXCLUDED.ok, EXCLUDED.hint)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """That a view's part of a batch takes long."""
+
+    view_id: int
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A line of ``status()``; ``ok``: None where there is nothing to judge."""
+
+    fact: str
+    value: str
+    ok: bool | None = None
+    hint: str | None = None
+
+
+async def put(conn: AsyncConnection, told: Sequence[Holding]) -> tuple[bool, bool]:
+    """Write down what holds views; whether there is anything, and whether there are sources."""
+    await conn.execute(_PUT, {"told": msgspec.json.encode(told).decode()})
+    row = await (await conn.execute(_LEFT)).fetchone()
+    assert row is not None, "it has no FROM"
+    return bool(row[0]), bool(row[1])
+
+
+async def put_facts(conn: AsyncConnection, told: Sequence[Fact]) -> None:
+    """Write down these facts, and no others."""
+    await conn.execute(_PUT_FACTS, (msgspec.json.encode(told).decode(),))
+
+
+async def sources(conn: AsyncConnection) -> Fact | None:
+    """How the other databases are; None: there are none."""
+    row = await (await conn.execute(_SOURCES)).fetchone()
+    assert row is not None, "an aggregate has a row"
+    if row[0] is None:
+        return None
+    return Fact("sources", row[0], row[1], None if row[1] else "sources() says why")

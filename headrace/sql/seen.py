@@ -1,0 +1,94 @@
+"""What the console asks, as whoever looks at it: row security decides what is answered.
+
+Nothing here is the engine's own business: each question is one that the role may ask by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+SAMPLES_MAX: Final = 20_000
+"""Of all views together."""
+_ME: Final = """
+SELECT current_user::text AS role, r.oid::bigint AS oid, current_database()::text AS database,
+       r.rolcanlogin AND coalesce(r.rolvaliduntil > clock_timestamp(), true) AS welcome
+  FROM pg_roles r WHERE r.rolname = current_user"""
+_STATUS: Final = "SELECT fact, value, ok, hint FROM headrace.status()"
+_VIEWS: Final = """
+SELECT name, status, message, rows, lag_ms, lag_bytes, txid, owner::text AS owner, held_by,
+       extract(epoch FROM since)::float8 AS since, p50_ms, p99_ms, rows_per_s, state_bytes
+  FROM headrace.list_views() LIMIT %s"""
+_SAMPLES: Final = """
+SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, extract(epoch FROM s.at)::bigint AS at,
+       s.p50_ms, s.p99_ms, s.lag_ms, s.rows_per_s
+  FROM headrace.samples s JOIN headrace.views v ON v.id = s.view_id
+ WHERE s.step_s = 10 AND s.at > to_timestamp(%s) AND s.at > clock_timestamp() - interval '15 min'
+ ORDER BY s.at DESC LIMIT %s"""
+_LAG: Final = """
+SELECT extract(epoch FROM at)::bigint AS at, step_s, rows_per_s, p50_ms, p99_ms, lag_ms, state_bytes
+  FROM headrace.lag_history(%s)"""
+_VIEW: Final = """
+SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, v.query, v.message, v.detail, v.hint, v.culprit,
+       v.sqlstate, v.tried, v.note, v.last_error, extract(epoch FROM v.last_error_at)::float8 AS last_error_at,
+       extract(epoch FROM v.created_at)::float8 AS created_at, v.options::text AS options, v.columns::text AS columns,
+       ARRAY(SELECT format('%%I.%%I', t.schema_name, t.table_name)
+               FROM headrace.view_tables t WHERE t.view_id = v.id ORDER BY 1) AS tables,
+       ARRAY(SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i
+              WHERE i.indrelid = v.result_oid ORDER BY 1) AS indexes,
+       ARRAY(SELECT format('%%I.%%I', o.schema_name, o.view_name)
+               FROM headrace.view_uses u JOIN headrace.views o ON o.result_oid = u.result_oid
+              WHERE u.view_id = v.id ORDER BY 1) AS reads,
+       ARRAY(SELECT format('%%I.%%I', o.schema_name, o.view_name)
+               FROM headrace.view_uses u JOIN headrace.views o ON o.id = u.view_id
+              WHERE u.result_oid = v.result_oid ORDER BY 1) AS read_by,
+       ARRAY(SELECT p.name FROM headrace.points p WHERE p.view_id = v.id ORDER BY 1) AS points,
+       (SELECT h.keep::text FROM headrace.histories h WHERE h.view_id = v.id) AS history
+  FROM headrace.views v
+ WHERE format('%%I.%%I', v.schema_name, v.view_name) = %s"""
+_PLAN: Final = "SELECT plan FROM headrace.explain_view(%s)"
+
+
+async def me(conn: AsyncConnection) -> dict[str, Any] | None:
+    """Role, its OID, the database, and whether the role may (still) log in; None: it is gone."""
+    found: dict[str, Any] | None = await (await conn.execute(_ME)).fetchone()
+    return found
+
+
+async def status(conn: AsyncConnection) -> list[dict[str, Any]]:
+    """The facts of the engine."""
+    return await (await conn.execute(_STATUS)).fetchall()
+
+
+async def views(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
+    """The views, without their queries."""
+    return await (await conn.execute(_VIEWS, (limit,))).fetchall()
+
+
+async def samples(conn: AsyncConnection, after: int) -> list[dict[str, Any]]:
+    """Samples of the last quarter of an hour, of views the role may see, later than ``after``."""
+    return await (await conn.execute(_SAMPLES, (after, SAMPLES_MAX))).fetchall()
+
+
+async def lag(conn: AsyncConnection, view: str) -> list[dict[str, Any]]:
+    """How late a view was, the newest first.
+
+    Raises:
+        psycopg.errors.UndefinedTable: there is none, or it is somebody else's.
+    """
+    return await (await conn.execute(_LAG, (view,))).fetchall()
+
+
+async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
+    """All that is told of one view, by its qualified name; None: none that the role may see."""
+    found: dict[str, Any] | None = await (await conn.execute(_VIEW, (name,))).fetchone()
+    return found
+
+
+async def plan(conn: AsyncConnection, name: str) -> str:
+    """The physical plan as it was stored."""
+    rows = await (await conn.execute(_PLAN, (name,))).fetchall()
+    return "\n".join(row["plan"] for row in rows)

@@ -1,0 +1,100 @@
+"""Chromium without a display, and what tests ask of a page in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+from tests.waiting import wait_until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+WIDTHS = {"desktop": (1280, 800), "tablet": (820, 1100), "phone": (360, 780)}
+browser_only = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"
+)
+
+
+def make_browser(width: int = 1280, height: int = 800, **media: str) -> Any:
+    """A browser of that size; ``media``: what its reader prefers."""
+    options = Options()
+    options.binary_location = CHROMIUM or ""
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "hide-scrollbars",
+    ):
+        options.add_argument(f"--{flag}")
+    # Nothing of the browser's own may ask anybody.
+    for flag in ("disable-background-networking", "disable-component-update", "no-first-run"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_page_load_timeout(60)
+    resize(driver, width, height)
+    if media:
+        features = [
+            {"name": f"prefers-{k.replace('_', '-')}", "value": v} for k, v in media.items()
+        ]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    return driver
+
+
+def resize(driver: Any, width: int, height: int) -> None:
+    """As on a screen of that size."""
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+
+
+def appears(driver: Any, selector: str, count: int = 1) -> Any:
+    """The elements, once there are so many."""
+    script = "return [...document.querySelectorAll(arguments[0])]"
+    return wait_until(
+        lambda: found if len(found := driver.execute_script(script, selector)) >= count else None,
+        lambda: f"{selector}: {driver.execute_script('return document.body.innerText')[:2000]}",
+        every_s=0.05,
+    )
+
+
+def text_of(driver: Any) -> str:
+    """What can be read."""
+    return str(driver.execute_script("return document.body.innerText"))
+
+
+def press(driver: Any, key: str) -> None:
+    """A key, where the focus is."""
+    driver.execute_script(
+        "(document.activeElement ?? document.body).dispatchEvent("
+        "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))",
+        key,
+    )
+
+
+def requests(driver: Any) -> tuple[list[str], dict[str, int]]:
+    """URLs that the page has asked for, and bytes by URL."""
+    urls: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        params = message["params"]
+        if message["method"] == "Network.requestWillBeSent":
+            urls[params["requestId"]] = params["request"]["url"]
+        elif message["method"] == "Network.loadingFinished":
+            url = urls.get(params["requestId"], "")
+            sizes[url] = sizes.get(url, 0) + params["encodedDataLength"]
+    return list(urls.values()), sizes
+
+
+def complaints(driver: Any) -> list[str]:
+    """What the browser's console has of warnings and errors."""
+    return [e["message"] for e in driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]

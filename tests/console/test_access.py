@@ -1,0 +1,283 @@
+"""Who gets in, and as whom: a server that asks for passwords, and one that trusts this computer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headrace.config import Settings
+from headrace.console import lookout as lookout
+from headrace.console.access import ENGINE, Access, Refused, let_go
+from headrace.console.lookout import Full, Lookout
+from headrace.console.outside import Outside
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.sql import install
+from tests.waiting import eventually
+
+HBA = """
+local all all trust
+host all joe,ann,closed 127.0.0.1/32 scram-sha-256
+host all all 127.0.0.1/32 trust
+"""
+
+
+@pytest.fixture(scope="module")
+def source():
+    """A server that trusts ``postgres`` and ``trusted``, and asks joe, ann and closed."""
+    with EmbeddedPostgres(None, 16, durable=False) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute("CREATE ROLE joe LOGIN PASSWORD 's3cret'")
+            conn.execute("CREATE ROLE ann LOGIN PASSWORD 'other'")
+            conn.execute("CREATE ROLE closed LOGIN PASSWORD 's3cret'")
+            conn.execute("CREATE ROLE trusted LOGIN PASSWORD 's3cret'")
+            conn.execute("ALTER ROLE joe SET row_security = off")
+            conn.execute("ALTER ROLE joe SET search_path = evil")
+            install.install(conn)
+            (server.data_dir / "pg_hba.conf").write_text(HBA)
+            conn.execute("SELECT pg_reload_conf()")
+        yield server.dsn()
+
+
+@pytest.fixture
+def settings(source, tmp_path):
+    return Settings(source=source, data_dir=tmp_path)
+
+
+def entered(settings, *login):
+    async def main():
+        access = Access(settings)
+        identity = await (
+            access.by_token(*login) if len(login) == 1 else access.by_password(*login)
+        )
+        cursor = await identity.conn.execute(
+            "SELECT session_user::text AS s, current_setting('row_security') AS rows,"
+            " current_setting('search_path') AS path, current_setting('statement_timeout') AS ends"
+        )
+        found = await cursor.fetchone()
+        await let_go(identity.conn)
+        return identity, found
+
+    return asyncio.run(main())
+
+
+def test_a_role_gets_in_by_its_password_and_is_itself(settings):
+    identity, found = entered(settings, "joe", "s3cret")
+    assert identity.role == found["s"] == "joe"
+    assert identity.key.isdigit()
+    # As everybody: what its own settings say is not what the page relies on.
+    assert found["rows"] == "on"
+    assert found["path"] == "pg_catalog, pg_temp"
+    assert found["ends"] == "10s"
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        *(("joe", "wrong"), ("joe", ""), ("", "s3cret"), ("nobody", "x"), ("ann", "s3cret")),
+        *(("joe' host=example", "s3cret"), ("joe user=postgres", "s3cret")),
+        ("joe", "s3cret options='-c role=postgres'"),
+    ],
+)
+def test_nobody_else_does(settings, login):
+    with pytest.raises(Refused):
+        entered(settings, *login)
+
+
+@pytest.mark.parametrize("role", ["trusted", "postgres"])
+def test_who_is_trusted_by_the_source_has_proved_nothing(settings, role):
+    """It trusts the computer that Headrace runs on; with any password."""
+    for password in ("s3cret", "anything"):
+        with pytest.raises(Refused):
+            entered(settings, role, password)
+    open_to_all = settings.replace(allow_trust=True)
+    assert entered(open_to_all, role, "anything")[0].role == role
+
+
+def test_what_the_engine_logs_in_with_lets_in_nobody_else(settings, source, monkeypatch, tmp_path):
+    """Not the password in its DSN, nor of environment or file; nor what its DSN sets."""
+    files = tmp_path / "pgpass"
+    files.write_text("*:*:*:*:s3cret\n")
+    files.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(files))
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    dsn = make_conninfo(source, user="joe", password="s3cret", options="-c work_mem=7MB")
+    other = settings.replace(source=dsn, allow_trust=True)
+    for password in ("", "wrong"):
+        with pytest.raises(Refused):
+            entered(other, "closed", password)
+
+    async def setting():
+        identity = await Access(other).by_password("ann", "other")
+        cursor = await identity.conn.execute("SELECT current_setting('work_mem') AS m")
+        found = await cursor.fetchone()
+        await let_go(identity.conn)
+        return found["m"]
+
+    assert asyncio.run(setting()) != "7MB"
+
+
+@pytest.mark.parametrize("login", [("", "s3cret"), ("joe", ""), ("", "")])
+def test_what_is_left_out_is_not_made_up(settings, login):
+    with pytest.raises(Refused, match="are needed"):
+        entered(settings, *login)
+
+
+def test_the_token_is_the_engine(settings, tmp_path):
+    Access(settings)
+    token = (tmp_path / "console.token").read_text().strip()
+    identity, _ = entered(settings, token)
+    assert (identity.key, identity.role) == (ENGINE, "postgres")
+    for wrong in ("", token[:-1], token + "x"):
+        with pytest.raises(Refused):
+            entered(settings, wrong)
+
+
+async def ask(procedure, arguments, caller):
+    return [{"asked": caller}]
+
+
+def outside(settings):
+    return Outside(settings, None, ask, str, None, "1")
+
+
+def test_many_tabs_ask_once(settings, monkeypatch):
+    monkeypatch.setattr(lookout, "LOOK_S", 0.2)
+    asked = []
+
+    async def counted(procedure, arguments, caller):
+        asked.append((procedure, caller))
+        return []
+
+    async def main():
+        access = Access(settings)
+        person = await access.by_password("joe", "s3cret")
+        looker = Lookout(person, Outside(settings, None, counted, str, None, "1"), None)
+        other = Lookout(await access.by_password("ann", "other"), outside(settings), None)
+        other.follow(None)
+
+        async def meanwhile():
+            """Somebody else looks three times."""
+            seen = other.looks
+            await eventually(lambda: other.looks > seen + 3, "he looks")
+
+        await meanwhile()
+        before = looker.looks, len(asked)  # nobody looks: nothing is asked
+        tabs = [looker.follow(None) for _ in range(40)]
+        began = time.monotonic()
+        await eventually(lambda: looker.looks >= 5, "it looks")
+        passed = time.monotonic() - began
+        told = [tab.frames(looker.topics) for tab in tabs]
+        looks = looker.looks
+        for tab in tabs:
+            looker.leave(tab, None)
+        await meanwhile()
+        rested = looker.looks
+        await meanwhile()
+        idle = looker.looks
+        await looker.close("")
+        await other.close("")
+        return before, looks, passed, told, rested, idle
+
+    before, looks, passed, told, rested, idle = asyncio.run(main())
+    assert before == (0, 0)
+    assert looks <= passed / 0.2 + 2
+    assert {caller for _, caller in asked} == {"joe"}
+    assert len(asked) <= (idle + 1) * 4
+    assert all(frames == told[0] for frames in told)
+    # The very same bytes: made once.
+    assert len({id(frame) for frames in told for frame in frames}) == len(told[0]) == 2
+    assert idle == rested <= looks + 1
+
+
+def test_tabs_and_views_of_one_role_are_bounded(settings):
+    async def main():
+        looker = Lookout(
+            await Access(settings).by_password("joe", "s3cret"), outside(settings), None
+        )
+        try:
+            views = [f"v{n}" for n in range(lookout.VIEWS_OPEN_MAX)]
+            streams = [(looker.follow(v), v) for v in views]
+            with pytest.raises(Full):
+                looker.follow("one more")
+            streams.append((looker.follow("v3"), "v3"))
+            while len(streams) < lookout.STREAMS_MAX:
+                streams.append((looker.follow(None), None))
+            with pytest.raises(Full):
+                looker.follow(None)
+            for stream, view in streams:
+                looker.leave(stream, view)
+            return set(looker.topics)
+        finally:
+            await looker.close("")
+
+    assert asyncio.run(main()) == {lookout.OVERVIEW, lookout.SAMPLES}
+
+
+@pytest.mark.parametrize(
+    ("done", "undone"),
+    [
+        ("ALTER ROLE joe NOLOGIN", "ALTER ROLE joe LOGIN"),
+        ("ALTER ROLE joe VALID UNTIL 'yesterday'", "ALTER ROLE joe VALID UNTIL 'infinity'"),
+        (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'joe'",
+            "SELECT 1",
+        ),
+    ],
+)
+def test_who_may_not_log_in_any_more_is_out(settings, source, done, undone, monkeypatch):
+    monkeypatch.setattr(lookout, "LOOK_S", 0.1)
+
+    async def main(conn):
+        looker = Lookout(
+            await Access(settings).by_password("joe", "s3cret"), outside(settings), None
+        )
+        looker.follow(None)
+        await eventually(lambda: looker.looks > 1, "it looks")
+        conn.execute(done)
+        await eventually(lambda: looker.gone, "it ends")
+        assert looker.identity.conn is None
+        await looker.close("")
+
+    with psycopg.connect(source, autocommit=True) as conn:
+        try:
+            asyncio.run(main(conn))
+        finally:
+            conn.execute(undone)
+
+
+def test_another_role_of_the_same_name_is_somebody_else(settings, source):
+    with psycopg.connect(source, autocommit=True) as conn:
+        conn.execute("DROP ROLE ann")
+        conn.execute("CREATE ROLE ann LOGIN PASSWORD 'other'")
+        first, _ = entered(settings, "ann", "other")
+        conn.execute("DROP ROLE ann")
+        conn.execute("CREATE ROLE ann LOGIN PASSWORD 'other'")
+        second, _ = entered(settings, "ann", "other")
+    assert first.key != second.key
+
+
+def test_the_engine_comes_again_after_its_connection_was_lost(
+    settings, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lookout, "LOOK_S", 0.1)
+
+    async def main(conn):
+        access = Access(settings)
+        token = (tmp_path / "console.token").read_text().strip()
+        looker = Lookout(await access.by_token(token), outside(settings), access.engine)
+        looker.follow(None)
+        await eventually(lambda: looker.looks > 1, "it looks")
+        pid = looker.identity.conn.info.backend_pid
+        conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        looks = looker.looks
+        await eventually(lambda: looker.looks > looks + 3, "it looks again")
+        assert not looker.gone
+        assert looker.identity.conn.info.backend_pid != pid
+        await looker.close("")
+
+    with psycopg.connect(source, autocommit=True) as conn:
+        asyncio.run(main(conn))

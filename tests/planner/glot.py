@@ -1,0 +1,50 @@
+"""Lineage as sqlglot finds it, to be compared with ours: its own reading, and its own rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.lineage import Node, lineage
+
+Columns = set[tuple[str, str]]
+
+
+def origins(
+    query: str, columns: list[str], tables: dict[str, dict[str, str]]
+) -> list[Columns] | None:
+    """For each column of a query its columns of tables; None: it cannot tell.
+
+    ``tables``: types of columns by name, by the table's name.
+    """
+    out = []
+    try:
+        for name in columns:
+            found: Any = lineage(
+                exp.to_identifier(name, quoted=True).sql("postgres"),
+                query,
+                schema=tables,
+                dialect="postgres",
+            )
+            out.append(_leaves(found))
+    except (
+        SqlglotError,
+        ValueError,
+        RecursionError,
+        AssertionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):
+        return None
+    return out
+
+
+def _leaves(node: Node) -> Columns:
+    found: Columns = set()
+    for each in node.walk():
+        if not each.downstream and isinstance(each.expression, exp.Table):
+            column = exp.to_column(each.name, dialect="postgres").name
+            found.add((each.expression.name, column))
+    return found

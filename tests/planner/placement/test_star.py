@@ -1,0 +1,200 @@
+"""Plans on workers around one that is both ends: where they are cut, by hand and by strategies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.collections import plan as p
+from headrace.errors import UndefinedError, UnsupportedError, UserError
+from headrace.planner.placement import cuts
+from headrace.planner.placement.failed import PlacementFailed
+from headrace.planner.placement.operators import Costs
+from headrace.planner.placement.place import Strategy
+from headrace.planner.placement.star import StarPlacement, Station, cheapest, place_star
+from tests.planner.placement.drawn import SCHEMA, plan
+from tests.plans import all_plans, table
+
+JOINED = plan("A B f:A j:f,B agg:j")
+COSTS = Costs({"A": 100.0, "B": 10.0, "f": 10.0, "j": 20.0, "agg": 1.0})
+"""A filter that keeps a tenth of A, a join that sends more than it gets, a group that sends little."""
+
+
+def placed(strategy: Strategy, main: int, *others: Station, of=JOINED, costs=COSTS):
+    return place_star(of, Station("main", main), others, strategy, costs)
+
+
+# --- cut by hand
+
+
+def test_what_is_below_a_collection_goes_with_it():
+    assert cuts.cuts(JOINED, {"j": "w1"}, "main") == {"j": "w1"}
+    assert cuts.cuts(JOINED, {"join": "w1"}, "main") == {"j": "w1"}
+    assert cuts.cuts(JOINED, {"j": "w1", "f": "w1", "A": "main"}, "main") == {"j": "w1"}
+    assert cuts.cuts(JOINED, {"agg": "w1", "join": "w1"}, "main") == {"agg": "w1"}
+    assert cuts.cuts(JOINED, {"f": "w1", "B": "w2"}, "main") == {"f": "w1", "B": "w2"}
+    assert cuts.cuts(JOINED, {"j": "main"}, "main") == {}
+    assert cuts.cuts(JOINED, {}, "main") == {}
+
+
+def test_the_id_counts_before_the_kind():
+    two = plan("A f:A g:f")
+    assert cuts.cuts(two, {"filter": "w1", "g": "main"}, "main") == {"f": "w1"}
+
+
+def test_what_several_read_is_a_part_for_who_is_elsewhere():
+    """The filter is read by a part and by what is on main: that one is sent its rows."""
+    shared = plan("A B f:A j:f,B k:f,j")
+    assert cuts.cuts(shared, {"f": "w1", "j": "w1"}, "main") == {"f": "w1", "j": "w1"}
+    # Nobody has said where it is: each has one of its own.
+    assert cuts.cuts(shared, {"j": "w1"}, "main") == {"j": "w1"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "code"),
+    [
+        ({"j": "w1", "f": "main"}, UnsupportedError, "0A000"),
+        ({"j": "w1", "f": "w2"}, UnsupportedError, "0A000"),
+        ({"Sink": "w1"}, UnsupportedError, "0A000"),
+        ({"k": "w1"}, UndefinedError, "42704"),
+    ],
+)
+def test_what_cannot_be(wanted, error, code):
+    with pytest.raises(error) as caught:
+        cuts.cuts(JOINED, wanted, "main")
+    assert caught.value.code == code
+    assert caught.value.hint
+
+
+def test_plans_that_cannot_be_cut():
+    constant = plan("values A j:values,A")
+    with pytest.raises(UnsupportedError, match="no table is below it"):
+        cuts.cuts(constant, {"values": "w1"}, "main")
+    fed = p.PhysicalPlan((p.FeedSpec("A", SCHEMA), *plan("A f:A").nodes[1:]))
+    with pytest.raises(UnsupportedError, match="is fed"):
+        cuts.cuts(fed, {"f": "w1"}, "main")
+    assert not cuts.is_cuttable(fed)
+    assert not cuts.is_cuttable(plan("values"))
+    many = plan(
+        "A "
+        + " ".join(f"f{n}:A" for n in range(65))
+        + " union:"
+        + ",".join(f"f{n}" for n in range(65))
+    )
+    with pytest.raises(UserError) as caught:
+        cuts.cuts(many, {"filter": "w1"}, "main")
+    assert caught.value.code == "54000"
+
+
+def test_a_table_goes_to_a_worker_once():
+    two = plan("A f:A g:A union:f,g")
+    sends = {"A": 5.0, "f": 2.0, "g": 3.0}
+    parts = {"f": "w1", "g": "w1"}
+    assert cuts.received(two, parts, sends, "main") == {("main", "w1"): 5.0, ("w1", "main"): 5.0}
+    assert cuts.received(two, {}, sends, "main") == {}
+
+
+# --- by strategies
+
+
+def test_what_main_has_room_for_costs_nothing():
+    for strategy in (Strategy.TOP_DOWN, Strategy.IFCOP, Strategy.EXACT):
+        found = placed(strategy, 3, Station("w1", 9))
+        assert (found.parts, found.cost, found.crossing) == ({}, 0, {})
+
+
+def test_bottom_up_is_where_the_most_room_is():
+    found = placed(Strategy.BOTTOM_UP, 9, Station("w1", 9, 5), Station("w2", 9, 1))
+    assert found.parts == {"agg": "w2"}
+    assert found.crossing == {("main", "w2"): 110.0, ("w2", "main"): 1.0}
+
+
+def test_n42_the_cheapest_cut_is_found():
+    """With room for two on main: the filter goes (100 there, 10 back), not all of it (110, 1)."""
+    for strategy in (Strategy.EXACT, Strategy.IFCOP):
+        found = placed(strategy, 2, Station("w1", 9))
+        assert (found.parts, found.cost) == ({"f": "w1"}, 110.0)
+    # With room for one, all of it goes: 110 and 1 back; else the join would send 20.
+    for strategy in (Strategy.EXACT, Strategy.IFCOP):
+        found = placed(strategy, 1, Station("w1", 9))
+        assert (found.parts, found.cost) == ({"agg": "w1"}, 111.0)
+    assert placed(Strategy.EXACT, 1, Station("w1", 2)).parts == {"j": "w1"}
+    # A link that costs twice as much is not taken.
+    found = placed(Strategy.EXACT, 2, Station("w1", 9, weight=2.0), Station("w2", 9))
+    assert (found.parts, found.cost) == ({"f": "w2"}, 110.0)
+    assert placed(Strategy.EXACT, 2, Station("w1", 9, weight=2.0)).cost == 220.0
+
+
+def test_r1_capacities_are_kept_and_what_has_no_room_says_so():
+    for strategy in Strategy:
+        found = placed(strategy, 1, Station("w1", 1))
+        assert isinstance(found, PlacementFailed), strategy
+        found = placed(strategy, 9, Station("w1", 9, 9))
+        assert isinstance(found, StarPlacement)
+        assert found.parts == {}
+
+
+def test_the_cheapest_of_several():
+    found = [placed(strategy, 2, Station("w1", 9)) for strategy in Strategy]
+    best = cheapest([*found, PlacementFailed("x", "y", "z"), UserError("no")])
+    assert best is not None
+    assert best.cost == 110.0
+    assert cheapest([PlacementFailed("x", "y", "z")]) is None
+
+
+def closed(whole: p.PhysicalPlan, found: StarPlacement) -> bool:
+    """Whether each collection on a worker reads tables, constants, and what is there too."""
+    constants = {n.id for n in whole.nodes if not _tables(whole, n.id)}
+    return all(
+        found.nodes[name] == found.nodes[node.id]
+        or isinstance(whole.node(name), p.SourceSpec)
+        or name in constants
+        for node in whole.nodes
+        if found.nodes[node.id] != "main"
+        for name in p.inputs(node)
+    )
+
+
+def _tables(whole: p.PhysicalPlan, name: str) -> bool:
+    node = whole.node(name)
+    below = p.inputs(node)
+    return isinstance(node, p.SourceSpec) or any(_tables(whole, other) for other in below)
+
+
+@pytest.mark.parametrize("tries", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sorted(all_plans(table(1), table(2))))
+def test_n35_any_plan_is_placed_by_the_rules(name, tries):
+    whole = all_plans(table(1), table(2))[name]
+    if not cuts.is_cuttable(whole):
+        return
+    rng = random.Random(name)
+    operators = [n for n in whole.nodes if not isinstance(n, p.SourceSpec | p.SinkSpec)]
+    for _ in range(tries):
+        costs = Costs({n.id: float(rng.randint(1, 100)) for n in whole.nodes[:-1]})
+        slots = {"main": rng.randint(0, 4), "w1": rng.randint(0, 4), "w2": rng.randint(0, 4)}
+        stations = [Station(worker, count) for worker, count in slots.items()]
+        found = {s: place_star(whole, stations[0], stations[1:], s, costs, 1) for s in Strategy}
+        for strategy, one in found.items():
+            again = place_star(whole, stations[0], stations[1:], strategy, costs, 1)
+            assert one == again
+            if isinstance(one, PlacementFailed):
+                continue
+            assert one.nodes.keys() == {n.id for n in whole.nodes}
+            assert closed(whole, one)
+            tables = {n.id for n in operators if _tables(whole, n.id)}
+            for worker, count in slots.items():
+                assert sum(one.nodes[n] == worker for n in tables) <= count
+            said = {n: at for n, at in one.nodes.items() if n in tables}
+            assert cuts.cuts(whole, said, "main") == one.parts
+            assert one.cost == pytest.approx(sum(one.crossing.values()))
+        best = found[Strategy.EXACT]
+        costs_of = [f.cost for f in found.values() if isinstance(f, StarPlacement)]
+        assert bool(costs_of) == isinstance(best, StarPlacement)
+        if isinstance(best, StarPlacement) and len(whole.sources) == len(_reads(whole)):
+            assert best.cost <= min(costs_of) * (1 + 1e-6) + 1e-6
+
+
+def _reads(whole: p.PhysicalPlan) -> list[str]:
+    sources = {source.id for source in whole.sources}
+    return [name for node in whole.nodes for name in set(p.inputs(node)) & sources]

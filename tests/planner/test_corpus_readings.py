@@ -1,0 +1,104 @@
+"""The conformance queries as sqlglot reads them, beside what Postgres has bound.
+
+Two readings are compared, and neither is ours: a tree of sqlglot that is written down again must be
+bound by Postgres to the same tree; and what columns come from must be what sqlglot finds.  Where
+they differ a query is planned as ever, for nothing of sqlglot's is planned; here it is said of how
+many queries they do, and of which constructs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from headrace.errors import HeadraceError, UserError
+from headrace.planner import PlanRequest, plan, readings
+from headrace.reading.reader import TextReader
+from tests.planner import glot
+from tests.planner.test_corpus import FILES, full_identity
+
+# Queries that both read alike, and whose lineage is the same, by file: it may only grow.
+LEAST = {
+    "chbench": (17, 22), "nexmark": (31, 38), "pg_ivm": (81, 71), "postgres": (660, 370),
+    "sqlite": (106, 0), "tpcds": (70, 0), "tpch": (20, 0),
+}  # fmt: skip
+
+# Where sqlglot has another lineage, and why ours stands.
+OTHERWISE = re.compile(
+    r"\b(using|natural)\b"  # of an inner join Postgres takes the left side's, sqlglot both
+    r"|\blateral\b"  # it takes columns of the subquery for the other side's
+    r"|\b(except|intersect)\b"  # values are the left side's
+    r"|\b\w+ \w+ ?\((a|x)\b"  # t1 (a, b, c): it does not rename
+    r"|\bgrouping\b"  # which set a row is of is no value of a column
+    r"|\bgenerate_series\b|\bto_json\b|\)\)?\[",  # functions in FROM, whole rows, slices
+    re.IGNORECASE,
+)
+TABLES = """
+SELECT c.relname, a.attname, format_type(a.atttypid, NULL) FROM pg_class c
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
+ ORDER BY c.oid, a.attnum"""
+
+
+@pytest.fixture(scope="module")
+def reader():
+    reader = TextReader()
+    yield reader
+    reader.close()
+
+
+@pytest.mark.skipif(not FILES, reason="the conformance corpus is not here")
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_readings(path, database, reader):
+    logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+    found: Counter[str] = Counter()
+    with psycopg.connect(database, autocommit=True) as conn:
+        for line in path.read_text().splitlines():
+            group = json.loads(line)
+            name = "g_" + group["id"]
+            conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+            path_of = f"{name}, public"
+            conn.execute("SELECT set_config('search_path', %s, false)", (path_of,))
+            for statement in group["setup"]:
+                if not statement.upper().startswith("INSERT"):
+                    conn.execute(statement)
+            full_identity(conn)
+            tables: dict[str, dict[str, str]] = {}
+            for table, column, kind in conn.execute(TABLES):
+                tables.setdefault(table, {})[column] = kind
+            for case in group["cases"]:
+                request = PlanRequest(case["query"], settings={"search_path": path_of})
+                found["read"] += reads_alike(conn, reader, request)
+                found["traced"] += traces_alike(conn, request, tables, case["id"])
+    assert (found["read"], found["traced"]) >= LEAST[path.stem]
+    assert found["traced"] >= LEAST[path.stem][1]
+
+
+def reads_alike(conn, reader, request: PlanRequest) -> bool:
+    try:
+        mine = readings.bound(conn, request)
+        read = reader.read(request.query)
+    except UserError:
+        return False
+    return readings.same(conn, request, mine, read.text) is None
+
+
+def traces_alike(conn, request: PlanRequest, tables, case: str) -> bool:
+    try:
+        planned = plan(conn, request)
+    except HeadraceError:
+        return False
+    names = [name for name, _ in planned.lineage]
+    if planned.views or len(set(names)) < len(names):
+        return False  # it knows no views, and finds columns by name only
+    theirs = glot.origins(request.query, names, tables)
+    ours = [{(o.table, o.name) for o in mine if o.name} for _, mine in planned.lineage]
+    assert theirs in (None, ours) or OTHERWISE.search(request.query), (case, ours, theirs)
+    return theirs == ours

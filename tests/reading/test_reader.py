@@ -1,0 +1,162 @@
+"""Texts as sqlglot reads them, in a process of its own: hostile ones too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from headrace.errors import SyntaxUserError, UserError
+from headrace.reading import DIALECTS, child, reader
+from headrace.reading.reader import TextReader
+
+
+@pytest.fixture(scope="module")
+def asked():
+    reader = TextReader()
+    yield reader
+    reader.close()
+
+
+def test_a_tree_has_positions_comments_and_names(asked):
+    query = 'SELECT t.k AS "Key" /* why */ FROM public.T AS t\nJOIN u ON u.k = t.k'
+    every = asked.read(query).nodes
+    nodes = {n["detail"]: n for n in every}
+    for detail, at in (
+        ("public.T AS t", "public.T"),
+        ("u", "u ON"),
+        ("u.k", "u.k"),
+        ("t.k", "t.k ="),
+    ):
+        found = [n for n in every if n["detail"] == detail][-1]
+        assert query[found["at"] :].startswith(at.split(" ")[0])
+    assert nodes["public.T AS t"]["table"] == "t", "Postgres folds it"
+    assert nodes["Key"]["comments"] == ["why"]
+    assert (nodes["u.k"]["column"], nodes["u.k"]["of"]) == ("k", "u")
+    [root] = {n["id"] for n in every} - {i for n in every for i in n["inputs"]}
+    assert root == "1"
+
+
+@pytest.mark.parametrize(
+    ("query", "words", "at"),
+    [
+        ("SELECT a b c FROM t", 'near "c"', "c FROM"),
+        ("SELECT a,\n b FROM t WHERE x IN (1", None, None),
+        ("SELECT 'abc", "no end", None),
+        ("SELECT 1; SELECT 2", "2 statements", None),
+        ("", "0 statements", None),
+        ("VACUUM t", "none that the parser knows", "VACUUM"),
+        ("SELECT " + "(" * 10_000 + "1" + ")" * 10_000, "nested too deeply", None),
+        ("SELECT " + "(SELECT " * 2_000 + "1" + ")" * 2_000, "nested too deeply", None),
+        ("SELECT " + "+".join("1" * 20_000), "more than 20000 nodes", None),
+        ("SELECT 1, " + "x" * reader.TEXT_MAX, "characters", None),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_what_cannot_be_read_says_why(asked, query, words, at):
+    with pytest.raises(UserError) as raised:
+        asked.read(query)
+    assert words is None or words in raised.value.message
+    if at is not None:
+        assert query[raised.value.position - 1 :].startswith(at)
+    # And what is asked next is answered.
+    assert asked.read("SELECT 1 AS a").text == "SELECT\n  1 AS a"
+
+
+def test_who_takes_too_long_is_ended(asked, monkeypatch):
+    """It is stopped as if it worked for ever; the next question has another process."""
+    monkeypatch.setattr(reader, "_WAIT_S", 0.5)
+    asked.read("SELECT 1")
+    process = asked._process
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="too long") as raised:
+        asked.read("SELECT 1")
+    assert (raised.value.code, time.monotonic() - began < 10) == ("54001", True)
+    assert process.poll() is not None
+    monkeypatch.undo()
+    assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
+
+
+def test_a_process_that_has_ended_by_itself_is_started_again(asked):
+    asked.read("SELECT 1")
+    asked._process.kill()
+    asked._process.wait()
+    assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
+
+
+@pytest.mark.slow
+def test_processor_time_and_memory_are_bounded(tmp_path):
+    """The limits are set: a process that works, or takes memory, for ever is ended by the system."""
+    import subprocess
+    import sys
+
+    for work in ("while True: pass", "x = []\nwhile True: x.append(bytearray(1 << 20))"):
+        text = (
+            "import resource\nfrom headrace.reading import child\nchild.CPU_S = 1\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (child.MEMORY_BYTES,) * 2)\n"
+            f"child._more_time()\n{work}\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+    assert child.CPU_S <= 5
+
+
+@pytest.mark.parametrize(
+    ("dialect", "query", "expected"),
+    [
+        ("snowflake", "SELECT IFF(a > 1, 'x', 'y') AS f, ZEROIFNULL(b) AS z FROM t",
+         "SELECT CASE WHEN a > 1 THEN 'x' ELSE 'y' END AS f,"
+         " CASE WHEN b IS NULL THEN 0 ELSE b END AS z FROM t"),
+        ("bigquery", "SELECT COUNTIF(a > 1) AS c FROM `t` GROUP BY b",
+         'SELECT SUM(CASE WHEN a > 1 THEN 1 ELSE 0 END) AS c FROM "t" GROUP BY b'),
+        ("mysql", "SELECT IFNULL(`b`, 0) AS b FROM t LIMIT 5, 10",
+         'SELECT COALESCE("b", 0) AS b FROM t LIMIT 10 OFFSET 5'),
+        ("tsql", "SELECT TOP 3 [a], ISNULL(b, 0) AS b FROM t ORDER BY a",
+         'SELECT "a", COALESCE(b, 0) AS b FROM t ORDER BY a NULLS FIRST LIMIT 3'),
+        ("spark", "SELECT a, nvl(c, 0) AS c FROM t ORDER BY a LIMIT 1",
+         "SELECT a, COALESCE(c, 0) AS c FROM t ORDER BY a NULLS FIRST LIMIT 1"),
+        ("redshift", "SELECT LISTAGG(b, ',') WITHIN GROUP (ORDER BY b) AS l FROM t",
+         "SELECT STRING_AGG(b, ',' ORDER BY b) AS l FROM t"),
+        ("mysql", "SELECT STDDEV(a) AS s, CAST(b AS char(3)) AS c FROM t",
+         "SELECT STDDEV_POP(a) AS s, CAST(b AS CHAR(3)) AS c FROM t"),
+        ("duckdb", "SELECT a, count(*) AS c FROM t GROUP BY a",
+         "SELECT a, COUNT(*) AS c FROM t GROUP BY a"),
+        ("SNOWFLAKE", "SELECT public.f(a) AS f FROM t", "SELECT public.f(a) AS f FROM t"),
+    ],
+)  # fmt: skip
+def test_other_dialects(asked, dialect, query, expected):
+    found = " ".join(asked.translated(query, dialect).split())
+    assert found.replace("( ", "(").replace(" )", ")") == expected
+
+
+@pytest.mark.parametrize(
+    ("dialect", "query", "words", "at"),
+    [
+        ("snowflake", "SELECT a, my_function(b) FROM t", 'function "my_function"', "my_function"),
+        ("snowflake", "SELECT a, TRY_CAST(b AS int) FROM t", "NULL where it fails", "b AS"),
+        ("snowflake", "SELECT GREATEST(a, b) FROM t", "GREATEST may mean", "GREATEST"),
+        ("spark", "SELECT a, TRY_CAST(b AS int) FROM t", "NULL where it fails", "b AS"),
+        ("mysql", "SELECT 1, CAST(b AS char) FROM t", "type CHAR without its length", "b AS"),
+        ("mysql", "SELECT 1, CAST(b AS decimal) FROM t", "type DECIMAL without", "b AS"),
+        ("bigquery", "SELECT FORMAT('%d', a) FROM t", "FORMAT may mean", "FORMAT"),
+        ("snowflake", "SELECT * FROM t PIVOT (sum(a) FOR b IN ('x'))", "PIVOT", "sum"),
+        ("mysql", "DELETE FROM t", "made of a query", "t"),
+        ("mysql", "SELECT a FRM t WHERE", "near", "t WHERE"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_its_place(asked, dialect, query, words, at):
+    with pytest.raises(SyntaxUserError) as raised:
+        asked.translated(query, dialect)
+    assert words in raised.value.message
+    assert query[raised.value.position - 1 :].startswith(at)
+
+
+def test_unknown_dialects(asked):
+    with pytest.raises(UserError, match='unknown dialect "klingon"') as raised:
+        asked.translated("SELECT 1", "klingon")
+    assert all(name in raised.value.hint for name in DIALECTS)
