@@ -14,7 +14,7 @@ ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock clean
+.PHONY: setup demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
 
 setup: $(VENV)/.installed $(VENV)/.kernels
 
@@ -81,12 +81,28 @@ types: setup
 golden: setup
 	REWRITE=1 $(BIN)/python -m pytest tests/planner -q $(ARGS)
 
+# A source distribution, and of it a wheel for this platform, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build
+	@ls -l dist
+
+# Wheels for every platform of pyproject.toml, in containers.
+wheels: .bench/wheels/installed
+	.bench/wheels/bin/cibuildwheel --platform linux $(ARGS) --output-dir dist .
+
+.bench/wheels/installed:
+	$(PYTHON) -m venv --clear .bench/wheels
+	.bench/wheels/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --root-user-action ignore 'cibuildwheel>=4.3,<5'
+	@touch $@
+
 # Exact versions of everything, for requirements.lock.
 lock: setup
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable \
 	  > requirements.lock
 
 clean:
-	rm -rf $(VENV) .bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f headrace/kernels/*.so headrace/kernels/*.c headrace/state/map/*.so headrace/state/map/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

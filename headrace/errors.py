@@ -212,6 +212,10 @@ class StateDamaged(DefiniteFailure):
     sqlstate = "55H04"
 
 
+class OtherFormat(StateDamaged):
+    """The state has the format of another version: nothing is wrong with it, but that."""
+
+
 class Deadly(DefiniteFailure):
     """Processes of ours have died of it: it is left alone until somebody calls for it."""
 

@@ -41,14 +41,19 @@ class EmbeddedEngine:
         env: dict[str, str] | None = None,
         args: tuple[str, ...] = (),
         ready_timeout_s: float = 60.0,
+        python: str = sys.executable,
     ) -> None:
-        """``env`` is laid over ours (settings as ``HEADRACE_*``); ``args`` go to ``start``."""
+        """``env`` is laid over ours (settings as ``HEADRACE_*``); ``args`` go to ``start``.
+
+        ``python``: the one whose Headrace it is, of another version say.
+        """
         self.source = source
         self.data_dir = data_dir
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         # Embedded servers trust this computer, and listen on it alone, as we do.
         self.env = {"HEADRACE_ALLOW_TRUST": "true"} | dict(env or {})
         self.args = args
+        self.python = python
         self.port = 0
         self._ready_timeout_s = ready_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +98,7 @@ class EmbeddedEngine:
             begin = log.tell()
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "headrace.server.cli", "start"),
+                    *(self.python, "-m", "headrace.server.cli", "start"),
                     *("--source", self.source, "--data-dir", str(self.data_dir)),
                     *("--listen", f"127.0.0.1:{self.port}", *self.args),
                 ],

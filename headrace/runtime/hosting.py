@@ -471,7 +471,10 @@ def _opened(settings: Settings) -> RocksDatabase:
         return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
     except errors.StateDamaged as error:
         aside = files.set_aside(settings.state_dir)
-        _log.error("state damaged", reason=str(error), set_aside=str(aside))
+        of_before = isinstance(error, errors.OtherFormat)
+        report = _log.warning if of_before else _log.error
+        what = "state of another version" if of_before else "state damaged"
+        report(what, reason=str(error), set_aside=str(aside))
         return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
 
 

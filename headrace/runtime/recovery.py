@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from headrace.errors import RESYNC, ContinuityLost, StateDamaged
+from headrace.errors import RESYNC, ContinuityLost, OtherFormat, StateDamaged
 from headrace.forwarder.stream import Stream
 from headrace.postgres import slot as setup
 from headrace.runtime import positions, replay
@@ -48,11 +48,13 @@ class Recovery:
         except StateDamaged as error:
             if book.opened is not None:
                 book.opened.close()
-            book.damage = StateDamaged(
-                "the view's state was damaged", detail=error.detail, hint=RESYNC
-            )
+            of_before = isinstance(error, OtherFormat)
+            why = "is of another version" if of_before else "was damaged"
+            book.damage = StateDamaged(f"the view's state {why}", detail=error.detail, hint=RESYNC)
             aside = files.set_aside(book.settings.state_dir)
-            _log.error("state damaged", reason=str(error), set_aside=str(aside))
+            report = _log.warning if of_before else _log.error
+            what = "state of another version" if of_before else "state damaged"
+            report(what, reason=str(error), set_aside=str(aside))
             self._read_state()
 
     def _read_state(self) -> None:

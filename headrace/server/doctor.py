@@ -24,6 +24,7 @@ from headrace.postgres import slot as setup
 from headrace.process import rpc
 from headrace.server import traces
 from headrace.sql import install
+from headrace.state import formats
 
 Connection = psycopg.Connection[Any]
 
@@ -77,6 +78,8 @@ def look(settings: Settings) -> list[Finding]:
 
 def _machine(settings: Settings) -> Iterator[Finding]:
     yield _tried("data directory", lambda: _data_dir(settings.data_dir))
+    if later := formats.later(states_of(settings)):
+        yield Finding("state", problem=later)
     yield _tried("sockets", lambda: _sockets(settings))
     yield _memory(settings)
     if settings.otlp_endpoint:
@@ -122,6 +125,12 @@ def _data_dir(path: Path) -> str:
     return f"{path}, {free >> 30} GB free"
 
 
+def states_of(settings: Settings) -> list[Path]:
+    """The state databases in the data directory: of the worker, and of others on this machine."""
+    others = sorted(settings.workers_dir.glob("*/"))
+    return [settings.state_dir, *(settings.of_worker(p.name).state_dir for p in others)]
+
+
 def _sockets(settings: Settings) -> str:
     rpc.check(settings.worker_socket, settings.builder_socket)
     return str(settings.run_dir)
@@ -165,7 +174,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
     yield _create(conn)
-    yield from _each("schema headrace", "ours, or not there", install.problems(conn))
+    yield from _each("schema headrace", "ours, or not there", install.hindrances(conn))
     yield _slot(conn, settings)
     yield _senders(conn)
     yield _tables(conn)

@@ -102,7 +102,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with connect.session(settings.source, name="headrace") as conn:
-            problems = install.problems(conn) or setup.preflight(conn, settings)
+            problems = install.hindrances(conn) or setup.preflight(conn, settings)
             if problems:
                 if len(problems) > 1:
                     _log.warning("more is missing", count=len(problems) - 1, see="headrace check")

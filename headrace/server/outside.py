@@ -16,6 +16,7 @@ from headrace.process.nursery import Nursery
 from headrace.runtime import joined
 from headrace.server.main import lock_data_dir
 from headrace.server.supervisor import Child
+from headrace.state import formats
 
 
 def run(settings: Settings, nursery: Nursery) -> int:
@@ -23,7 +24,8 @@ def run(settings: Settings, nursery: Nursery) -> int:
 
     Raises:
         UserError: the data directory's path is too long.
-        PrerequisiteError: the token is missing or not valid; another one uses the directory.
+        PrerequisiteError: the token is missing or not valid; another one uses the directory,
+            or a later version did.
         TransientError: the database cannot be reached.
     """
     settings = settings.replace(worker=joined.token(settings).partition(".")[0])
@@ -36,6 +38,8 @@ def run(settings: Settings, nursery: Nursery) -> int:
     os.umask(0o077)
     rpc.check(settings.worker_socket)
     with lock_data_dir(settings.data_dir):
+        if later := formats.later([settings.state_dir]):
+            raise later
         settings.run_dir.mkdir(mode=0o700, exist_ok=True)
         joined.join(settings)
         uvloop.run(_stand(settings, nursery))

@@ -3,17 +3,6 @@
 -- the current user (inside a function that runs as its owner, and wherever Postgres does
 -- upkeep with the rights of a table's owner, that is this owner).  Roles are known by OID: what
 -- one left behind is not done for the next of its name.
-DO $$
-BEGIN
-    -- An earlier version believed a name that it was told.  Nothing in here is kept for long.
-    IF EXISTS (SELECT FROM pg_catalog.pg_attribute
-                WHERE attrelid = pg_catalog.to_regclass('headrace.commands') AND attname = 'login'
-                  AND NOT attisdropped) THEN
-        DROP TABLE headrace.commands;
-    END IF;
-END
-$$;
-DROP FUNCTION IF EXISTS headrace.submit(text, jsonb, name, jsonb);
 CREATE TABLE IF NOT EXISTS headrace.commands (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     procedure   text NOT NULL,

@@ -2,8 +2,9 @@
 
 Each object is one ``.sql`` file, but for the procedures (``sql/calls.py``); ``FILES`` is the load
 order.  Everything may run again over itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is
-also the upgrade.  All objects
-belong to the engine's role; PUBLIC may read the catalog and call the procedures.
+also the upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``);
+what a later one has installed is not touched.  All objects belong to the engine's role; PUBLIC may
+read the catalog and call the procedures.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from headrace import clock
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
-from headrace.sql import calls, meta, owned, schemas, views
+from headrace.sql import calls, meta, owned, restored, schemas, upgrades, views
 
-SCHEMA_VERSION: Final = "1"
 EVAL_ROLE: Final = "headrace_eval"
 _OURS: Final = "headrace of database {}"
 """Comment of the role that we have made for a database, by its OID."""
@@ -135,7 +135,7 @@ def install(conn: Connection) -> None:
 
     Raises:
         PrerequisiteError: when the role may not create the schema, something there is
-            not ours, or somebody keeps the catalog locked.
+            not ours or of a later version, or somebody keeps the catalog locked.
     """
     tries = 0
     while True:
@@ -159,28 +159,64 @@ def _install(conn: Connection) -> None:
         conn.execute(_WAIT)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
-        owned.check(conn, made())
+        _check(conn)
+        if stale := restored.problem(conn):
+            raise stale
+        number = upgrades.found(conn)
         schema, *others = scripts()
         try:
             # Our own constant texts, with several statements: no parameters.
             conn.execute(schema.encode())
             # From here on nobody but us can put anything there.
-            owned.check(conn, made())
-            for text in others:
+            owned.check(conn, [*made(), *upgrades.GONE])
+            before = upgrades.routines(conn)
+            for text in [*map(statements, upgrades.steps(number)), *others]:
                 conn.execute(text.encode())
-            owned.check_routines(conn)
+            if number is not None and number < upgrades.CATALOG:
+                upgrades.drop_former(conn, before)
+            # What takes other arguments than ours shows only beside it.
+            owned.check(conn, made())
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
                 f"could not install schema headrace: {error.diag.message_primary}",
                 hint="Grant CREATE on the database to the role of headrace.",
                 sqlstate="42501",
             ) from error
-        meta.put(conn, "version", SCHEMA_VERSION)
+        except psycopg.errors.DependentObjectsStillExist as error:
+            raise PrerequisiteError(
+                f"could not upgrade schema headrace: {error.diag.message_primary}",
+                detail=error.diag.message_detail,
+                hint="Drop what depends on it, start, and make it again: it may have to be altered.",
+                sqlstate="2BP01",
+            ) from error
+        meta.put(conn, upgrades.KEY, str(upgrades.CATALOG))
+        restored.note(conn)
+    if number is not None and number != upgrades.CATALOG:
+        _log.info("catalog upgraded", before=number, now=upgrades.CATALOG)
 
 
 def problems(conn: Connection) -> list[PrerequisiteError]:
-    """What is in the place of our objects, or hangs on them, and is not ours."""
-    return owned.problems(conn, made())
+    """What is in the place of our objects, or hangs on them, and is not ours; or is of later."""
+    later = upgrades.problem(conn)
+    return [later] if later else owned.problems(conn, [*made(), *upgrades.GONE])
+
+
+def hindrances(conn: Connection) -> list[PrerequisiteError]:
+    """What stands against starting here: ``problems``, or a catalog that a dump has brought."""
+    found = problems(conn)
+    stale = None if found else restored.problem(conn)
+    return [stale] if stale else found
+
+
+def _check(conn: Connection) -> None:
+    """Raise what ``problems`` finds.
+
+    Raises:
+        PrerequisiteError: 42501, 55000.
+    """
+    if later := upgrades.problem(conn):
+        raise later
+    owned.check(conn, [*made(), *upgrades.GONE])
 
 
 def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
@@ -188,13 +224,22 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
 
     Result tables stay as ordinary tables, unless ``tables``: then they are dropped too
     (an object that depends on one makes the whole uninstall fail, with Postgres' words).
+    After a restored dump nobody knows which they are.
     The eval role goes where nothing in another database needs it.
     """
     with conn.transaction():
         alone(conn, _INSTALL_LOCK)
         names: list[str] = []
-        owned.check(conn, made())
-        if views.installed(conn):
+        _check(conn)
+        stale = restored.problem(conn)
+        if stale and tables:
+            raise PrerequisiteError(
+                stale.message,
+                detail=stale.detail,
+                hint="Uninstall without --drop-tables, and drop the tables by their names.",
+                sqlstate="55000",
+            )
+        if views.installed(conn) and not stale:
             for schema, table in views.tables(conn):
                 name = sql.Identifier(schema, table)
                 names.append(name.as_string(conn))

@@ -137,24 +137,6 @@ def check(conn: Connection, made: list[str]) -> None:
     raise first
 
 
-def check_routines(conn: Connection) -> None:
-    """Raise for a routine that the installer, at whose end this is, has not just replaced.
-
-    It would have a name of ours, and other arguments.
-
-    Raises:
-        PrerequisiteError: 42501.
-    """
-    row = conn.execute(
-        "SELECT p.oid::regprocedure::text FROM pg_proc p, pg_proc mine"
-        " WHERE mine.oid = 'headrace.engine_running()'::regprocedure"
-        " AND p.pronamespace = mine.pronamespace"
-        " AND p.xmin::text <> mine.xmin::text"
-    ).fetchone()
-    if row is not None:
-        raise _strange(f"function {row[0]}")
-
-
 def _strange(what: str) -> PrerequisiteError:
     return PrerequisiteError(
         f"{what} is not of headrace's making",

@@ -16,7 +16,7 @@ import rocksdict
 import structlog
 
 from headrace.errors import StateDamaged, TransientError
-from headrace.state import columns, files, layout
+from headrace.state import columns, files, formats, layout
 from headrace.state.columns import Family, Memory, Section, reading, writing
 from headrace.state.logs import Logs
 from headrace.state.map import keygroups
@@ -48,7 +48,7 @@ class Disk:
         self._noting = threading.Lock()
         self._making = threading.Lock()
         path.mkdir(parents=True, exist_ok=True)
-        files.check_format(path)
+        formats.check(path)
         self._noted = files.check_manifest(path)
         self._db = self._open()
         self._default = Family(columns.DEFAULT, self._db)

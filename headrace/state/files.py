@@ -1,9 +1,6 @@
-"""Files beside RocksDB's: what format the state has, how long the manifest was.
+"""Files beside RocksDB's: ``MANIFEST.length`` says how long the manifest was.
 
-========================  ==================================================================
-``FORMAT``                version of ``layout``: state of another version is refused
-``MANIFEST.length``       RocksDB opens a manifest that was cut: this notices
-========================  ==================================================================
+RocksDB opens a manifest that was cut: this notices.  (``FORMAT`` is ``formats``'s.)
 """
 
 from __future__ import annotations
@@ -25,26 +22,6 @@ from headrace.state.map import keygroups
 from headrace.state.packs import PackWriter
 
 _NOTE: Final = "MANIFEST.length"
-_FORMAT: Final = "FORMAT"
-
-
-def check_format(path: Path) -> None:
-    """Make sure that the state at ``path`` has our format; a new one gets it.
-
-    Raises:
-        StateDamaged: it has another.
-    """
-    file = path / _FORMAT
-    if not (path / "CURRENT").exists() and not file.exists():
-        durable.replace(file, f"{layout.FORMAT}\n".encode())
-        return
-    found = file.read_bytes() if file.exists() else b"1"
-    if found.strip() != str(layout.FORMAT).encode():
-        shown = found[:20].decode(errors="replace").strip()
-        raise StateDamaged(
-            f'the state at "{path}" has format "{shown}"',
-            detail=f"This version of Headrace reads format {layout.FORMAT}.",
-        )
 
 
 def _manifest(path: Path) -> tuple[str, int]:

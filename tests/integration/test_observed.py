@@ -162,3 +162,11 @@ def test_samples_are_kept_at_falling_resolution(engine, commander, source):
     whole = [r for r in rows if r[1] == 6]
     assert whole
     assert all(abs(r[2] - 6) < 1e-9 for r in whole)
+    # A view that is filled anew gets another id, which nothing that was kept of it hinders.
+    before = source.execute("SELECT count(*), min(view_id) FROM headrace.samples").fetchone()
+    for call in ("resync_view('sums')", f"alter_view('sums', '{SUMS} HAVING true')"):
+        commander.execute(f"CALL headrace.{call}")
+        after = source.execute("SELECT count(*), min(view_id) FROM headrace.samples").fetchone()
+        assert after[0] >= before[0]
+        assert after[1] > before[1]
+        before = after

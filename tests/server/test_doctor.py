@@ -53,6 +53,28 @@ def test_what_a_role_lacks(settings, database):
             conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM {poor}")
 
 
+def test_what_a_later_version_has_made_is_not_begun_with(settings, capsys):
+    """Neither is its catalog touched, nor are its states set aside; whose they are does not count."""
+    for path in (settings.state_dir, settings.of_worker("w1").state_dir):
+        path.mkdir(parents=True)
+        (path / "FORMAT").write_text("4\n")
+    assert found(settings)["data directory"].problem is None
+    (settings.of_worker("w1").state_dir / "FORMAT").write_text("99\n")
+    assert found(settings)["state"].problem.code == "55000"
+    with psycopg.connect(settings.source, autocommit=True) as conn:
+        conn.execute(
+            "CREATE SCHEMA headrace; CREATE TABLE headrace.meta (key text PRIMARY KEY, value text);"
+            "INSERT INTO headrace.meta VALUES ('version', '99'); CREATE TABLE headrace.new ()"
+        )
+        assert found(settings)["schema headrace"].problem.code == "55000"
+        for command in (["start", "--data-dir", str(settings.data_dir)], ["uninstall"]):
+            assert main([*command, "--source", settings.source]) == 1
+            assert "later version" in capsys.readouterr().err
+        kept = conn.execute("SELECT to_regclass('headrace.new')::text").fetchone()
+    assert kept == ("headrace.new",)
+    assert (settings.of_worker("w1").state_dir / "FORMAT").read_text() == "99\n"
+
+
 def test_what_is_in_use(settings, database, tmp_path):
     settings.data_dir.mkdir()
     with (

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import BugError, StateDamaged
+from headrace.errors import BugError, OtherFormat
 from headrace.process import durable
 from headrace.state import checkpoint as state_checkpoint
+from headrace.state import formats
 from headrace.state.columns import Family
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
@@ -216,16 +217,24 @@ def test_a_checkpoint_that_is_not_written_belongs_to_the_next(tmp_path: Path) ->
 
 
 def test_state_of_another_format_is_refused(tmp_path: Path) -> None:
-    database = RocksDatabase(tmp_path / "db")
+    """What is of a later version is so before anything is opened; nothing of ours says so."""
+    path = tmp_path / "db"
+    assert formats.later([path]) is None
+    database = RocksDatabase(path)
     fill_next(database.view(1), 0, 5)
     database.close()
-    (tmp_path / "db" / "FORMAT").write_text("999\n")
-    with pytest.raises(StateDamaged, match='format "999"'):
-        RocksDatabase(tmp_path / "db")
+    assert formats.later([path]) is None
+    (path / "FORMAT").write_text("999\n")
+    with pytest.raises(OtherFormat, match='format "999"'):
+        RocksDatabase(path)
+    later = formats.later([tmp_path / "none", path])
+    assert later is not None
+    assert later.code == "55000"
     # The first version wrote no such file.
-    (tmp_path / "db" / "FORMAT").unlink()
-    with pytest.raises(StateDamaged, match='format "1"'):
-        RocksDatabase(tmp_path / "db")
+    (path / "FORMAT").unlink()
+    with pytest.raises(OtherFormat, match='format "1"'):
+        RocksDatabase(path)
+    assert formats.later([path]) is None
 
 
 @pytest.mark.parametrize("large", [False, True])

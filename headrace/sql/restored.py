@@ -1,0 +1,71 @@
+"""Whether the catalog was restored from a dump: then its OIDs are of tables of another database.
+
+Views, their tables, what they read, who made a call: all is known by OID, so that names may
+change.  A dump (``pg_dump``) keeps these numbers, and here they are nobody's, or somebody else's: a
+table of a user would be taken for a result table.  So such a catalog is not worked with.  What is
+copied block by block (a base backup, ``pg_upgrade``, a database made of a template) keeps its OIDs.
+
+It is known by the OID of ``headrace.views`` itself, which ``headrace.meta`` has.  Before that was
+so, it is taken for restored where every table that a view should have is there under its name, and
+under another OID.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import PrerequisiteError
+from headrace.sql import meta
+
+KEY: Final = "catalog_oid"
+
+Connection = psycopg.Connection[Any]
+
+_FOUND: Final = """
+SELECT (SELECT value FROM headrace.meta WHERE key = %s) IS DISTINCT FROM v.oid::text,
+       EXISTS (SELECT FROM headrace.meta WHERE key = %s)
+  FROM pg_catalog.pg_class v WHERE v.oid = pg_catalog.to_regclass('headrace.views')"""
+_OTHERS: Final = """
+SELECT count(*) > 0 AND pg_catalog.bool_and(c.oid IS NOT NULL AND c.oid <> v.result_oid)
+  FROM headrace.views v LEFT JOIN pg_catalog.pg_class c
+    ON c.oid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', v.schema_name, v.view_name))
+ WHERE v.result_oid IS NOT NULL"""
+
+
+def problem(conn: Connection) -> PrerequisiteError | None:
+    """Why the catalog that is there is of no use here; None: it is, or there is none.
+
+    REQUIRES: what is there is ours.
+    """
+    found = conn.execute(_FOUND, (KEY, KEY)).fetchone() if _there(conn) else None
+    if found is None:
+        return None
+    other, noted = found
+    if noted and not other:
+        return None
+    if not noted and conn.execute(_OTHERS).fetchone() != (True,):
+        return None
+    return PrerequisiteError(
+        "schema headrace was restored from a dump, and knows its tables by OIDs that are others here",
+        detail="A table of somebody else would be taken for that of a view.",
+        hint="Note the calls that make its views (docs/manual/upgrade.md, Restore), run headrace"
+        " uninstall, drop the tables of the views, start, and make them anew.",
+        sqlstate="55000",
+    )
+
+
+def note(conn: Connection) -> None:
+    """Write down whose the OIDs are."""
+    row = conn.execute("SELECT pg_catalog.to_regclass('headrace.views')::oid::text").fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    meta.put(conn, KEY, row[0])
+
+
+def _there(conn: Connection) -> bool:
+    row = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+        " AND pg_catalog.to_regclass('headrace.meta') IS NOT NULL"
+    ).fetchone()
+    return row == (True,)

@@ -1,0 +1,129 @@
+"""Numbered steps that bring the catalog of an earlier version to the tables of today.
+
+``CATALOG`` is the number of the tables' shape, kept in ``headrace.meta`` (key ``version``).  The
+other files say what the tables are *now*, for a new database; what an old one lacks is in a step:
+
+    found 1 ─► upgrade_2.sql ─► … ─► upgrade_N.sql ─► all other files, as in a new database ─► N
+
+Tables that are new need no step (they are made where missing), nor do functions, procedures and
+policies: all are made anew by each installation, and those that take other arguments by now are
+dropped.  A step is for columns and constraints of tables that are there, for rows that mean
+something else by now, and for objects that go (``GONE``).  It is written once, and never altered
+when a version with it was released.
+
+* Invariant: an upgraded database and a new one have the same objects.
+
+Number 1 is whatever was installed before there were numbers; its step bears with all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import PrerequisiteError
+
+CATALOG: Final = 2
+"""1: before numbers.  2: last errors of views, workers on other machines."""
+KEY: Final = "version"
+"""Its row of ``headrace.meta``."""
+GONE: Final[tuple[str, ...]] = ()
+"""Names of objects that earlier versions had made, and a step drops."""
+
+Connection = psycopg.Connection[Any]
+
+# Before anybody has looked whose the objects are: a plain table of ours, of built-in types, with
+# nothing on it that reading it would compute.
+_PLAIN: Final = """
+SELECT count(*) = 1 FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+ WHERE n.nspname OPERATOR(pg_catalog.=) 'headrace' AND c.relname OPERATOR(pg_catalog.=) 'meta'
+   AND c.relkind OPERATOR(pg_catalog.=) 'r' AND NOT c.relhasrules AND NOT c.relforcerowsecurity
+   AND pg_catalog.pg_get_userbyid(c.relowner) OPERATOR(pg_catalog.=) current_user
+   AND 2 OPERATOR(pg_catalog.=) (SELECT count(*) FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname IN ('key', 'value')
+          AND a.atttypid OPERATOR(pg_catalog.=) 'pg_catalog.text'::pg_catalog.regtype)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
+        WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid
+          AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_statistic_ext s
+        WHERE s.stxrelid OPERATOR(pg_catalog.=) c.oid)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint k
+        WHERE k.conrelid OPERATOR(pg_catalog.=) c.oid AND k.contype OPERATOR(pg_catalog.=) 'c')"""
+_FOUND: Final = """
+SELECT value FROM ONLY headrace.meta WHERE key OPERATOR(pg_catalog.=) %s"""
+
+
+_ROUTINES: Final = """
+SELECT coalesce(pg_catalog.array_agg(oid::pg_catalog.int8), '{}') FROM pg_catalog.pg_proc
+ WHERE pronamespace OPERATOR(pg_catalog.=) pg_catalog.to_regnamespace('headrace')"""
+# What is made again is the same one; with other arguments it is another one.
+_FORMER: Final = """
+SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
+ WHERE p.oid::pg_catalog.int8 OPERATOR(pg_catalog.=) ANY (%(before)s) AND EXISTS (
+       SELECT FROM pg_catalog.pg_proc o
+        WHERE o.pronamespace OPERATOR(pg_catalog.=) p.pronamespace
+          AND o.proname OPERATOR(pg_catalog.=) p.proname
+          AND NOT o.oid::pg_catalog.int8 OPERATOR(pg_catalog.=) ANY (%(before)s))
+ ORDER BY 1"""
+
+
+def file(number: int) -> str:
+    """The step that leads to ``number``."""
+    return f"upgrade_{number}.sql"
+
+
+def files() -> list[str]:
+    """All steps, in order."""
+    return [file(number) for number in range(2, CATALOG + 1)]
+
+
+def found(conn: Connection) -> int | None:
+    """The number of the catalog that is there; None: none is, or none of ours.
+
+    Runs nobody's code, whatever somebody has put in its place.
+    """
+    if conn.execute(_PLAIN).fetchone() != (True,):
+        return None
+    row = conn.execute(_FOUND, (KEY,)).fetchone()
+    if row is None or not str(row[0]).isdecimal():
+        return None
+    return int(row[0])
+
+
+def problem(conn: Connection) -> PrerequisiteError | None:
+    """Why this version may not touch the catalog that is there; None: it may."""
+    number = found(conn)
+    if number is None or number <= CATALOG:
+        return None
+    return PrerequisiteError(
+        f"schema headrace is of a later version: catalog {number}, and this one knows {CATALOG}",
+        detail="What it keeps has columns and objects by now whose meaning this version would miss.",
+        hint="Start the version that installed it, or a later one; to go back, restore the database"
+        " and the data directory from before the upgrade.",
+        sqlstate="55000",
+    )
+
+
+def steps(number: int | None) -> Iterator[str]:
+    """The files that a catalog of ``number`` needs; of a new database none."""
+    if number is not None:
+        yield from files()[number - 1 :]
+
+
+def routines(conn: Connection) -> list[int]:
+    """OIDs of all routines in the schema."""
+    row = conn.execute(_ROUTINES).fetchone()
+    assert row is not None, "an aggregate has one row"
+    return list(row[0])
+
+
+def drop_former(conn: Connection, before: list[int]) -> None:
+    """Drop those ``before`` of whose name there is one with other arguments by now.
+
+    REQUIRES: they were ours, and of an earlier version.
+    """
+    for (routine,) in conn.execute(_FORMER, {"before": before}).fetchall():
+        conn.execute(f"DROP ROUTINE {routine}".encode())  # as Postgres writes it

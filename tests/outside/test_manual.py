@@ -1,0 +1,106 @@
+"""Pages of the manual about what is outside of us: their examples, in order, as they stand there."""
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import URL, MetaData
+
+from tests.compared import differs
+
+pytestmark = pytest.mark.shared_engine
+
+MANUAL = Path(__file__).resolve().parents[2] / "docs" / "manual"
+PAGES = ("install", "upgrade", "integrations")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STATEMENT = re.compile(r"((?:\$\$.*?\$\$|'(?:[^']|'')*'|--[^\n]*|[^;'$-]|[-$])+);", re.DOTALL)
+
+
+def fences(page: str, language: str) -> list[str]:
+    text = (MANUAL / f"{page}.md").read_text()
+    return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+def url_of(dsn: str) -> str:
+    parts = conninfo_to_dict(dsn)
+    return URL.create(
+        "postgresql+psycopg",
+        username=str(parts["user"]),
+        host=str(parts.get("host", "127.0.0.1")),
+        port=int(parts["port"]),
+        database=str(parts["dbname"]),
+    ).render_as_string(hide_password=False)
+
+
+def run_sql(conn: psycopg.Connection, page: str) -> int:
+    """Send each statement of a page; how many there were."""
+    sent = 0
+    for body in fences(page, "sql"):
+        for found in STATEMENT.finditer(body):
+            conn.execute(found[1].encode())
+            sent += 1
+    return sent
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_begins_with_its_title_and_its_links_lead_somewhere(page):
+    text = (MANUAL / f"{page}.md").read_text()
+    assert re.match(r"# \S", text)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
+        file = (MANUAL / path).resolve() if path else MANUAL / f"{page}.md"
+        assert file.exists(), target
+        heads = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+        names = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+        assert not anchor or anchor in names, target
+
+
+@pytest.mark.parametrize("page", ["install", "upgrade"])
+def test_statements_of_a_page(engine, page):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        assert run_sql(conn, page) > 3
+
+
+def test_integrations(engine):
+    """SQL, SQLAlchemy and Alembic over the same tables."""
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        assert run_sql(conn, "integrations") > 12
+        conn.execute("DELETE FROM orders WHERE id = 100")
+        page: dict = {"url": url_of(engine.dsn)}
+        for body in fences("integrations", "python"):
+            exec(compile(body, "integrations.md", "exec"), page)  # as somebody pastes it
+        database = page["engine"]
+        with database.connect() as connection:
+            wanted = MetaData()
+            wanted.reflect(connection, only=["customers", "orders"])
+            plain = MigrationContext.configure(connection, opts={})
+            told = {step[1].name for step in compare_metadata(plain, wanted)}
+            assert told == {"revenue", "big_orders"}, "what Alembic would drop"
+            tables = page["result_tables"](connection)
+            opts = {"include_object": page["leave_out"](tables)}
+            careful = MigrationContext.configure(connection, opts=opts)
+            assert compare_metadata(careful, wanted) == []
+            # It is not blind to others.
+            connection.rollback()
+            conn.execute("CREATE TABLE forgotten (id int)")
+            assert [s[1].name for s in compare_metadata(careful, wanted)] == ["forgotten"]
+        with database.connect() as connection:
+            context = MigrationContext.configure(connection)
+            with context.begin_transaction(), Operations.context(context):
+                page["upgrade"]()
+        query = "SELECT customer_id, sum(amount) AS amount FROM orders GROUP BY customer_id"
+        assert differs(conn, "by_customer", query) == []
+        with database.connect() as connection:
+            context = MigrationContext.configure(connection)
+            with context.begin_transaction(), Operations.context(context):
+                page["downgrade"]()
+        assert conn.execute("SELECT to_regclass('by_customer')").fetchone() == (None,)
+        database.dispose()
+        conn.execute("DROP FUNCTION customers(big_orders)")

@@ -1,0 +1,97 @@
+"""What goes into a wheel and a source distribution: held against the files of the repository."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_GIT = {".gitignore"}
+"""What a source distribution does without."""
+
+
+def files(*arguments: str) -> set[str]:
+    """Files that git lists."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def tracked() -> set[str]:
+    return files()
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory) -> dict[str, set[str]]:
+    """What setuptools would take."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("listed.py"), tmp_path_factory.mktemp("info")],
+        cwd=ROOT,
+        env=os.environ | {"HEADRACE_NO_COMPILE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {kind: set(names) for kind, names in json.loads(done.stdout).items()}
+
+
+def test_a_wheel_has_what_lies_beside_the_code(listed, tracked):
+    """SQL, C types, py.typed, pages: every file of the package, but READMEs."""
+    ours = {n for n in tracked if n.startswith("headrace/") and not n.endswith("README.md")}
+    assert {Path(name).suffix for name in ours} >= {".py", ".sql", ".pxd", ".typed"}
+    assert sorted(ours - listed["wheel"]) == []
+    # What somebody is just writing is no mistake; what a build has made is.
+    new = files("--others", "--exclude-standard", "headrace")
+    assert sorted(listed["wheel"] - ours - new) == []
+
+
+def test_a_source_distribution_has_what_git_has(listed, tracked):
+    assert sorted(tracked - listed["sdist"] - OF_GIT) == []
+    new = files("--others", "--exclude-standard")
+    assert sorted(listed["sdist"] - tracked - new) == []
+
+
+def test_the_version_has_one_owner(tracked):
+    """``pyproject.toml`` says it, the changelog begins with what comes after it or with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", project["version"])
+    assigned = re.compile(r"^__version__\s*=", re.MULTILINE)
+    package = [n for n in tracked if n.startswith("headrace/") and n.endswith(".py")]
+    assert [n for n in package if assigned.search((ROOT / n).read_text())] == []
+    heads = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0] in ("Unreleased", project["version"])
+    assert project["version"] in heads[:2]
+    assert len(set(heads)) == len(heads)
+
+
+def test_wheels_are_built_for_every_python_that_is_promised():
+    """Classifiers, ``requires-python`` and what cibuildwheel builds say the same."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    promised = {
+        c.rpartition(" ")[2]
+        for c in config["project"]["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", c)
+    }
+    built = {
+        f"3.{tag.removeprefix('cp3').removesuffix('-*')}"
+        for tag in config["tool"]["cibuildwheel"]["build"]
+    }
+    assert promised == built
+    assert f">={min(promised, key=lambda v: int(v[2:]))}" == config["project"]["requires-python"]
+
+
+def test_the_image_has_the_python_that_spark_finds():
+    """Its path names the version; so does the base of both stages."""
+    text = (ROOT / "Dockerfile").read_text()
+    bases = set(re.findall(r"^FROM python:(3\.\d+)-", text, re.MULTILINE))
+    assert len(bases) == 1
+    assert set(re.findall(r"lib/python(3\.\d+)/", text)) <= bases

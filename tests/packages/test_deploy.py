@@ -1,0 +1,229 @@
+"""The unit, the manifest, the image and the compose file: read as those read them who run them."""
+
+import configparser
+import fnmatch
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.config import Settings, explained
+
+ROOT = Path(__file__).resolve().parents[2]
+UNIT = ROOT / "deploy/systemd/headrace.service"
+MANIFEST = ROOT / "deploy/kubernetes/headrace.yaml"
+STOP_S = 25
+"""What the server takes at most to stop (server/main.py)."""
+
+
+def unit() -> dict[str, list[str]]:
+    """Section Service of the unit: the values of each key."""
+    found: dict[str, list[str]] = {}
+    section = UNIT.read_text().split("[Service]\n")[1].split("\n[")[0]
+    for line in section.splitlines():
+        if line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def settings_are_ours(environment: dict[str, str]) -> None:
+    """Every variable is a setting; a misspelt one is refused by the server itself."""
+    names = {f"HEADRACE_{name.upper()}" for name in Settings.__dataclass_fields__}
+    ours = {name for name in environment if name.startswith("HEADRACE_")}
+    assert ours
+    assert ours <= names
+
+
+def test_the_unit_is_one_that_systemd_understands(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd here")
+    copy = tmp_path / UNIT.name
+    program = tmp_path / "headrace"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copy.write_text(UNIT.read_text().replace("/opt/headrace/bin/headrace", str(program)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False
+    )
+    told = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert (done.returncode, told) == (0, [])
+    graded = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=25", copy],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert graded.returncode == 0, graded.stdout[-300:]
+
+
+def test_the_unit_says_what_the_server_needs():
+    said = unit()
+    assert said["NoNewPrivileges"] == ["yes"]
+    assert said["ProtectSystem"] == ["strict"]
+    assert said["StateDirectory"] == ["headrace"]
+    assert said["StateDirectoryMode"] == ["0700"], "the server would take others' rights away"
+    assert "HEADRACE_DATA_DIR=/var/lib/headrace" in said["Environment"][0]
+    assert said["KillMode"] == ["mixed"], "the server ends its processes itself"
+    assert int(said["TimeoutStopSec"][0]) > STOP_S
+    assert "WatchdogSec" not in said, "nobody would feed it"
+    assert said["Restart"] == ["always"]
+    wrong_usage = 2
+    assert said["RestartPreventExitStatus"] == [str(wrong_usage)]
+
+
+def test_the_units_settings(tmp_path):
+    file = configparser.ConfigParser(delimiters="=", interpolation=None)
+    file.optionxform = str
+    file.read_string("[x]\n" + (UNIT.parent / "headrace.env").read_text())
+    environment = {name: value.strip('"') for name, value in file["x"].items()}
+    settings_are_ours(environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.server.cli", "config"],
+        env={"PATH": "", **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CHANGE-ME" not in done.stdout
+    assert len(done.stdout.splitlines()) >= len(list(explained({}, None)))
+
+
+def manifest() -> dict[tuple[str, str], dict]:
+    """By kind and name."""
+    parts = list(yaml.safe_load_all(MANIFEST.read_text()))
+    found = {(part["kind"], part["metadata"]["name"]): part for part in parts}
+    assert len(found) == len(parts)
+    return found
+
+
+def test_the_manifest():
+    found = manifest()
+    assert all(part["apiVersion"] in ("v1", "apps/v1") for part in found.values())
+    of = found["StatefulSet", "headrace"]["spec"]
+    assert of["replicas"] == 1, "a second server of a database refuses to start"
+    labels = of["template"]["metadata"]["labels"].items()
+    assert of["selector"]["matchLabels"].items() <= labels
+    pod = of["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for (kind, name), part in found.items():
+        if kind == "Service":
+            assert part["spec"]["selector"].items() <= labels, name
+            for port in part["spec"]["ports"]:
+                assert ports[port["targetPort"]] == port["port"]
+    assert ("Service", of["serviceName"]) in found
+    assert ("ServiceAccount", pod["serviceAccountName"]) in found
+    # No secret in it, and no rights.
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    settings_are_ours(environment)
+    assert environment["HEADRACE_SOURCE"] is None
+    assert "Secret" not in {kind for kind, _ in found}
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["terminationGracePeriodSeconds"] > STOP_S
+
+
+def test_the_manifests_probes_volumes_and_settings_fit():
+    found = manifest()
+    of = found["StatefulSet", "headrace"]["spec"]
+    pod = of["template"]["spec"]
+    (container,) = pod["containers"]
+    paths = {
+        kind: container[kind]["httpGet"]["path"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert paths == {
+        "startupProbe": "/livez",
+        "livenessProbe": "/livez",
+        "readinessProbe": "/readyz",
+    }
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert environment["HEADRACE_HTTP"] == f"0.0.0.0:{ports['http']}"
+    assert environment["HEADRACE_LISTEN"] == f"0.0.0.0:{ports['postgres']}"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    claims = {claim["metadata"]["name"] for claim in of["volumeClaimTemplates"]}
+    assert set(mounts) == claims | {volume["name"] for volume in pod["volumes"]}
+    # Its root belongs to root, and the server makes its own directory private.
+    assert environment["HEADRACE_DATA_DIR"].startswith(mounts["data"] + "/")
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert int(environment["HEADRACE_MEMORY_BYTES"]) * 3 < limit
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert container["image"] == f"headrace:{version}"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the Dockerfile: each instruction with its arguments."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_image():
+    told = instructions()
+    stages = [i for i, (word, _) in enumerate(told) if word == "FROM"]
+    assert len(stages) == 2, "what compiles is not in the image"
+    last = dict(told[stages[1] :])
+    assert last["USER"] not in ("root", "0")
+    assert "/readyz" in last["HEALTHCHECK"]
+    assert last["ENTRYPOINT"] == '["headrace"]'
+    assert "gcc" not in " ".join(rest for _, rest in told[stages[1] :])
+    build = told[: stages[1]]
+    assert any("pip wheel" in rest for _, rest in build)
+    # What it copies is there, and is not held back from the engine that builds it.
+    lets = (ROOT / ".dockerignore").read_text().split()
+    assert lets[0] == "*"
+    allowed = [name.removeprefix("!") for name in lets if name.startswith("!")]
+    sources = [
+        source
+        for word, rest in build
+        if word == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    ]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch.fnmatch(source, name) for name in allowed), f"{source}: .dockerignore"
+    # The build's licence and readme are named by pyproject.toml.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"], "setup.py"} <= set(sources)
+
+
+def test_the_compose_file_fits_together():
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    services = compose["services"]
+    used: set[str] = set()
+    for name, service in services.items():
+        assert "image" in service or "build" in service, name
+        for mount in service.get("volumes", ()):
+            volume = mount.split(":")[0]
+            assert volume in compose["volumes"], f"{name}: {volume}"
+            used.add(volume)
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{name}: the passwords are known"
+        waits = service.get("depends_on", {})
+        for other in waits:
+            condition = waits[other]["condition"] if isinstance(waits, dict) else "service_started"
+            # A service of a profile may wait for one that is always there, not the other way.
+            assert set(services[other].get("profiles", ())) <= set(service.get("profiles", ()))
+            if condition == "service_healthy":
+                ours = services[other].get("build") and not services[other].get("healthcheck")
+                assert ours or services[other]["healthcheck"].get("test"), f"{other} has no check"
+        environment = service.get("environment", {})
+        if any(key.startswith("HEADRACE_") for key in environment):
+            settings_are_ours(environment)
+        # The image's check asks the server's port.
+        serves = service.get("command", [""])[0] == "start"
+        assert not service.get("build") or serves or service["healthcheck"] == {"disable": True}
+    assert used == set(compose["volumes"])
+    ports = re.findall(r"EXPOSE (.+)", (ROOT / "Dockerfile").read_text())[0].split()
+    assert [p.rsplit(":", 1)[1] for p in services["headrace"]["ports"]] == ports

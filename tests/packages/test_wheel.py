@@ -1,0 +1,119 @@
+"""A wheel, as its users get it: built from the source distribution, installed without a compiler."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from headrace.embedded.engine import EmbeddedEngine
+from tests.conftest import environment
+from tests.packages.test_contents import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+BUILD_S = 1200
+PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory) -> Path:
+    """The folder with both, of a copy of the source: nothing is written there."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, timeout=BUILD_S
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(dist, tmp_path_factory) -> Path:
+    """A clean environment with the wheel in it, made where there is no compiler."""
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (wheel,) = dist.glob("*.whl")
+    without = {
+        **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CFLAGS")},
+        "PATH": str(folder / "bin"),
+        "CC": "/nonexistent",
+    }
+    subprocess.run(
+        [folder / "bin/python", *PIP, "install", "--constraint", ROOT / "requirements.lock", wheel],
+        check=True,
+        env=without,
+        cwd=folder,
+        timeout=BUILD_S,
+    )
+    return folder
+
+
+def test_the_wheel_is_of_this_platform_and_has_no_sources_in_c(dist):
+    (wheel,) = dist.glob("*.whl")
+    assert "-none-any" not in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [n for n in names if n.endswith((".c", ".pyc", "README.md"))]
+    assert any(n.endswith(".so") for n in names)
+    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"headrace"}
+
+
+def test_the_source_distribution_has_no_results_of_a_build(dist):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+    assert not [n for n in names if n.endswith((".c", ".so", ".pyc"))]
+
+
+def test_every_kernel_is_compiled_and_the_program_runs(installed):
+    told = subprocess.run(
+        [installed / "bin/headrace", "version"],
+        cwd=installed,
+        env={"PATH": str(installed / "bin")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.startswith("headrace 0.")
+    script = Path(__file__).with_name("kernels.py")
+    subprocess.run([installed / "bin/python", "-I", script], cwd=installed, check=True)
+
+
+def test_a_view_follows(installed, database, tmp_path, monkeypatch):
+    """``headrace check``, ``start``, create_view, a write, what the table has then."""
+    monkeypatch.chdir(tmp_path)  # what is run as a module is looked for here first
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    name = str(conninfo_to_dict(database)["dbname"])
+    checked = subprocess.run(
+        [installed / "bin/headrace", "check"],
+        env={
+            "PATH": str(installed / "bin"),
+            "HOME": str(tmp_path),
+            "HEADRACE_SOURCE": database,
+            "HEADRACE_SLOT_NAME": f"headrace_{name}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE o (id int PRIMARY KEY, c text, a numeric(9,2))")
+        conn.execute("INSERT INTO o SELECT i, 'c' || i % 3, i FROM generate_series(1, 300) i")
+        with EmbeddedEngine(
+            database,
+            tmp_path / "engine",
+            env=environment(name),
+            python=str(installed / "bin/python"),
+        ) as engine:
+            query = "SELECT c, count(*) AS n, sum(a) AS s FROM o GROUP BY c"
+            with psycopg.connect(engine.dsn, autocommit=True) as client:
+                client.execute("CALL headrace.create_view('v', %s)", (query,))
+                client.execute("UPDATE o SET a = a + 0.5 WHERE id % 2 = 0")
+                client.execute("DELETE FROM o WHERE c = 'c1' AND id > 100")
+                client.execute("CALL headrace.wait_for('v')")
+            same = conn.execute(f"SELECT count(*) FROM (({query}) EXCEPT ALL TABLE v) d").fetchone()
+            assert same == (0,)
+            assert conn.execute("SELECT count(*) FROM v").fetchone() == (3,)

@@ -1,0 +1,265 @@
+"""A catalog of an earlier version becomes what a new database gets; one of a later is left alone.
+
+``catalogs/N.sql`` is what an engine of catalog N had left: a dump, with rows.
+"""
+
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.embedded.binaries import account, install_dir
+from headrace.errors import PrerequisiteError
+from headrace.sql import install, meta, upgrades
+
+CATALOGS = Path(__file__).with_name("catalogs")
+
+OBJECTS = {
+    "schema": "SELECT nspacl::text, obj_description(oid, 'pg_namespace') FROM pg_namespace"
+    " WHERE nspname = 'headrace'",
+    "relations": "SELECT c.relname, c.relkind, c.relpersistence, coalesce(c.relacl, acldefault("
+    "CASE c.relkind WHEN 'S' THEN 's'::\"char\" ELSE 'r' END, c.relowner))::text, c.reloptions,"
+    " c.relrowsecurity, c.relforcerowsecurity, c.relreplident, obj_description(c.oid, 'pg_class')"
+    " FROM pg_class c WHERE c.relnamespace = 'headrace'::regnamespace",
+    "columns": "SELECT c.relname, a.attname, row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum),"
+    " format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated,"
+    " a.attstorage, a.attacl::text, pg_get_expr(d.adbin, d.adrelid)"
+    " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+    " LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum"
+    " WHERE c.relnamespace = 'headrace'::regnamespace AND NOT a.attisdropped AND a.attnum > 0",
+    "constraints": "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid)"
+    " FROM pg_constraint WHERE connamespace = 'headrace'::regnamespace",
+    "indexes": "SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i JOIN pg_class c"
+    " ON c.oid = i.indrelid WHERE c.relnamespace = 'headrace'::regnamespace",
+    "policies": "SELECT polrelid::regclass::text, polname, polcmd, polpermissive, polroles::text,"
+    " pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid) FROM pg_policy"
+    " WHERE polrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'headrace'::regnamespace)",
+    "triggers": "SELECT pg_get_triggerdef(t.oid), tgenabled FROM pg_trigger t JOIN pg_class c"
+    " ON c.oid = t.tgrelid WHERE c.relnamespace = 'headrace'::regnamespace AND NOT tgisinternal",
+    "routines": "SELECT pg_get_functiondef(oid), coalesce(proacl, acldefault('f', proowner))::text FROM pg_proc"
+    " WHERE pronamespace = 'headrace'::regnamespace",
+}
+
+
+def objects(conn: psycopg.Connection) -> dict[str, list[tuple]]:
+    """All that schema ``headrace`` consists of, in words without an OID."""
+    conn.execute("SET search_path = pg_catalog")
+    found = {
+        what: sorted(conn.execute(query).fetchall(), key=repr) for what, query in OBJECTS.items()
+    }
+    conn.execute("RESET search_path")
+    return found
+
+
+def load(conn: psycopg.Connection, number: int) -> None:
+    """Make the catalog that ``catalogs`` has under a number."""
+    conn.execute((CATALOGS / f"{number}.sql").read_bytes())
+    conn.execute("RESET ALL")
+
+
+@pytest.fixture
+def conn(database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        yield conn
+
+
+def test_every_number_has_its_step_and_its_predecessor():
+    texts = [install.statements(name) for name in upgrades.files()]
+    assert all(texts)
+    assert {int(path.stem) for path in CATALOGS.glob("*.sql")} >= {upgrades.CATALOG - 1}
+
+
+def test_what_tables_lack_stands_in_a_step():
+    """A column that only an upgrade adds is missing in the place where the table is described."""
+    for name in install.FILES:
+        text = install.statements(name).upper()
+        assert "ADD COLUMN" not in text, (
+            f"{name}: into the table itself, and into a step for databases that have the table"
+            " already (sql/upgrades.py)"
+        )
+
+
+def test_an_upgraded_catalog_is_a_new_one(conn, databases):
+    name = databases.take()
+    with psycopg.connect(psycopg.conninfo.make_conninfo(databases.server, dbname=name)) as fresh:
+        install.install(fresh)
+        expected = objects(fresh)
+    databases.give_back(name)
+    load(conn, 1)
+    assert upgrades.found(conn) == 1
+    before = conn.execute(
+        "SELECT id, view_name, query, plan, status, owner::oid FROM headrace.views ORDER BY id"
+    ).fetchall()
+    assert [row[1] for row in before] == ["revenue", "large"]
+    for _ in range(2):
+        install.install(conn)
+        assert upgrades.found(conn) == upgrades.CATALOG
+        now = objects(conn)
+        for what, rows in expected.items():
+            assert [r for r in now[what] if r not in rows] == [], what
+            assert [r for r in rows if r not in now[what]] == [], what
+    after = conn.execute(
+        "SELECT id, view_name, query, plan, status, owner::oid FROM headrace.views ORDER BY id"
+    ).fetchall()
+    assert after == before
+    kept = conn.execute(
+        "SELECT (SELECT count(*) FROM headrace.history), (SELECT count(*) FROM headrace.points),"
+        " (SELECT count(*) FROM headrace.feeds), (SELECT count(*) FROM headrace.progress),"
+        " (SELECT count(*) FROM headrace.views WHERE since IS NULL)"
+    ).fetchone()
+    assert kept == (1, 1, 1, 2, 0)
+
+
+def test_a_later_catalog_is_left_alone(conn, monkeypatch):
+    """Neither installed over, nor removed; and what is new there is not called foreign."""
+    install.install(conn)
+    meta.put(conn, "version", str(upgrades.CATALOG + 1))
+    conn.execute("CREATE TABLE headrace.of_tomorrow ()")
+    before = objects(conn)
+    for act in (install.install, install.uninstall):
+        with pytest.raises(PrerequisiteError, match="later version") as caught:
+            act(conn)
+        assert caught.value.code == "55000"
+        assert caught.value.hint
+    assert [(p.code, "later version" in p.message) for p in install.problems(conn)] == [
+        ("55000", True)
+    ]
+    assert objects(conn) == before
+    monkeypatch.setattr(upgrades, "CATALOG", upgrades.CATALOG + 1)
+    assert upgrades.problem(conn) is None
+
+
+def test_an_object_that_goes_is_no_foreign_one(conn, monkeypatch):
+    """A step drops it; whoever forgets that hears of it."""
+    install.install(conn)
+    conn.execute("CREATE FUNCTION headrace.former() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    with pytest.raises(PrerequisiteError, match="former"):
+        install.install(conn)
+    number = upgrades.CATALOG + 1
+    text = install.statements
+    drop = "DROP FUNCTION IF EXISTS headrace.former();"
+    step = {"is": "SELECT 1;"}
+    monkeypatch.setattr(upgrades, "CATALOG", number)
+    monkeypatch.setattr(upgrades, "GONE", ("former",))
+    monkeypatch.setattr(
+        install, "statements", lambda n: step["is"] if n == upgrades.file(number) else text(n)
+    )
+    with pytest.raises(PrerequisiteError, match="former"):
+        install.install(conn)
+    assert upgrades.found(conn) == number - 1, "all of it or nothing"
+    step["is"] = drop
+    install.install(conn)
+    assert conn.execute("SELECT to_regproc('headrace.former')").fetchone() == (None,)
+    assert upgrades.found(conn) == number
+    assert install.problems(conn) == []
+
+
+def test_a_routine_that_takes_other_arguments_by_now_is_no_foreign_one(conn):
+    """In a catalog of before; in one of today nobody but somebody else has made it."""
+    load(conn, 1)
+    former = "CREATE PROCEDURE headrace.drop_view(name text, how int) LANGUAGE sql AS 'SELECT 1'"
+    conn.execute("DROP PROCEDURE headrace.drop_view(text, boolean)")
+    conn.execute(former)
+    install.install(conn)
+    arguments = (
+        "SELECT p.oid::regprocedure::text FROM pg_proc p"
+        " WHERE pronamespace = 'headrace'::regnamespace AND proname = 'drop_view'"
+    )
+    assert conn.execute(arguments).fetchall() == [("headrace.drop_view(text,boolean)",)]
+    conn.execute(former)
+    with pytest.raises(PrerequisiteError, match="drop_view"):
+        install.install(conn)
+
+
+def test_who_uses_our_functions_is_told_what_hinders(conn):
+    load(conn, 1)
+    conn.execute("CREATE VIEW mine AS SELECT name FROM headrace.list_views()")
+    with pytest.raises(PrerequisiteError, match="could not upgrade") as caught:
+        install.install(conn)
+    assert caught.value.code == "2BP01"
+    assert "mine" in str(caught.value.detail)
+    assert upgrades.found(conn) == 1
+    conn.execute("DROP VIEW mine")
+    install.install(conn)
+
+
+def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
+    """Its OIDs are other tables' here; what is copied block by block has its own."""
+    if conn.info.server_version // 10_000 != 16:
+        pytest.skip("programs of that version are at hand")
+    programs = install_dir(16, account()) / "bin"
+    install.install(conn)
+    conn.execute("CREATE TABLE v (a int); INSERT INTO v VALUES (1)")
+    conn.execute(
+        "INSERT INTO headrace.views (schema_name, view_name, query, result_oid)"
+        " VALUES ('public', 'v', 'SELECT 1', 'v'::regclass)"
+    )
+    install.install(conn)
+    dump = tmp_path / "dump"
+    source = psycopg.conninfo.make_conninfo(databases.server, dbname=conn.info.dbname)
+    subprocess.run([programs / "pg_dump", "-Fc", "-f", dump, "-d", source], check=True)
+    copy, block = databases.take(), f"{conn.info.dbname}_copy"
+    where = psycopg.conninfo.make_conninfo(databases.server, dbname=copy)
+    with psycopg.connect(where, autocommit=True) as other:
+        # It has the number that the table had there.
+        other.execute("CREATE TABLE precious (a int)")
+        subprocess.run([programs / "pg_restore", "-d", where, dump], check=True)
+        other.execute("UPDATE headrace.views SET result_oid = 'precious'::regclass")
+        for noted in (True, False):
+            assert install.problems(other) == []
+            assert [p.code for p in install.hindrances(other)] == ["55000"]
+            with pytest.raises(PrerequisiteError, match="from a dump"):
+                install.install(other)
+            with pytest.raises(PrerequisiteError, match="from a dump"):
+                install.uninstall(other, tables=True)
+            if noted:  # an earlier version did not write it down
+                other.execute("DELETE FROM headrace.meta WHERE key = 'catalog_oid'")
+        assert install.uninstall(other) == []
+        assert other.execute("SELECT count(*) FROM precious, v").fetchone() == (0,)
+        install.install(other)
+    databases.give_back(copy)
+    with psycopg.connect(databases.server, autocommit=True) as server:
+        conn.close()
+        server.execute(
+            f"CREATE DATABASE {block} TEMPLATE {psycopg.conninfo.conninfo_to_dict(source)['dbname']}"
+        )
+    with psycopg.connect(databases.server, dbname=block, autocommit=True) as other:
+        assert install.hindrances(other) == []
+        install.install(other)
+    with psycopg.connect(databases.server, autocommit=True) as server:
+        server.execute(f"DROP DATABASE {block}")
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        "CREATE VIEW headrace.meta AS SELECT 'version' AS key, mine() AS value",
+        "CREATE TABLE headrace.meta (key text, value text);"
+        "CREATE INDEX ON headrace.meta ((mine() || key))",
+        "CREATE DOMAIN d AS text CHECK (mine() <> VALUE);"
+        "CREATE TABLE headrace.meta (key d, value text)",
+        "CREATE TABLE headrace.meta (key text, value text);"
+        "CREATE STATISTICS headrace.s ON (mine() || key), key FROM headrace.meta",
+        "CREATE TABLE headrace.meta (key text, value text CHECK (value <> mine()))",
+    ],
+    ids=["view", "index", "domain", "statistics", "check"],
+)
+def test_what_was_prepared_is_not_read(conn, prepared):
+    """Nothing is computed before it is known whose it is."""
+    conn.execute(
+        "CREATE FUNCTION mine() RETURNS text IMMUTABLE LANGUAGE plpgsql"
+        " AS $$ BEGIN IF current_setting('my.armed', true) = 'on' THEN RAISE EXCEPTION 'run';"
+        " END IF; RETURN ''; END $$; CREATE SCHEMA headrace"
+    )
+    conn.execute(prepared)
+    conn.execute("SET my.armed = on")
+    assert upgrades.found(conn) is None
+    assert [problem.code for problem in install.problems(conn)][:1] == ["42501"]
+
+
+def test_a_catalog_without_a_number_we_know_is_none(conn):
+    assert upgrades.found(conn) is None
+    install.install(conn)
+    conn.execute("UPDATE headrace.meta SET value = 'x' WHERE key = 'version'")
+    assert upgrades.found(conn) is None
