@@ -110,6 +110,15 @@ def let_read(conn: Connection, schema_name: str, table_name: str, reader: str) -
 
 def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
     """A query of the types and collations of ``fields`` for ``create``; nothing in it runs."""
+    values = [
+        sql.SQL("NULL::{} AS {}").format(kind, sql.Identifier(f"a{place}"))
+        for place, kind in enumerate(spelled(conn, fields), 1)
+    ]
+    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
+
+
+def spelled(conn: Connection, fields: Sequence[Field]) -> list[sql.Composed]:
+    """Types of ``fields`` as SQL spells them, each with its collation if that is another."""
     rows = conn.execute(
         "SELECT pg_catalog.format_type(f.oid, f.typmod),"
         " CASE WHEN f.coll NOT IN (0, t.typcollation) THEN"
@@ -123,15 +132,10 @@ def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
         " ORDER BY f.place",
         ([f.oid for f in fields], [f.typmod for f in fields], [f.collation for f in fields]),
     ).fetchall()
-    values = [
-        sql.SQL("NULL::{}{} AS {}").format(
-            sql.SQL(kind),
-            sql.SQL(f" COLLATE {collation}" if collation else ""),
-            sql.Identifier(f"a{place}"),
-        )
-        for place, (kind, collation) in enumerate(rows, 1)
+    return [
+        sql.SQL("{}{}").format(sql.SQL(kind), sql.SQL(f" COLLATE {collation}" if collation else ""))
+        for kind, collation in rows
     ]
-    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
 
 
 def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
