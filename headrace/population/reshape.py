@@ -259,7 +259,7 @@ class Reshape:
         ) as error:
             said_by = (error.diag.message_primary, error.diag.message_detail)
             raise _broken(target, ": ".join(s for s in said_by if s)) from error
-        table.prove_types(conn, target.oid, target.schema)
+        table.prove_types(conn, target.oid, fields, only=True)
         for column, text in said:
             if text is not None:
                 conn.execute(

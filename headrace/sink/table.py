@@ -138,8 +138,10 @@ def spelled(conn: Connection, fields: Sequence[Field]) -> list[sql.Composed]:
     ]
 
 
-def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
+def prove_types(conn: Connection, oid: int, fields: Sequence[Field], *, only: bool = False) -> None:
     """Raise unless the columns of the table ``oid``, made by ``shape``, are of ``fields``' types.
+
+    ``only``: these are not all of its columns.
 
     A type was named to make them, and the name may have come to be that of another meanwhile: of a
     domain with a check of its owner's, which would run with our rights at the first row.
@@ -150,11 +152,12 @@ def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
     """
     row = conn.execute(
         "SELECT array_agg(atttypid::bigint ORDER BY attnum) FROM pg_catalog.pg_attribute"
-        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
-        (oid,),
+        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        " AND (attname = ANY (%s) OR %s)",
+        (oid, [field.name for field in fields], not only),
     ).fetchone()
     assert row is not None, "an aggregate gives one row"
-    if row[0] != [field.oid for field in fields]:
+    if (row[0] or []) != [field.oid for field in fields]:
         raise TransientError(
             "a type that the query uses was renamed or replaced meanwhile", sqlstate="40001"
         )

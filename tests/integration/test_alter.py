@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -25,6 +26,16 @@ OLD = "SELECT g, count(*) AS n FROM items GROUP BY g"
 NEW = "SELECT i.g, count(*) AS n FROM items i JOIN kinds k ON k.g = i.g WHERE k.ok GROUP BY i.g"
 WIDE = "SELECT g, count(*) AS n, sum(id) AS total, max(id) AS last FROM items GROUP BY g"
 VIEWS = {"v": OLD}
+
+
+@pytest.fixture
+def commander(commander, source):
+    """A failed test hinders none of the others."""
+    yield commander
+    source.execute("DROP VIEW IF EXISTS reader")
+    source.execute("DROP TABLE IF EXISTS refers")
+    source.execute("DROP PUBLICATION IF EXISTS part")
+    source.execute("DROP ROLE IF EXISTS alters_nothing")
 
 
 def follows(conn, query, name="v"):
@@ -96,7 +107,10 @@ def test_columns_come_and_go_and_what_hangs_on_others_stays(commander, source):
     assert columns(source) == ["g integer", "total numeric", "n bigint", "first integer"]
     assert follows(commander, other)
     assert oid(source) == table
-    assert source.execute("SELECT count(*) FROM reader").fetchone() == (6,)
+    assert source.execute(
+        "SELECT array_agg(g ORDER BY g) = (SELECT array_agg(DISTINCT g ORDER BY g) FROM items)"
+        " FROM reader"
+    ).fetchone() == (True,)
     assert source.execute(
         "SELECT obj_description('v'::regclass), col_description('v'::regclass, attnum),"
         " has_table_privilege('public', 'v', 'select'),"
@@ -121,7 +135,7 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
     commander.execute("CALL headrace.create_view('above', 'SELECT g, n FROM v')")
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'n')")
     source.execute("CREATE VIEW reader AS SELECT n + 1 AS m FROM v")
-    source.execute("CREATE PUBLICATION some FOR TABLE v (g, n)")
+    source.execute("CREATE PUBLICATION part FOR TABLE v (g, n)")
     before = columns(source), oid(source)
     for query in (
         "SELECT g FROM items GROUP BY g",
@@ -131,10 +145,10 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
             alter(commander, query)
         detail = caught.value.diag.message_detail
         for name in (
-            "view reader depends on column n",
+            "view public.reader depends on column n",
             "view public.above depends on column n",
-            "index v_n_idx depends on column n",
-            "publication of table v in publication some depends on column n",
+            "index public.v_n_idx depends on column n",
+            "publication of table public.v in publication part depends on column n",
             'connection point "p" has the storage key n',
         ):
             assert name in detail, detail
@@ -142,10 +156,12 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
     with pytest.raises(psycopg.errors.DependentObjectsStillExist) as caught:
         alter(commander, "SELECT g, count(*)::int AS n FROM items GROUP BY g")
     assert caught.value.diag.message_detail.splitlines() == [
-        "view reader depends on column n",
+        "view public.reader depends on column n",
         "view public.above depends on column n",
     ]
     assert (columns(source), oid(source)) == before
+    # It has no key: so Postgres deletes nothing that a publication shows only a part of.
+    source.execute("DROP PUBLICATION part")
     assert follows(commander, OLD)
     assert follows(commander, OLD, "above")
     # What they do not need is free, and they follow.
@@ -156,7 +172,6 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
         lambda: follows(commander, "SELECT g, count(*) + 1 AS n FROM items GROUP BY g", "above"),
         "the view above it has the other query as well",
     )
-    source.execute("DROP PUBLICATION some")
     source.execute("DROP VIEW reader")
     commander.execute("CALL headrace.drop_connection_point('p')")
     commander.execute("CALL headrace.drop_view('above')")
@@ -169,7 +184,7 @@ def test_what_is_refused_changes_nothing(commander, source):
         ("SELECT n AS g, g AS n FROM v", "{}", "read itself"),
         (OLD, '{"history": "1 hour"}', "history"),
         (OLD, '{"placement": "w9"}', "placement"),
-        (OLD, '{"from": "p"}', "connection point"),
+        (OLD, '{"from": "p"}', "cannot be changed"),
         (OLD, '{"nope": 1}', "unrecognized option"),
         (OLD, '{"key": ["nope"]}', "nope"),
         (OLD, '{"key": ["n"]}', "have no key"),
@@ -312,13 +327,10 @@ def test_killed_at_any_point_it_is_the_old_or_the_new(start_engine, database, po
         for thread in threads:
             thread.start()
         (traps / point).write_text("kill:1")
-        try:
+        with contextlib.suppress(psycopg.Error):
             alter(commander, WIDE)
-        except psycopg.Error:
-            pass
-        wait_until(lambda: (traps / f"{point}.sprung").exists(), "it was killed")
-        names = {"v": [d for d in columns(source)]}
-        query = WIDE if len(names["v"]) == 4 else OLD
+        wait_until((traps / f"{point}.sprung").exists, "it was killed")
+        query = WIDE if len(columns(source)) == 4 else OLD
         wait_until(lambda: follows_now(source, query), "it follows exactly")
         query = WIDE if query == OLD else OLD
         wait_until(lambda: altered(commander, query), "it can be altered")
@@ -346,8 +358,7 @@ def follows_now(conn, query):
 def altered(conn, query):
     try:
         alter(conn, query)
-    except psycopg.Error as error:
-        assert error.sqlstate in ("55006", "57P03", "40001", "55000"), error
+    except (psycopg.errors.ObjectInUse, psycopg.OperationalError):
         return False
     return True
 
