@@ -169,9 +169,17 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
     alter(commander, wide)
     assert follows(commander, wide)
     wait_until(
-        lambda: follows(commander, "SELECT g, count(*) + 1 AS n FROM items GROUP BY g", "above"),
+        lambda: (
+            source.execute(
+                "SELECT query, revision FROM headrace.views WHERE view_name = 'above' AND"
+                " status = 'running'"
+            ).fetchone()
+            and differs(commander, "above", "SELECT g, count(*) + 1 AS n FROM items GROUP BY g")
+            == []
+        ),
         "the view above it has the other query as well",
     )
+    assert follows(commander, "SELECT g, count(*) + 1 AS n FROM items GROUP BY g", "above")
     source.execute("DROP VIEW reader")
     commander.execute("CALL headrace.drop_connection_point('p')")
     commander.execute("CALL headrace.drop_view('above')")
