@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from bench.altering import Altering
 from bench.cdc import Cdc
 from bench.checkpoint import Checkpoint
 from bench.costs import Costs
@@ -40,6 +41,7 @@ from bench.workers import Workers
 SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
     for s in (
+        Altering,
         Cdc,
         Checkpoint,
         Costs,

@@ -207,7 +207,8 @@ class Commands:
             answer = await self._ask(verb, request, progress)
             reporter.flush()
             _say(answer, report)
-            report(ready(int(answer["rows"]), clock.monotonic() - started))
+            if "rows" in answer:  # else it was there already
+                report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
         task = asyncio.create_task(self._ask(verb, request, progress))
         await self._until_accepted(task, accepted, request.name)

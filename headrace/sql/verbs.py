@@ -54,6 +54,8 @@ class CreateView(ViewRequest):
 
     query: str
     options: Json = field(default_factory=dict)
+    replace: bool = False
+    """Whether one of that name that is there becomes that instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,10 @@ class ExplainView(Request):
 
 @dataclass(frozen=True, slots=True)
 class AlterView(ViewRequest):
-    """Another query for a view."""
+    """Another query for a view; ``options`` are those that change."""
 
     query: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +390,14 @@ _ALL: Final = (
     ),
     Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
-    Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),
-    Verb("rename_view", RenameView, "renames view and table, within their schema"),
+    Verb(
+        "alter_view",
+        AlterView,
+        "another query, of any columns, and other options",
+        fills=True,
+        tells=True,
+    ),
+    Verb("rename_view", RenameView, "another name or schema for view and table"),
     Verb(
         *("set_history", SetHistory),
         "keeps a view's changes for so long, from now on; NULL: no longer, and forgets them",

@@ -37,6 +37,7 @@ from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
     advise,
+    alter,
     balance,
     check,
     create,
@@ -81,7 +82,7 @@ DOES: Final[dict[str, Act]] = {
     "advise": advise.advise,
     "pause_view": pause.pause_view,
     "resume_view": pause.resume_view,
-    "alter_view": resync.alter_view,
+    "alter_view": alter.alter_view,
     "rename_view": rename.rename_view,
     "set_history": history.set_history,
     "create_connection_point": points.create_connection_point,
