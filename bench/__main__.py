@@ -22,6 +22,7 @@ from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
 from bench.lanes import Lanes
+from bench.links import Links
 from bench.memory import Memory
 from bench.moving import Moving
 from bench.oltp_tax import OltpTax
@@ -52,6 +53,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Freshness,
         Growth,
         Lanes,
+        Links,
         Memory,
         Moving,
         OltpTax,

@@ -33,6 +33,7 @@ SMALL = {
     "expressions": ("--rows 20000", 12),
     "freshness": ("--rows 20000 --seconds 2", 5),
     "growth": ("--rows 40000", 3),
+    "links": ("--rows 4000", 12),
     "memory": ("--views 10 --seconds 1", 2),
     "moving": ("--rows 2000 --seconds 1", 2),
     "oltp_tax": ("--seconds 1", 3),
