@@ -89,8 +89,9 @@ class FlightLink:
         self._awaited_s: Final = awaited_s
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
-        # Guarded by the condition's lock.
         self._heard = clock.monotonic()
+        """When something came last; written by the reader."""
+        # Guarded by the condition's lock.
         self._reason: str | None = None
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
@@ -238,8 +239,7 @@ class FlightLink:
                 message = self._reader.read_chunk().app_metadata
                 got = numbered.check(message)
                 word, batch = from_worker(message)
-                with self._changed:
-                    self._heard = clock.monotonic()
+                self._heard = clock.monotonic()
                 self.sender.came(message.size, got)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"

@@ -34,12 +34,9 @@ class _Item:
     """A word that is to be sent."""
 
     word: ToWorker
-    batch: pa.RecordBatch | None
-
-    @property
-    def size(self) -> int:
-        """Bytes of rows."""
-        return 0 if self.batch is None else int(self.batch.nbytes)
+    batch: pa.RecordBatch | None = None
+    size: int = 0
+    """Bytes of rows."""
 
 
 class Sender:
@@ -73,8 +70,9 @@ class Sender:
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> bool:
         """Send; False: nothing can be."""
         if batch is None:
-            return self._send(_Item(word, None))
-        return all(self._send(_Item(word, p)) for p in pieces(batch, self._pace.piece_bytes))
+            return self._send(_Item(word))
+        parts = pieces(batch, self._pace.piece_bytes)
+        return all(self._send(_Item(word, part, part.nbytes)) for part in parts)
 
     def came(self, size: int, got: int) -> None:
         """So many bytes have come; the other end has taken in ``got`` of ours."""
@@ -101,11 +99,11 @@ class Sender:
                 known = (self._pace.packed, self._pace.piece_bytes)
                 self._pace = new
                 if new.piece_bytes is not None and known != (new.packed, new.piece_bytes):
-                    self._waiting.append(_Item(Packing(new.packed, new.piece_bytes), None))
+                    self._waiting.append(_Item(Packing(new.packed, new.piece_bytes)))
             if not (self._waiting and isinstance(self._waiting[0].word, Ping)):
                 self._pinged += 1
                 # Before all that waits: it means the same anywhere.
-                self._waiting.appendleft(_Item(Ping(self._pinged), None))
+                self._waiting.appendleft(_Item(Ping(self._pinged)))
             self._changed.notify_all()
 
     def told(self) -> Measured:
@@ -212,5 +210,6 @@ class Sender:
         finally:
             with self._changed:
                 self._writing = False
-                self._changed.notify_all()
+                if self._waiting or self._over:
+                    self._changed.notify_all()
         return True

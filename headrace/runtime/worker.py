@@ -439,6 +439,8 @@ async def _main() -> None:
     imports.keep_pandas_out()
     events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
     os.umask(0o077)
+    # It would write to our log that a worker elsewhere shows another certificate.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     await Worker(settings).main()
 
 

@@ -155,7 +155,8 @@ def lose_disk(world: LinkedWorld, name: str) -> None:
     # One after the other: those that are read together disagree meanwhile.
     world.witness.absent.set()
     begin = len(world.engine.log)
-    ids = world.ids(name)
+    # Without its records nobody knows what the others' states are of (runtime/hosting.py).
+    ids = set().union(*(world.ids(worker) for worker in (ALL if name == MAIN else (name,))))
     if name in world.far:
         made = world.far[name]
         made.die()
@@ -167,11 +168,17 @@ def lose_disk(world: LinkedWorld, name: str) -> None:
         world.engine.kill9()
         shutil.rmtree(folder)
         world.engine.start()
-    wait_until(
-        lambda: not world.ids(name) & ids, lambda: f"views {ids} are filled anew", PATIENCE_S
-    )
+    wait_until(lambda: filled(world, ids), lambda: f"views {ids} are filled anew", PATIENCE_S)
     world.say(f"{len(ids)} views were filled anew; {len(world.engine.log) - begin} bytes of log")
     world.witness.absent.clear()
+
+
+def filled(world: LinkedWorld, ids: set[int]) -> bool:
+    """Whether views are filled anew: they have other ids, and run."""
+    with connect(world.dsn) as conn:
+        there = {i for (i,) in conn.execute("SELECT id FROM headrace.views").fetchall()}
+        running = {status for status, _ in world.statuses(conn).values()} == {"running"}
+    return running and not there & ids
 
 
 def engine_killed(world: LinkedWorld, name: str) -> None:
