@@ -26,7 +26,7 @@ _SHORT_S: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LinkFigures:
     """What is known of a link; None: nothing has told it yet."""
 
     latency_us: int | None
@@ -85,7 +85,7 @@ class Most:
         return self._late[0][1] if self._late else None
 
 
-class Meter:
+class LinkMeter:
     """Of one link, seen from one end; ``now`` is on the monotonic clock.
 
     REQUIRES: one thread at a time.
@@ -147,12 +147,12 @@ class Meter:
             if now - began >= _SPAN_S:
                 self._burst = (now, now, 0)
 
-    def told(self, now: float) -> Measured:
+    def told(self, now: float) -> LinkFigures:
         """What is known."""
         late = self._through.late if self._through.late is not None else self._back.late
         ever = [most.ever for most in (self._through, self._back) if most.ever is not None]
         trip = self._trip.late
-        return Measured(
+        return LinkFigures(
             None if trip is None else round(-trip * 1e6 / 2),
             *(None if late is None else round(late), round(max(ever)) if ever else None),
             *(self._out.per_s(now), self._in.per_s(now)),
@@ -160,7 +160,7 @@ class Meter:
 
     @property
     def bandwidth(self) -> int | None:
-        """See ``Measured``."""
+        """See ``LinkFigures``."""
         late = self._through.late if self._through.late is not None else self._back.late
         return None if late is None else round(late)
 

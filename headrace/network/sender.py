@@ -20,7 +20,7 @@ import pyarrow as pa
 from headrace import clock
 from headrace.network import pace
 from headrace.network.messages import Packing, Ping, ToWorker, packed, pieces
-from headrace.network.meter import Measured, Meter
+from headrace.network.meter import LinkFigures, LinkMeter
 from headrace.network.pace import Override
 
 _DIRECT_BYTES: Final = 1 << 16
@@ -60,7 +60,7 @@ class Sender:
         self._writing = False
         self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
-        self._meter: Final = Meter()
+        self._meter: Final = LinkMeter()
         self._override = override
         self._pace = pace.first(far=far)
         self._pinged = 0
@@ -106,7 +106,7 @@ class Sender:
                 self._waiting.appendleft(_Item(Ping(self._pinged)))
             self._changed.notify_all()
 
-    def told(self) -> Measured:
+    def told(self) -> LinkFigures:
         """What the link is like."""
         with self._changed:
             return self._meter.told(clock.monotonic())

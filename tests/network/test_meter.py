@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from headrace.network import pace
-from headrace.network.meter import Meter
+from headrace.network.meter import LinkMeter
 from headrace.network.pace import LinkPace
 
 MB = 1_000_000
 
 
 def test_nothing_is_known_of_a_new_link() -> None:
-    told = Meter().told(100.0)
+    told = LinkMeter().told(100.0)
     assert (told.latency_us, told.bandwidth, told.most) == (None, None, None)
     assert (told.out_now, told.in_now) == (0, 0)
 
 
 def test_latency_is_half_of_the_least_round_trip() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     for at, trip in ((1.0, 0.100), (2.0, 0.042), (3.0, 0.300)):
         meter.answered(at, at + trip)
     assert meter.told(4.0).latency_us == 21_000
@@ -28,7 +28,7 @@ def test_latency_is_half_of_the_least_round_trip() -> None:
 
 
 def test_bandwidth_is_what_arrived_in_the_time_but_for_the_way() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     meter.answered(0.0, 0.1)
     # A megabyte at 2 MB/s over 50 ms each way: said to have arrived 0.6 s after it was sent.
     meter.sends(MB, 10.0)
@@ -39,7 +39,7 @@ def test_bandwidth_is_what_arrived_in_the_time_but_for_the_way() -> None:
 
 
 def test_little_says_nothing() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     for n in range(100):
         meter.sends(1000, n)
         meter.arrived(1000 * (n + 1), n + 0.5)
@@ -49,7 +49,7 @@ def test_little_says_nothing() -> None:
 
 
 def test_what_never_rests_is_judged_bit_by_bit() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     got = 0
     for n in range(1, 101):  # 100 kB each tenth of a second, always 300 kB ahead
         meter.sends(100_000 if n > 1 else 400_000, n / 10)
@@ -59,7 +59,7 @@ def test_what_never_rests_is_judged_bit_by_bit() -> None:
 
 
 def test_the_most_of_late_counts_and_the_most_ever_is_kept() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     for at, took in ((0.0, 0.1), (10.0, 1.0), (45.0, 2.0)):
         meter.sends(MB, at)
         meter.arrived(meter.under_way and round(MB * (1 + (at > 0) + (at > 10))), at + took)
@@ -69,7 +69,7 @@ def test_the_most_of_late_counts_and_the_most_ever_is_kept() -> None:
 
 
 def test_what_comes_tells_the_bandwidth_where_nothing_is_sent() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     for n in range(6):  # 100 kB each 20 ms, but for the first one, which says nothing
         meter.came(100_000, 5.0 + n * 0.02)
     assert meter.told(5.1).bandwidth == pytest.approx(5 * MB)
@@ -80,7 +80,7 @@ def test_what_comes_tells_the_bandwidth_where_nothing_is_sent() -> None:
 
 
 def test_who_claims_to_have_got_more_than_was_sent_is_not_believed() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     meter.sends(1000, 0.0)
     meter.arrived(10**9, 0.1)
     meter.sends(1000, 1.0)

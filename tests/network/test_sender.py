@@ -107,7 +107,7 @@ class Living(Other):
 
         def beat() -> None:
             with contextlib.suppress(Ended):
-                session.beat(ended)
+                session.beat(ended, list)
 
         thread = threading.Thread(target=beat)
         thread.start()
