@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -39,6 +40,8 @@ _START_POLL_S: Final = 0.1
 _BLOCKS_PER_ARROW_BATCH: Final = 8
 _ROWS_WORTH_A_TASK: Final = 20_000
 _LINE_MAX: Final = 2_000
+_GRAVE: Final = re.compile(r"\b(ERROR|FATAL|Exception|Error)\b")
+"""In a line of the JVM."""
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The JVM only moves our bytes: the better compiler's work is never earned back."""
 
@@ -445,7 +448,11 @@ def _tell_lines(said: IO[bytes]) -> None:
     """Log what the JVM, and workers below it, write; until they end."""
     with said:
         for line in said:
-            _log.warning("spark", line=line.decode(errors="replace").rstrip()[:_LINE_MAX])
+            text = line.decode(errors="replace").rstrip()[:_LINE_MAX]
+            if _GRAVE.search(text):
+                _log.warning("spark", line=text)
+            else:
+                _log.info("spark", line=text)
 
 
 def _start(settings: Settings) -> Any:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headrace import clock
-from headrace.runtime.histogram import Counts, Histogram
+from headrace.runtime.histogram import Histogram, HistogramCounts
 from headrace.runtime.jobs import Answer
 
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
@@ -98,7 +98,7 @@ class Totals(msgspec.Struct, frozen=True):
     """That were written."""
     errors: int
     restarts: int
-    histograms: dict[str, Counts]
+    histograms: dict[str, HistogramCounts]
     """``visible``: from a commit to its being in the tables; ``process``, ``wait`` and ``write``:
     the phases of a batch; ``sink``: one transaction of the sink."""
 

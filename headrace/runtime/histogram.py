@@ -19,7 +19,7 @@ SECONDS: Final = (
 """Upper bounds of buckets for what takes from a millisecond to a minute."""
 
 
-class Counts(msgspec.Struct, frozen=True):
+class HistogramCounts(msgspec.Struct, frozen=True):
     """What a histogram has counted so far."""
 
     bounds: Sequence[float]
@@ -43,6 +43,6 @@ class Histogram:
         self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
         self._sum_s += seconds
 
-    def told(self) -> Counts:
+    def told(self) -> HistogramCounts:
         """A copy."""
-        return Counts(SECONDS, list(self._counts), self._sum_s)
+        return HistogramCounts(SECONDS, list(self._counts), self._sum_s)

@@ -472,9 +472,11 @@ def _opened(settings: Settings) -> RocksDatabase:
     except errors.StateDamaged as error:
         aside = files.set_aside(settings.state_dir)
         of_before = isinstance(error, errors.OtherFormat)
-        report = _log.warning if of_before else _log.error
-        what = "state of another version" if of_before else "state damaged"
-        report(what, reason=str(error), set_aside=str(aside))
+        told = {"reason": str(error), "set_aside": str(aside)}
+        if of_before:
+            _log.warning("state of another version", **told)
+        else:
+            _log.error("state damaged", **told)
         return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
 
 

@@ -18,7 +18,7 @@ from headrace.runtime import insight
 from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
 from headrace.runtime.shared import Shared
-from headrace.runtime.views import Unit, View
+from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
 from headrace.state.rocks import RocksStore
 
@@ -54,7 +54,7 @@ def measures(book: Book, collections_max: int) -> dict[str, Any]:
     }
     # The eldest first: one that is new pushes nobody out.
     for unit in sorted(book.units, key=lambda unit: abs(unit.id)):
-        found = _of_unit(unit)
+        found = _of_unit(book, unit)
         if len(whole["collections"]) + len(found) > collections_max:
             whole["collections_left_out"] += len(found)
             continue
@@ -62,10 +62,13 @@ def measures(book: Book, collections_max: int) -> dict[str, Any]:
     return insight.gauges(book) | whole
 
 
-def _of_unit(unit: Unit) -> list[CollectionNumbers]:
+def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
     counted, store = _counted(unit), unit.store
-    worker = unit.placed or MAIN if isinstance(unit, View) else MAIN
-    inputs = {spec.id for spec in unit.own.sources} | unit.feeds.keys()
+    inputs = {spec.id for spec in unit.own.sources}
+    inputs |= {node for node, feeder in unit.feeds.items() if not _part(book.unit(feeder))}
+    # A part of a view that is placed elsewhere is that view's.
+    views = book.views_of(unit) if _part(unit) else []
+    owner = views[0].id if views else unit.id
     held = _held(store, {node.id for node in unit.own.nodes}) if _here(store) else None
     out = []
     for node in unit.own.nodes:
@@ -74,7 +77,7 @@ def _of_unit(unit: Unit) -> list[CollectionNumbers]:
         numbers = counted.get(node.id, _NOTHING)
         out.append(
             CollectionNumbers(
-                *(unit.id, node.id, kind(type(node)).lower(), worker, node.id in inputs),
+                *(owner, node.id, kind(type(node)).lower(), unit.placed or MAIN, node.id in inputs),
                 sum(numbers.get("rows_in", ())),
                 numbers.get("rows_out", 0),
                 numbers.get("busy_ns", 0) / 1e9,
@@ -82,6 +85,11 @@ def _of_unit(unit: Unit) -> list[CollectionNumbers]:
             )
         )
     return out
+
+
+def _part(unit: Unit | None) -> bool:
+    """Whether it is a part of one view, on another worker."""
+    return isinstance(unit, Shared) and bool(unit.placed)
 
 
 def _here(store: object) -> bool:

@@ -52,9 +52,11 @@ class Recovery:
             why = "is of another version" if of_before else "was damaged"
             book.damage = StateDamaged(f"the view's state {why}", detail=error.detail, hint=RESYNC)
             aside = files.set_aside(book.settings.state_dir)
-            report = _log.warning if of_before else _log.error
-            what = "state of another version" if of_before else "state damaged"
-            report(what, reason=str(error), set_aside=str(aside))
+            told = {"reason": str(error), "set_aside": str(aside)}
+            if of_before:
+                _log.warning("state of another version", **told)
+            else:
+                _log.error("state damaged", **told)
             self._read_state()
 
     def _read_state(self) -> None:

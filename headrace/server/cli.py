@@ -111,11 +111,6 @@ def _source_flag(arguments: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 well, 1 failed, 2 wrong usage, 70 a bug."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["demo"]:
-        # Its options are its own.
-        from headrace.embedded import demo
-
-        return int(demo.main(words[1:]) or 0)
     try:
         return _run(words, ours=argv is None)
     except HeadraceError as error:
@@ -148,6 +143,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str], *, ours: bool) -> int:
     """Do what is asked; ``ours``: the arguments are those of the process."""
+    if words[:1] == ["demo"]:
+        # Its options are its own.
+        from headrace.embedded import demo
+
+        return int(demo.main(words[1:]) or 0)
     arguments = parser().parse_args(words)
     if ours:
         events.configure(process=arguments.command)  # until its settings are known

@@ -20,6 +20,7 @@ _UNITS: Final = {
     "commands_per_role_max": "calls",
     "connections_max": "sessions",
     "eval_connections_max": "connections",
+    "main_capacity": "collections",
     "logins_per_address_max": "clients",
     "max_inflight_batches": "batches",
     "max_recursion_iterations": "iterations",

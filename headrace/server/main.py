@@ -112,6 +112,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             meta.put(conn, "slot_name", settings.slot_name)
             meta.put(conn, "release", version())
             meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
+            meta.put(conn, "wal_retention", settings.wal_retention)
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")

@@ -43,11 +43,14 @@ AS $$
                                ceil(s.lag_bytes * extract(epoch FROM clock_timestamp() - n.at) / (n.lag_bytes - s.lag_bytes)))
                           WHEN s.lag_ms > 1000 AND b.batch_s > 1
                           THEN format('a batch under way for %s s', round(b.batch_s::numeric)) || coalesce(', of ' || b.at_work, '')
+                          WHEN s.lag_ms > 1000 AND s.still IS NOT NULL
+                          THEN format('at most %s behind: more is not known while WAL is kept for view %s', pg_size_pretty(s.lag_bytes), s.still)
                           WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END),
                      a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since))), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
            CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at
-      FROM headrace.view_states() WITH ORDINALITY s
+      FROM (SELECT t.*, min(t.name) FILTER (WHERE t.status IN ('paused', 'sink_error', 'populating')) OVER () AS still
+              FROM headrace.view_states() WITH ORDINALITY t) s
       LEFT JOIN headrace.views v ON v.id = s.id  -- row security decides
       LEFT JOIN LATERAL (
            SELECT m.at, m.lag_bytes, m.p50_ms, m.p99_ms, m.rows_per_s, m.state_bytes,
@@ -64,12 +67,18 @@ AS $$
               AND s.lag_ms > 0) l ON true
       LEFT JOIN headrace.held w ON w.view_id = v.id AND w.kind = 'work'
       LEFT JOIN headrace.held a ON a.view_id = v.id AND a.kind = 'source'
-      -- What stands still is given up when more than so much is kept for it.
+      -- What stands still is given up when more than so much is kept for it: as a rule what the slot has not
+      -- confirmed, but for wal_retention = local.
       LEFT JOIN LATERAL (
            SELECT format('about %s %% of wal_budget_bytes (%s) is kept for it: beyond that it is given up',
-                         round(100 * s.lag_bytes / m.value::numeric), pg_size_pretty(m.value::bigint)) AS near
+                         round(100 * k.bytes / m.value::numeric), pg_size_pretty(m.value::bigint)) AS near
              FROM headrace.meta m
-            WHERE m.key = 'wal_budget_bytes' AND m.value::bigint > 0 AND s.lag_bytes > m.value::bigint / 2) g ON true
+            CROSS JOIN (SELECT least(s.lag_bytes, (
+                   SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_lsn() END - r.confirmed_flush_lsn
+                     FROM headrace.meta n JOIN pg_replication_slots r ON r.slot_name = n.value
+                    WHERE n.key = 'slot_name' AND EXISTS (
+                          SELECT FROM headrace.meta w WHERE w.key = 'wal_retention' AND w.value = 'source'))) AS bytes) k
+            WHERE m.key = 'wal_budget_bytes' AND m.value::bigint > 0 AND k.bytes > m.value::bigint / 2) g ON true
      CROSS JOIN (SELECT headrace.batch_s() AS batch_s, headrace.at_work() AS at_work) b
      ORDER BY s.ordinality
 $$;

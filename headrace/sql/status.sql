@@ -16,7 +16,10 @@ AS $$
     told AS (
         SELECT s.status, count(*) AS n FROM states s GROUP BY s.status),
     last AS (
-        SELECT s.name, s.lag_bytes, s.status, v.options ->> 'placement' AS placement
+        SELECT s.name, s.lag_bytes, s.status, CASE
+               WHEN v.placed_parts <> '{}' THEN (SELECT string_agg(DISTINCT p.value, ' or ') FROM jsonb_each_text(v.placed_parts) p)
+               WHEN jsonb_typeof(v.options -> 'placement') = 'string' AND v.options ->> 'placement'
+                    NOT IN ('main', 'auto', 'bottom_up', 'top_down', 'ifcop', 'exact') THEN v.options ->> 'placement' END AS worker
           FROM states s LEFT JOIN headrace.views v ON v.id = s.id  -- row security decides
          WHERE s.status NOT IN ('error', 'pending', 'populating')
          ORDER BY s.lag_bytes DESC NULLS LAST, s.name LIMIT 1),
@@ -25,7 +28,10 @@ AS $$
     budget AS (
         SELECT m.value::bigint AS bytes FROM headrace.meta m WHERE m.key = 'wal_budget_bytes' AND m.value <> '0'),
     still AS (
-        SELECT s.name, s.status, s.lag_bytes FROM states s WHERE s.status IN ('paused', 'sink_error')
+        SELECT s.name, s.status, least(s.lag_bytes, (
+               SELECT l.now - l.confirmed_flush_lsn FROM slot l WHERE EXISTS (
+                      SELECT FROM headrace.meta m WHERE m.key = 'wal_retention' AND m.value = 'source'))) AS lag_bytes
+          FROM states s WHERE s.status IN ('paused', 'sink_error')
          ORDER BY s.lag_bytes DESC, s.name LIMIT 1),
     -- The slot keeps WAL of transactions that are open, too.
     eldest AS (
@@ -37,7 +43,7 @@ AS $$
                     CASE WHEN headrace.engine_running() THEN 'the worker, which does not read the slot just now'
                          ELSE 'the engine, which is stopped' END
                WHEN s.now - s.confirmed_flush_lsn > 16777216 THEN coalesce(
-                    (SELECT format('view %s (%s%s)', l.name, l.status, ', worker ' || nullif(l.placement, 'main')) FROM last l
+                    (SELECT format('view %s (%s%s)', l.name, l.status, ', worker ' || l.worker) FROM last l
                       WHERE l.lag_bytes > (s.now - s.confirmed_flush_lsn) / 2),
                     (SELECT 'the population of ' || f.names FROM filling f), 'batches under way')
                WHEN s.confirmed_flush_lsn - s.restart_lsn > 67108864 THEN coalesce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from tests.security.roles import connect, role
 from tests.waiting import wait_until
 
 BUDGET = 40_000_000
+READY = re.compile(r"headrace ready on \S+$")
 pytestmark = [
     pytest.mark.shared_engine,
     pytest.mark.engine_with(
@@ -94,6 +96,15 @@ def test_a_locked_result_table(engine, commander, source, places, stranger):
         assert other["status"] == "sink_error"
         assert "LOCK TABLE" not in str(other)
     well(commander, sums=SUMS)
+    # And in the log, where each line is an event, from whichever thread, and a view has its name.
+    lines = [json.loads(line) for line in engine.log.splitlines() if not READY.match(line)]
+    assert {"event", "level", "process", "pid", "timestamp"} <= set.intersection(*map(set, lines))
+    assert {type(line["view"]) for line in lines if "view" in line} == {str}
+    [stopped] = [line for line in lines if line["event"] == "view stopped"]
+    number = source.execute("SELECT id FROM headrace.views").fetchone()[0]
+    assert (stopped["view"], stopped["view_id"], stopped["process"]) == (
+        *("public.sums", number, "worker"),
+    )
 
 
 def test_a_slow_remote_function(commander, source, places, stranger):
@@ -105,10 +116,29 @@ def test_a_slow_remote_function(commander, source, places, stranger):
     told_everywhere(places, "sums", r"a batch under way for \d+ s, of public\.slowly")
     assert "of public.slowly" in facts(source)["batch under way"][0]
     assert "evaluates" not in str(row(stranger, "slowly"))
+    for table in ("held", "facts"):
+        count = f"SELECT count(*) FROM headrace.{table}"
+        assert source.execute(count).fetchone()[0] > 0
+        assert stranger.execute(count).fetchone() == (0,)
     source.execute("DELETE FROM items WHERE id < 0")
     well(commander, sums=SUMS, slowly=SLOW)
-    held = source.execute("SELECT count(*) FROM headrace.held")
-    wait_until(lambda: held.execute("SELECT count(*) FROM headrace.held").fetchone() == (0,), "0")
+    left = "SELECT count(*) FROM headrace.held"
+    wait_until(lambda: source.execute(left).fetchone() == (0,), "nothing holds anything")
+
+
+@pytest.mark.slow
+def test_a_slow_remote_function_elsewhere(commander, source, places):
+    commander.execute("CALL headrace.add_worker('w1')")
+    commander.execute(
+        "CALL headrace.create_view('slowly', %s, options => '{\"placement\": \"w1\"}')", (SLOW,)
+    )
+    source.execute("INSERT INTO items VALUES (-800, 1)")  # 8 s
+    words = r"^Postgres evaluates (public\.)?slow\(…\) for it, for \d+ s$"
+    told_everywhere(places, "slowly", words)
+    source.execute("DELETE FROM items WHERE id < 0")
+    well(commander, slowly=SLOW)
+    commander.execute("CALL headrace.drop_view('slowly')")
+    commander.execute("CALL headrace.remove_worker('w1')")
 
 
 def test_a_worker_that_restarts(engine, commander, source, places):
@@ -202,10 +232,10 @@ def test_a_wal_budget_near_its_end(commander, source, places):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     commander.execute("CALL headrace.create_view('slowly', %s)", (SLOW,))
     commander.execute("CALL headrace.pause_view('sums')")
+    source.execute("INSERT INTO items VALUES (102, 1)")  # it lacks what comes from here on
+    commander.execute("CALL headrace.wait_for('slowly')")
     for _ in range(35):  # of a megabyte each
         source.execute("SELECT pg_logical_emit_message(false, 'ballast', repeat(md5('x'), 32768))")
-    source.execute("INSERT INTO items VALUES (102, 1)")
-    commander.execute("CALL headrace.wait_for('slowly')")
     words = (
         r"paused by \S+, .*; about (8[0-9]|9[0-9]) % of wal_budget_bytes \(38 MB\) is kept for it"
     )

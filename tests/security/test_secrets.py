@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -165,3 +166,6 @@ def test_spark_shows_none_either(database, start_engine):
     assert not [text for text in shown if SECRET in text]
     assert not [text for text in shown if "spark.authenticate.secret" in text]
     assert [text for text in shown if "spark.authenticate=true" in text]
+    # What the JVM writes comes into the log, line by line.
+    lines = [line for line in engine.log.splitlines() if line[:8] not in ("headrace", "  Hint: ")]
+    assert "spark" in {json.loads(line)["event"] for line in lines}
