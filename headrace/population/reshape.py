@@ -203,7 +203,7 @@ class Reshape:
         for field in (f for f in target.schema if f.name in self.retyped):
             old = next(a for a in table.attributes(conn, target.oid) if a.name == field.name)
             (kind,) = table.spelled(conn, [field])
-            wrong = retype(conn, name, old, kind)
+            wrong = retype(conn, name, old, kind, built_in=field.oid < FIRST_USER_OID)
             if wrong is not None:
                 raise _broken(target, wrong)
         self.change(conn, target)

@@ -371,6 +371,18 @@ def altered(conn, query):
     return True
 
 
+def test_an_older_snapshot_sees_the_rows_of_then(commander, source, engine):
+    before = source.execute("SELECT g, n FROM v ORDER BY g").fetchall()
+    with psycopg.connect(engine.source) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert old.execute("SELECT count(*) FROM items").fetchone() == (50,)
+        alter(commander, "SELECT g, count(*) * 2 AS n, sum(id) AS total FROM items GROUP BY g")
+        assert old.execute("SELECT g, n, total FROM v ORDER BY g").fetchall() == [
+            (*row, None) for row in before
+        ]
+    assert source.execute("SELECT g, n / 2 FROM v ORDER BY g").fetchall() == before
+
+
 def test_two_at_once_and_a_worker_that_dies(commander, source, engine):
     wide = "SELECT g, count(*) AS n, sum(id) AS total FROM items GROUP BY g"
     results = []
@@ -392,3 +404,23 @@ def test_two_at_once_and_a_worker_that_dies(commander, source, engine):
     assert None in results
     assert set(results) <= {None, "55006"}, results
     assert follows(commander, WIDE if len(columns(source)) == 4 else wide)
+
+
+def test_a_locked_table_and_a_column_of_a_users_type(commander, source, engine):
+    source.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")
+    moody = "SELECT g, CASE WHEN count(*) > 8 THEN 'good' ELSE 'bad' END::mood AS n FROM items GROUP BY g"
+    with psycopg.connect(engine.source) as reader:
+        # Who reads on in an open transaction is waited for, and in the end all is as it was.
+        reader.execute("SELECT count(*) FROM v")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            alter(commander, WIDE)
+    assert columns(source) == ["g integer", "n bigint"]
+    assert follows(commander, OLD)
+    more = moody.replace(" FROM", ", max(id) AS last FROM")
+    alter(commander, more)
+    assert columns(source) == ["g integer", "n mood", "last integer"]
+    assert follows(commander, more)
+    alter(commander, moody.replace("AS n", "AS mood"))
+    assert follows(commander, moody.replace("AS n", "AS mood"))
+    alter(commander, OLD)
+    assert follows(commander, OLD)

@@ -81,7 +81,9 @@ def test_it_moves_into_another_schema(commander, source):
         "SELECT has_table_privilege('public', 'away.w', 'select'), count(*) FROM pg_indexes"
         " WHERE schemaname = 'away' AND tablename = 'w'"
     ).fetchone() == (True, 2)
-    source.execute("CREATE ROLE mover LOGIN; GRANT CREATE ON SCHEMA away TO mover")
+    source.execute(
+        "CREATE ROLE mover LOGIN; GRANT SELECT ON items TO mover; GRANT CREATE ON SCHEMA away TO mover"
+    )
     commander.execute("CALL headrace.set_owner('away.w', 'mover')")
     with (
         psycopg.connect(commander.info.dsn, user="mover", autocommit=True) as mover,

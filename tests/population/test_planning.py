@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import HeadraceError, QueryCancelled, UserError
 from headrace.population.populate import planning
 from headrace.sql.verbs import AlterView, ResyncView, SetOwner
-from headrace.views import owners, resync
+from headrace.views import alter, owners, resync
 
 PATH = {"search_path": "public"}
 WRONG = "SELECT id, region + 1 AS n FROM customers"
@@ -30,7 +30,7 @@ def test_a_place_is_told_only_in_a_text_that_somebody_has_written(bench):
     wrong = AlterView("v", WRONG, settings=PATH)
     assert position(lambda: resync.resync_view(context, bench.job(), asked)) is None
     assert position(lambda: owners.set_owner(context, bench.job(), to_all)) is None
-    altered = position(lambda: resync.alter_view(context, bench.job(), wrong))
+    altered = position(lambda: alter.alter_view(context, bench.job(), wrong))
     created = position(lambda: bench.create("w", WRONG))
     assert altered == created == WRONG.index("+") + 1
 
