@@ -23,7 +23,7 @@ from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import CallContext
 from headrace.server.doorway import tune
-from headrace.server.facts import Facts, Meter
+from headrace.server.facts import ClientMeter, Facts
 from headrace.server.messages import TERMINATE, error_response
 from headrace.server.orders import Order
 from headrace.server.port import Port
@@ -102,7 +102,7 @@ class Client(asyncio.Protocol):
         self._port = port
         self.session = p.Session(port.rules)
         self.call: asyncio.Task[None] | None = None
-        self._meter = Meter(port.number())
+        self._meter = ClientMeter(port.number())
         self._writable = asyncio.Event()
         self._writable.set()
         self._interrupted = False

@@ -20,7 +20,7 @@ from headrace.config import Settings, redact
 from headrace.errors import BugError, PrivilegeError, UndefinedError
 from headrace.server import reload
 from headrace.server.admin import Carried
-from headrace.server.facts import Counts, Facts
+from headrace.server.facts import ClientCounts, Facts
 from headrace.server.messages import ResultSet
 from headrace.server.orders import HELP, SHOWN, Order
 from headrace.server.port import Port
@@ -161,12 +161,12 @@ def _session(f: Facts) -> Row:
     ]
 
 
-def _stats(found: Iterable[tuple[tuple[str, str, bool], Counts]]) -> list[Row]:
+def _stats(found: Iterable[tuple[tuple[str, str, bool], ClientCounts]]) -> list[Row]:
     """A row for each database; of each role what may be seen is in it."""
-    whole: dict[str, Counts] = {}
+    whole: dict[str, ClientCounts] = {}
     now: dict[str, int] = {}
     for (database, _, live), counts in found:
-        whole.setdefault(database, Counts()).add(counts)
+        whole.setdefault(database, ClientCounts()).add(counts)
         now[database] = now.get(database, 0) + live * counts.sessions
     return [
         [

@@ -15,7 +15,7 @@ _TRANSACTION: Final = {b"I": "idle", b"T": "open", b"E": "failed"}
 
 
 @dataclass(slots=True)
-class Counts:
+class ClientCounts:
     """What has gone through, of one session or of many."""
 
     sessions: int = 0
@@ -31,7 +31,7 @@ class Counts:
     call_us: int = 0
     """Microseconds in them."""
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: ClientCounts) -> None:
         """Count what another has counted as well."""
         self.sessions += other.sessions
         self.queries += other.queries
@@ -70,11 +70,11 @@ class Facts:
     """Of the source's: its end, and ours; None: there is none."""
     client_tls: str
     server_tls: str
-    counts: Counts = field(default_factory=Counts)
+    counts: ClientCounts = field(default_factory=ClientCounts)
 
 
-class Meter:
-    """Counts and clocks of one client connection."""
+class ClientMeter:
+    """ClientCounts and clocks of one client connection."""
 
     def __init__(self, number: int) -> None:
         """``number`` is that of the connection."""
@@ -83,7 +83,7 @@ class Meter:
         self._client = _Ends()
         self._server: _Ends | None = None
         self._since, self._asked = clock.now(), clock.monotonic()
-        self._counts = Counts()
+        self._counts = ClientCounts()
         self._waits = False
         """Whether the client has spoken last."""
         self._call: tuple[str, float] | None = None

@@ -22,7 +22,7 @@ from headrace.server import tls
 from headrace.server.admin import Carried
 from headrace.server.context import CallContext
 from headrace.server.doorway import Doorway, Noise
-from headrace.server.facts import Counts, Facts
+from headrace.server.facts import ClientCounts, Facts
 from headrace.server.flow import Rules
 from headrace.server.messages import ResultSet, cancel_request
 from headrace.server.orders import Order
@@ -93,7 +93,7 @@ class Port:
         """Sessions of the admin database."""
         self.keys: dict[bytes, Guest] = {}
         self._numbers = itertools.count(1)
-        self._ended: dict[tuple[str, str], Counts] = {}
+        self._ended: dict[tuple[str, str], ClientCounts] = {}
         """Of sessions that have ended, by database and role: the source has let in each."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -136,18 +136,18 @@ class Port:
         """What is known of each client that is there."""
         return [guest.facts for guest in self.connections]
 
-    def totals(self) -> dict[Total, Counts]:
+    def totals(self) -> dict[Total, ClientCounts]:
         """What has gone through since the start."""
         out = {(*key, False): counts for key, counts in self._ended.items()}
         for facts in self.facts():
             if facts.let_in and not facts.admin:
-                out.setdefault((facts.database, facts.user, True), Counts()).add(facts.counts)
+                out.setdefault((facts.database, facts.user, True), ClientCounts()).add(facts.counts)
         return out
 
     def ended(self, facts: Facts) -> None:
         """A client has gone; what it has done still counts."""
         if facts.let_in and not facts.admin:
-            self._ended.setdefault((facts.database, facts.user), Counts()).add(facts.counts)
+            self._ended.setdefault((facts.database, facts.user), ClientCounts()).add(facts.counts)
 
     def kill(self, number: int) -> bool:
         """End the client of that number; whether there is one."""

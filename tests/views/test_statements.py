@@ -19,9 +19,12 @@ from tests.security.roles import PASSWORD, role
 VERSION = 15
 CONTROL = Path(f"/usr/share/postgresql/{VERSION}/extension/pg_stat_statements.control")
 
-pytestmark = pytest.mark.skipif(
-    not CONTROL.exists(), reason=f"there is no Postgres {VERSION} with pg_stat_statements"
-)
+pytestmark = [
+    pytest.mark.slow,  # it starts a server of its own
+    pytest.mark.skipif(
+        not CONTROL.exists(), reason=f"there is no Postgres {VERSION} with pg_stat_statements"
+    ),
+]
 
 
 def connect(dsn: str, **options: str) -> psycopg.Connection:

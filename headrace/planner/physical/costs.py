@@ -82,7 +82,7 @@ _KEPT: Final = frozenset({"min", "max", "any", "single", "remote"})
 
 
 @dataclass(frozen=True, slots=True)
-class StateSize:
+class ExpectedState:
     """What a node keeps."""
 
     rows: float
@@ -154,18 +154,18 @@ class ExpectedCosts:
 
     # --- states
 
-    def states(self) -> dict[str, StateSize | None]:
+    def states(self) -> dict[str, ExpectedState | None]:
         """What each node with a state keeps; None: nobody knows."""
-        out: dict[str, StateSize | None] = {}
+        out: dict[str, ExpectedState | None] = {}
         for node in self._plan.nodes:
             found = list(self._kept(node))
             if found:
                 known = [each for each in found if each is not None]
-                whole = StateSize(sum(s.rows for s in known), sum(s.bytes for s in known))
+                whole = ExpectedState(sum(s.rows for s in known), sum(s.bytes for s in known))
                 out[node.id] = whole if len(known) == len(found) else None
         return out
 
-    def _kept(self, node: p.Node) -> Iterator[StateSize | None]:  # noqa: C901  one case per node
+    def _kept(self, node: p.Node) -> Iterator[ExpectedState | None]:  # noqa: C901  one case per node
         """Each state of a node."""
         match node:
             case p.SourceSpec():
@@ -197,7 +197,7 @@ class ExpectedCosts:
             case _:
                 return
 
-    def _others(self, node: p.JoinSpec) -> StateSize | None:
+    def _others(self, node: p.JoinSpec) -> ExpectedState | None:
         """The right side of a join; where it is only asked for partners, one entry for each key."""
         key = self._width(node.right, len(node.right_keys))
         if not node.left_only or node.residual:
@@ -205,9 +205,9 @@ class ExpectedCosts:
         if self.rows(node.right) is None:
             return None
         keys = self.groups(node.right, node.right_keys)
-        return StateSize(keys, keys * (ENTRY_BYTES + key))
+        return ExpectedState(keys, keys * (ENTRY_BYTES + key))
 
-    def _values(self, node: p.ReduceSpec, aggregate: p.AggregateSpec) -> StateSize | None:
+    def _values(self, node: p.ReduceSpec, aggregate: p.AggregateSpec) -> ExpectedState | None:
         """What an aggregate keeps: its values, with the order that they have, under their group."""
         size = self._sizes.get(node.input)
         if size is None:
@@ -215,15 +215,15 @@ class ExpectedCosts:
         columns = max(len(self._nodes[node.input].schema), 1)
         width = size.width / columns * (len(aggregate.columns) or columns)
         key = self._width(node.id, len(node.keys))
-        return StateSize(size.rows, size.rows * (ENTRY_BYTES + key + 2 * width))
+        return ExpectedState(size.rows, size.rows * (ENTRY_BYTES + key + 2 * width))
 
-    def _state(self, name: str, key: float, times: int = 1) -> StateSize | None:
+    def _state(self, name: str, key: float, times: int = 1) -> ExpectedState | None:
         """A state with the rows of a node, each ``times`` over (as what they are ordered by)."""
         size = self._sizes.get(name)
         if size is None:
             return None
         rows = 1.0 if isinstance(self._nodes[name], p.ValuesSpec) else size.rows
-        return StateSize(rows, rows * (ENTRY_BYTES + key + times * size.width))
+        return ExpectedState(rows, rows * (ENTRY_BYTES + key + times * size.width))
 
     def _width(self, name: str, columns: int) -> float:
         """Bytes of a key of so many columns."""
