@@ -49,7 +49,7 @@ class SharedEdge(msgspec.Struct, frozen=True, omit_defaults=True):
     shared_with: tuple[str, ...] = ()
 
 
-class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a collection has done since its dataflow was made, and what it keeps."""
 
     worker: str
@@ -86,7 +86,7 @@ class GraphNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """Expected when it was planned; None: nothing is known."""
     state_bytes: int | None = None
     edge: SharedEdge | None = None
-    measured: Measured | None = None
+    measured: NodeNumbers | None = None
     more: Mapping[str, Any] | None = None
     """What a stage knows besides."""
 
@@ -218,7 +218,7 @@ def _edge(edge: SharedEdge | None) -> list[str]:
     return [f"subplan {edge.subplan}, kept once, shared with {names}"]
 
 
-def _measured(found: Measured) -> list[str]:
+def _measured(found: NodeNumbers) -> list[str]:
     out = [f"{found.share_pct:.0f} % of time", f"{found.rows_in} → {found.rows_out} rows"]
     out.append(f"cpu {_time(found.cpu_us)}")
     if found.state_rows is not None:

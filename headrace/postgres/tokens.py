@@ -1,7 +1,7 @@
 """The tokens of a text, as Postgres' scanner finds them: the one reader of SQL text.
 
-``scan`` tells where each token stands, ``pieces`` what a string means; ``identifier`` and ``doubled``
-write what they read.  They follow
+``scan`` tells where each token stands, ``pieces`` what a string means; ``identifier`` and
+``doubled`` write what they read.  They follow
 ``src/backend/parser/scan.l`` of 15 to 18 (16 and later read numbers that 15 refuses), and raise
 ``Unreadable`` where it does.  A tokenizer of a library is made for many dialects and close to each:
 sqlglot's reads ``@-``, ``1..2``, ``1x`` and strings on two lines otherwise than Postgres, and knows

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.reading.dialects import tidy, translated
-from headrace.reading.trees import POSTGRES, Refused, parsed, plain
+from headrace.reading.trees import POSTGRES, Unsaid, parsed, plain
 
 CPU_S: Final = 5
 """Seconds of processor time for a question."""
@@ -39,7 +39,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             return {"text": translated(text, dialect)}
         tree = parsed(text, dialect)
         return {"tree": plain(tree), "text": tidy(tree)}
-    except Refused as refused:
+    except Unsaid as refused:
         return {"refused": refused.message, "at": refused.at, "hint": refused.hint}
     except RecursionError:
         return {"refused": _TOO_DEEP}

@@ -16,7 +16,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import SqlglotError
 
 from headrace.reading import DIALECTS
-from headrace.reading.trees import POSTGRES, Refused, parsed, position
+from headrace.reading.trees import POSTGRES, Unsaid, parsed, position
 
 _ANY: Final = frozenset(DIALECTS)
 _DEFAULTS: Final = {
@@ -50,14 +50,14 @@ def translated(text: str, dialect: str) -> str:
     """The query in SQL of Postgres.
 
     Raises:
-        Refused: it cannot be read, or something in it cannot be said.
+        Unsaid: it cannot be read, or something in it cannot be said.
     """
     tree = parsed(text, dialect)
     if not isinstance(tree, exp.Query):
-        raise Refused("a view is made of a query", position(tree))
+        raise Unsaid("a view is made of a query", position(tree))
     for call in tree.find_all(exp.Anonymous, exp.AnonymousAggFunc):
         if not isinstance(call.parent, exp.Dot):
-            raise Refused(
+            raise Unsaid(
                 f'function "{call.name}" of dialect {dialect} cannot be translated',
                 position(call),
                 _OWN,
@@ -68,13 +68,13 @@ def translated(text: str, dialect: str) -> str:
     if missing:
         message, node = missing[0]
         where = None if node is None else _near(node)
-        raise Refused(f"dialect {dialect} cannot be translated here: {message}", where, _OWN)
+        raise Unsaid(f"dialect {dialect} cannot be translated here: {message}", where, _OWN)
     for _ in range(_ROUNDS):
         again, more = _generated(parsed(said, POSTGRES))
         if again == said and not more:
             return said
         said = again
-    raise Refused(f"the query cannot be translated exactly from dialect {dialect}", None, _OWN)
+    raise Unsaid(f"the query cannot be translated exactly from dialect {dialect}", None, _OWN)
 
 
 def _refuse_lenient_casts(tree: exp.Expr, text: str, dialect: str) -> None:
@@ -86,7 +86,7 @@ def _refuse_lenient_casts(tree: exp.Expr, text: str, dialect: str) -> None:
     strict = Dialect.get_or_raise(dialect).parser_class.STRICT_CAST
     for cast in tree.find_all(exp.TryCast):
         if strict or _LENIENT.search(text):
-            raise Refused(
+            raise Unsaid(
                 "a cast that gives NULL where it fails cannot be translated", position(cast), _OWN
             )
 
@@ -100,7 +100,7 @@ def _refuse_bare_types(tree: exp.Expr, dialect: str) -> None:
     for kind in tree.find_all(exp.DataType):
         if kind.expressions or dialect in _DEFAULTS.get(str(kind.this.value), _ANY):
             continue
-        raise Refused(
+        raise Unsaid(
             f"type {kind.this.value} without its length or precision is another in Postgres than"
             f" in dialect {dialect}",
             _near(kind),
@@ -150,7 +150,7 @@ def _generated(
     try:
         text = Watched(dialect=POSTGRES, pretty=True, normalize_functions=False).generate(tree)
     except SqlglotError as error:
-        raise Refused(f"the query cannot be written: {error}") from error
+        raise Unsaid(f"the query cannot be written: {error}") from error
     return text, missing
 
 

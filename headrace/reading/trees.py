@@ -22,7 +22,7 @@ _NAMED: Final = (exp.Alias, exp.CTE, exp.Subquery, exp.TableAlias, exp.Anonymous
 Plain = dict[str, Any]
 
 
-class Refused(Exception):
+class Unsaid(Exception):
     """That a text cannot be read, or said in SQL of Postgres; ``at``: where, from 0, if known."""
 
     def __init__(self, message: str, at: int | None = None, hint: str = "") -> None:
@@ -34,19 +34,19 @@ def parsed(text: str, dialect: str) -> exp.Expr:
     """The only statement of ``text``.
 
     Raises:
-        Refused: there is none, or several, or sqlglot cannot read it.
+        Unsaid: there is none, or several, or sqlglot cannot read it.
     """
     rules = Dialect.get_or_raise(dialect)
     try:
         found = [one for one in rules.parse(text) if one is not None]
     except ParseError as error:
-        raise Refused(_said(error), _place(text, error)) from error
+        raise Unsaid(_said(error), _place(text, error)) from error
     except TokenError as error:
-        raise Refused("a token of the text has no end, or cannot be read") from error
+        raise Unsaid("a token of the text has no end, or cannot be read") from error
     if len(found) != 1:
-        raise Refused(f"the text has {len(found)} statements, and must have one")
+        raise Unsaid(f"the text has {len(found)} statements, and must have one")
     if isinstance(found[0], exp.Command):
-        raise Refused("this statement is none that the parser knows", 0)
+        raise Unsaid("this statement is none that the parser knows", 0)
     return found[0]
 
 
@@ -85,14 +85,14 @@ def plain(tree: exp.Expr) -> list[Plain]:
     table also ``table`` and ``alias``, of a column ``column`` and ``of``.
 
     Raises:
-        Refused: it has too many.
+        Unsaid: it has too many.
     """
     out: list[Plain] = []
     waiting: list[tuple[exp.Expr, Plain | None]] = [(tree, None)]
     while waiting:
         node, above = waiting.pop()
         if len(out) == NODES_MAX:
-            raise Refused(f"the text has more than {NODES_MAX} nodes, and is not shown as a tree")
+            raise Unsaid(f"the text has more than {NODES_MAX} nodes, and is not shown as a tree")
         made = _node(node, str(len(out) + 1))
         out.append(made)
         if above is not None:

@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime.away import AwayStore
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksStore
-from headrace.state.sizes import StateSize, sizes
+from headrace.state.sizes import StoredSize, sizes
 
 
 def numbers(unit: Unit) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def numbers(unit: Unit) -> dict[str, Any]:
     return found
 
 
-def _states(own: PhysicalPlan, found: Mapping[str, StateSize]) -> dict[str, tuple[int, int, bool]]:
+def _states(own: PhysicalPlan, found: Mapping[str, StoredSize]) -> dict[str, tuple[int, int, bool]]:
     """By node: what its states (``id`` or ``id.part``) are together."""
     owners = {}
     for node in own.nodes:

@@ -26,7 +26,7 @@ _BYTES_PER_READ: Final = 1 << 20
 _PAIRS_PER_READ: Final = 1024
 
 
-class StateSize(msgspec.Struct, frozen=True):
+class StoredSize(msgspec.Struct, frozen=True):
     """``rows`` entries; ``bytes``: in memory if all is there, else of keys and values."""
 
     rows: int
@@ -34,15 +34,15 @@ class StateSize(msgspec.Struct, frozen=True):
     exact: bool
 
 
-def sizes(store: RocksStore) -> dict[str, StateSize]:
+def sizes(store: RocksStore) -> dict[str, StoredSize]:
     """Of each state of a store, by name; without those that cannot be read; from any thread."""
     tiers = dict(store.tiers)
     share = PAIRS_MAX // max(sum(bool(tier.spilled) for tier in tiers.values()), 1)
-    out: dict[str, StateSize] = {}
+    out: dict[str, StoredSize] = {}
     parts: dict[str, _Part] = {}
     for name, tier in tiers.items():
         if not tier.spilled:
-            out[name] = StateSize(tier.map.size, tier.map.live_bytes, exact=True)
+            out[name] = StoredSize(tier.map.size, tier.map.live_bytes, exact=True)
             continue
         with contextlib.suppress(HeadraceError):
             part = _seen(tier, share)
@@ -64,10 +64,10 @@ class _Part:
     octets: int
     groups: int
 
-    def whole(self) -> StateSize:
+    def whole(self) -> StoredSize:
         """What all groups are like, if they are like these."""
         scale = layout.GROUPS / self.groups
-        return StateSize(round(self.rows * scale), round(self.octets * scale), exact=False)
+        return StoredSize(round(self.rows * scale), round(self.octets * scale), exact=False)
 
 
 def _seen(tier: Tier, pairs_max: int) -> _Part:
@@ -90,8 +90,8 @@ def _seen(tier: Tier, pairs_max: int) -> _Part:
 
 
 def _unseen(
-    family: Family, parts: Mapping[str, _Part], known: Mapping[str, StateSize]
-) -> dict[str, StateSize]:
+    family: Family, parts: Mapping[str, _Part], known: Mapping[str, StoredSize]
+) -> dict[str, StoredSize]:
     """What states may have whose first group is longer than anybody looks.
 
     As many entries as the files of the family count, but for those of the other states, in equal
@@ -101,5 +101,5 @@ def _unseen(
     out = {}
     for name, part in parts.items():
         rows = max(counted // len(parts), part.rows)
-        out[name] = StateSize(rows, rows * part.octets // max(part.rows, 1), exact=False)
+        out[name] = StoredSize(rows, rows * part.octets // max(part.rows, 1), exact=False)
     return out

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, graph, plan, readings
-from headrace.planner.graph import Graph, Measured, SharedEdge
+from headrace.planner.graph import Graph, NodeNumbers, SharedEdge
 from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
 from headrace.population.context import JobContext
@@ -240,11 +240,11 @@ def measured(physical: Graph, found: Sequence[Mapping[str, Any]]) -> Graph:
     """
     rows = {row["node"]: row for row in found}
     whole_us = sum(row["busy_us"] for row in found)
-    told = set(Measured.__struct_fields__)
+    told = set(NodeNumbers.__struct_fields__)
 
-    def numbers(row: Mapping[str, Any]) -> Measured:
+    def numbers(row: Mapping[str, Any]) -> NodeNumbers:
         share = round(100 * row["busy_us"] / whole_us, 1) if whole_us else 0.0
-        return Measured(**{n: v for n, v in row.items() if n in told}, share_pct=share)
+        return NodeNumbers(**{n: v for n, v in row.items() if n in told}, share_pct=share)
 
     nodes = [
         structs.replace(node, measured=numbers(rows[node.id])) if node.id in rows else node
