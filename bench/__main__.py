@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import structlog
 
+from bench.altering import Altering
 from bench.cdc import Cdc
 from bench.checkpoint import Checkpoint
+from bench.costs import Costs
 from bench.creations import Creations
 from bench.drain import Drain
 from bench.engine import Engine
@@ -39,8 +41,10 @@ from bench.workers import Workers
 SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
     for s in (
+        Altering,
         Cdc,
         Checkpoint,
+        Costs,
         Creations,
         Drain,
         Engine,

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import psycopg
@@ -144,6 +144,21 @@ class Unit:
         self._database = RocksDatabase(self._path, memory_bytes=_MEMORY_BYTES)
         self._store: RocksStore = self._database.view(1, self._txid)
         self._flow = Dataflow(self._plan, self._store, self._remote, 0)
+
+    @property
+    def plan(self) -> PhysicalPlan:
+        """What it computes."""
+        return self._plan
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """By node, since it was opened."""
+        return self._flow.metrics()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its states take in memory."""
+        return self._store.memory_bytes
 
     def reopen(self) -> None:
         """Stop and start: all that is in memory is gone."""

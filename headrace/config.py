@@ -119,6 +119,9 @@ class Settings:
     """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
     allow_trust: bool = False
     """Whether clients may come in whom the source lets in without asking for anything."""
+    admin_database: str = "headrace"
+    """Name by which clients of ``listen`` reach SHOW, KILL and RELOAD; a database of the server
+    that is called so goes before; empty: none."""
     connections_max: int = 500
     """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
     login_timeout_ms: int = 10_000
@@ -290,14 +293,17 @@ class Settings:
                     hint="Write it as key=value pairs, values with blanks or quotes in single"
                     " quotes; or as a URI, with special characters as %XX.",
                 ) from None
+        self._check_tls()
+        self._check_words()
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
+
+    def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError('settings "tls_cert" and "tls_key" go together')
         for name in ("tls_required", "http_tls"):
             if getattr(self, name) and not self.tls_cert:
                 raise UserError(f'setting "{name}" needs "tls_cert" and "tls_key"')
-        self._check_words()
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
 
     def _check_words(self) -> None:
         for where in (self.listen, self.worker_listen):

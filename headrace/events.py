@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, ClassVar, Final, TextIO
 
 import structlog
 
@@ -63,8 +63,26 @@ class Lossy(io.StringIO):
             self._file.flush()
 
 
+class _Threshold:
+    """What is logged now; loggers are made once, with all their methods."""
+
+    level: ClassVar[int] = LEVELS["info"]
+
+
+def set_level(level: str) -> None:
+    """Log ``level`` and above from now on."""
+    _Threshold.level = LEVELS[level]
+
+
+def _only_loud(_logger: Any, method: str, event: Fields) -> Fields:
+    if LEVELS.get(method, LEVELS["error"]) < _Threshold.level:
+        raise structlog.DropEvent
+    return event
+
+
 def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
     """Log ``level`` and above in ``shape``; ``fields`` (the process, its pid) are on every line."""
+    set_level(level)
     terminal = bool(sys.stderr and sys.stderr.isatty())
     text = shape == "text" or (shape == "auto" and terminal)
 
@@ -76,6 +94,7 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
 
     structlog.configure(
         processors=[
+            _only_loud,
             structlog.contextvars.merge_contextvars,
             with_fields,
             named,
@@ -86,7 +105,7 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
             structlog.processors.format_exc_info,
             *(_for_people(colors=terminal) if text else _for_programs()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
         logger_factory=structlog.PrintLoggerFactory(Lossy(sys.stderr)),
         cache_logger_on_first_use=True,
     )

@@ -93,20 +93,20 @@ def _over(whole: Planned, upper: Planned) -> Planned:
         explain=upper.explain,
         graphs=upper.graphs,
         whole=whole.physical,
+        sizes=upper.sizes,
     )
 
 
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
-        standard = session.standard_strings(conn)
-        written = position.Text(request.query, standard_strings=standard)
+        written = position.Text(request.query, standard_strings=session.standard_strings(conn))
         array_nulls = session.is_on(conn, "array_nulls")
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         bound = session.read_view(conn, request.query)
-        reads_clock = partial(functions.reads_clock, catalog)
-        check.refuse_clock_literals(bound.tree, written, bound.position, reads_clock)
+        clock = partial(functions.reads_clock, catalog)
+        check.refuse_clock_literals(bound.tree, written, bound.position, clock)
         conn.execute("RESET ROLE")
         sources = Sources(conn, catalog, settings, request.over)
         sources.load(bound, request.caller)
@@ -127,11 +127,10 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
         bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
-        columns = _columns(catalog, bound)
+        columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
         rewritten = optimise(logical)
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
-        builder = PhysicalBuilder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
         physical = _proven(lowering, builder, physical)
@@ -146,7 +145,6 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             physical=physical,
             **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
             tables=sources.tables.refs(),
-            sizes=_sizes(builder, sources),
             settings=_kept(settings, catalog),
             functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
@@ -157,14 +155,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.tables.generated),
+            sizes=builder.sizes,
+            private=bool(sources.private),
         )
-
-
-def _sizes(builder: PhysicalBuilder, sources: Sources) -> dict[str, tuple[float, int]]:
-    """What rows of nodes are expected to be, unless somebody else's query is among them."""
-    if sources.private:
-        return {}
-    return {name: (size.rows, size.width) for name, size in builder.sizes.items()}
 
 
 def _shown(

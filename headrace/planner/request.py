@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.graph import Graph
+from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.logical.lineage import ColumnOrigin
 from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
@@ -76,8 +77,6 @@ class Planned:
     """(table, attnum) of the generated columns that are computed from others."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Nodes of ``physical`` that other workers compute, with all below them: the worker of each."""
-    sizes: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """Rows that nodes of ``physical`` are expected to have, and bytes of each; where known."""
     graphs: tuple[Graph, ...] = ()
     """Those of the stages that are some; none where somebody else's query is in the plan."""
     lineage: tuple[tuple[str, tuple[ColumnOrigin, ...]], ...] | None = None
@@ -85,3 +84,12 @@ class Planned:
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""
+    sizes: Mapping[str, ExpectedSize] = field(default_factory=dict, compare=False)
+    """Per node of ``physical`` what its rows are expected to be, where that is known."""
+    private: bool = False
+    """Whether somebody else's query is in it, so that its parts are not shown."""
+
+    @property
+    def shown_sizes(self) -> Mapping[str, ExpectedSize]:
+        """``sizes``; nothing where they would tell of somebody else's query."""
+        return {} if self.private else self.sizes

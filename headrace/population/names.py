@@ -11,6 +11,7 @@ from headrace.errors import DuplicateError, PrivilegeError, UndefinedError, User
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
 from headrace.sql import views
+from headrace.sql.status import UNFINISHED
 from headrace.sql.views import ViewRow
 
 _BYTES_MAX: Final = 63
@@ -106,6 +107,17 @@ def find(
     schema, name = parse(conn, text)
     path = [schema] if schema is not None else search_path(conn, caller, settings)
     return views.find(conn, name, path)
+
+
+def find_here(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> ViewRow | None:
+    """The view that a new one called ``text`` would be in the place of."""
+    schema, name = parse(conn, text)
+    if schema is None:
+        schema = _current_schema(conn, caller, settings)
+    found = views.find(conn, name, [schema])
+    return None if found is None or found.status in UNFINISHED else found
 
 
 def search_path(conn: Connection, caller: str | None, settings: dict[str, str]) -> list[str]:

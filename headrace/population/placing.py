@@ -17,6 +17,7 @@ from headrace.collections import plan as p
 from headrace.collections import subplans
 from headrace.config import Settings
 from headrace.errors import UndefinedError, UserError
+from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.placement import cuts
 from headrace.planner.placement.failed import PlacementFailed
 from headrace.planner.placement.operators import Costs
@@ -97,7 +98,7 @@ def parts(
     conn: Connection,
     settings: Settings,
     plan: p.PhysicalPlan,
-    sizes: Mapping[str, tuple[float, int]],
+    sizes: Mapping[str, ExpectedSize],
     placement: Placement,
     measured: Measured | None = None,
     but: int = 0,
@@ -124,7 +125,7 @@ def compared(
     conn: Connection,
     settings: Settings,
     plan: p.PhysicalPlan,
-    sizes: Mapping[str, tuple[float, int]],
+    sizes: Mapping[str, ExpectedSize],
     measured: Measured | None = None,
     but: int = 0,
 ) -> Compared:
@@ -172,13 +173,13 @@ def _count(plan: p.PhysicalPlan) -> int:
     return sum(not isinstance(n, p.SourceSpec | p.SinkSpec | p.FeedSpec) for n in plan.nodes)
 
 
-def expected(plan: p.PhysicalPlan, sizes: Mapping[str, tuple[float, int]]) -> dict[str, float]:
+def expected(plan: p.PhysicalPlan, sizes: Mapping[str, ExpectedSize]) -> dict[str, float]:
     """Bytes that each node is expected to send while all rows of all tables change once."""
     return {
-        node.id: rows * width
+        node.id: size.rows * size.width
         for node in plan.nodes
         if node.id in sizes or isinstance(node, p.SourceSpec)
-        for rows, width in [sizes.get(node.id, (_ROWS, _WIDTH * len(node.schema)))]
+        for size in [sizes.get(node.id, ExpectedSize(_ROWS, _WIDTH * len(node.schema)))]
     }
 
 

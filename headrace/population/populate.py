@@ -105,7 +105,7 @@ def plan_with_facts(
             physical = planned.physical.keyed(options.key)
             planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
         found = placing.parts(
-            *(conn, settings, planned.physical, planned.sizes, options.placement), but=view_id
+            *(conn, settings, planned.physical, planned.shown_sizes, options.placement), but=view_id
         )
         planned = replace(planned, parts=found)
         rights.check(conn, settings.eval_dsn, planned)

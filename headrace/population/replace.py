@@ -48,10 +48,11 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def put_right(conn: Connection, target: ResultTable, publication: str, had: Sequence[str]) -> bool:
+def put_right(conn: Connection, before: ResultTable, publication: str, key: Sequence[str]) -> bool:
     """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
 
-    ``had``: the key that we gave it until now; if it is to have another one that goes first.
+    ``before``: as we have made it; ``key``: the one that it is to have: if that is another than it
+    has, that goes first.
 
     What somebody has added is his, and stands against it.  False: it lacked columns, and was
     dropped to be made again.
@@ -59,8 +60,8 @@ def put_right(conn: Connection, target: ResultTable, publication: str, had: Sequ
     Raises:
         SinkTableError: something was added, or depends on a table that has to be made again.
     """
-    name = target.identifier
-    before = replace(target, key=tuple(had))
+    name = before.identifier
+    target = replace(before, key=tuple(key))
     table.check(conn, before, publication, filling=True)
     # Writers are locked out: the engine, and whoever may have got the right to write.
     conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
@@ -98,13 +99,12 @@ def replace_rows(
     planned: Planned,
     staging: Staging,
     *,
-    fit: bool = False,
     kept: Kept | None = None,
 ) -> Replaced:
     """Make the rows of ``target`` the staged ones, in the caller's transaction.
 
-    ``fit``: its columns may get other types, those of the query.  ``kept``: the history that is to
-    have the rows that differ; it gets none where types have changed.
+    Its columns get the types of the query.  ``kept``: the history that is to have the rows that
+    differ; it gets none where types have changed.
 
     Readers are not held up; they see the old rows until the commit.
 
@@ -124,7 +124,7 @@ def replace_rows(
             table.shape(conn, planned.columns),
         )
     )
-    fitted = _fit_columns(conn, target, staged, planned.columns, fit=fit)
+    fitted = _fit_columns(conn, target, staged, planned.columns)
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
@@ -230,17 +230,14 @@ def _fit_columns(
     target: ResultTable,
     staged: sql.Identifier,
     fields: Sequence[Field],
-    *,
-    fit: bool,
 ) -> bool:
-    """Give columns the types of ``staged`` where they have others, if ``fit``.
+    """Give columns the types of ``staged`` where they have others.
 
     Values that do not fit the new type become NULL: their rows are exchanged.
     Whether there were any.
 
     Raises:
-        UserError: 55000, they stay as they are: not ``fit``, or what a user made of the table
-            depends on them.
+        UserError: 55000, they stay as they are: what a user made of the table depends on them.
     """
     row: Any = conn.execute("SELECT %s::regclass::oid", (staged.as_string(conn),)).fetchone()
     table.prove_types(conn, int(row[0]), fields)
@@ -251,9 +248,13 @@ def _fit_columns(
         if (old.name, old.type_name) == (new.name, new.type_name):
             continue
         fitted = True
-        error = None if fit else "the query is to have the same columns"
-        if fit:
-            error = _retype(conn, target.identifier, old, new)
+        error = retype(
+            conn,
+            target.identifier,
+            old,
+            sql.SQL(new.type_name),
+            built_in=new.base_oid < FIRST_USER_OID,
+        )
         if error is not None:
             raise UserError(
                 f'column "{old.name}" of the view is of type {new.type_name} now,'
@@ -265,13 +266,21 @@ def _fit_columns(
     return fitted
 
 
-def _retype(
-    conn: Connection, name: sql.Identifier, old: table.ResultColumn, new: table.ResultColumn
+def retype(
+    conn: Connection,
+    name: sql.Identifier,
+    old: table.ResultColumn,
+    kind: sql.Composable,
+    *,
+    built_in: bool = True,
 ) -> str | None:
-    """Alter the type of a column; what stands against it, if something does."""
-    column, kind = sql.Identifier(old.name), sql.SQL(new.type_name)
+    """Alter the type of a column to ``kind``; what stands against it, if something does.
+
+    ``built_in``: whether ``kind`` is; else no value of the column is cast to it.
+    """
+    column = sql.Identifier(old.name)
     values: list[sql.Composable] = [column, sql.SQL("NULL")]
-    if max(old.base_oid, new.base_oid) >= FIRST_USER_OID:
+    if old.base_oid >= FIRST_USER_OID or not built_in:
         del values[0]  # a cast of a user's type may be a function of the user
     for value in values:
         try:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headrace import errors
+from headrace import errors, events
 from headrace.process import tasks
 
 SOCKET_BYTES_MAX: Final = 107
@@ -182,6 +182,10 @@ class Peer:
             self._running.pop(number, None)
 
 
+async def _log_level(params: dict[str, Any], _: Progress) -> None:
+    events.set_level(params["level"])
+
+
 async def connect(path: Path, handlers: dict[str, Handler] | None = None) -> Peer:
     """Connect to the Unix socket at ``path``."""
     reader, writer = await asyncio.open_unix_connection(str(path), limit=_LIMIT)
@@ -207,7 +211,11 @@ def check(*paths: Path) -> None:
 async def serve(
     path: Path, handlers: dict[str, Handler], on_peer: Callable[[Peer], None] | None = None
 ) -> asyncio.Server:
-    """Listen on the Unix socket at ``path``; every connection gets ``handlers``."""
+    """Listen on the Unix socket at ``path``; every connection gets ``handlers``.
+
+    Besides, whoever connects can have the process log at another level (``log_level``).
+    """
+    handlers = {"log_level": _log_level, **handlers}
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, handlers)

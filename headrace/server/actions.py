@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.server.context import CallContext
+from headrace.server.orders import Order
 from headrace.server.procedures import Invocation
 
 
@@ -67,6 +68,26 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Find:
+    """Find whether the source has a database of that name; answer with ``database_found``."""
+
+    database: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """The source is not needed any more: its connection ends, the client's stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Carry out a command of who logged in as ``login``; then ``carried_out`` or ``fail``."""
+
+    order: Order
+    login: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close both connections, after what was sent before."""
 
@@ -74,4 +95,6 @@ class Close:
     """Of a client that does not speak our protocol: for the log."""
 
 
-Action = ToClient | ToServer | Connect | StartTls | Verify | Cancel | Ready | Run | Close
+Begun = Connect | StartTls | Verify | Run | Find | Detach | Carry
+"""What takes its time."""
+Action = ToClient | ToServer | Cancel | Ready | Close | Begun

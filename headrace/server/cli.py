@@ -157,7 +157,7 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
         case "version":
             return _version()
         case "start":
-            return _start(settings_of(arguments))
+            return _start(arguments)
         case "worker":
             return _worker(settings_of(arguments))
         case "check":
@@ -197,7 +197,8 @@ def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
     return out
 
 
-def _start(settings: Settings) -> int:
+def _start(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
     from headrace.process.nursery import Nursery
     from headrace.server import doctor
 
@@ -212,7 +213,7 @@ def _start(settings: Settings) -> int:
     with Nursery() as nursery:
         from headrace.server import main as server
 
-        return server.run(settings, nursery)
+        return server.run(settings, nursery, lambda: settings_of(arguments))
 
 
 def _worker(settings: Settings) -> int:

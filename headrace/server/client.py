@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 
@@ -22,7 +23,9 @@ from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import CallContext
 from headrace.server.doorway import tune
-from headrace.server.messages import error_response
+from headrace.server.facts import Facts, Meter
+from headrace.server.messages import TERMINATE, error_response
+from headrace.server.orders import Order
 from headrace.server.port import Port
 from headrace.server.procedures import Invocation
 from headrace.server.scram import end_point
@@ -31,6 +34,10 @@ from headrace.server.upstream import ALPN
 _HELD_BYTES_MAX: Final = 1_048_576
 _PIECE: Final = 1 << 16
 
+Finished = Callable[[], list[a.Action]]
+"""What a client is told of a call, once it is over."""
+T = TypeVar("T")
+
 _log = structlog.get_logger(__name__)
 
 
@@ -38,7 +45,7 @@ class Upstream(asyncio.Protocol):
     """A session's connection to the source."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client: Client | None = client
         self.transport: asyncio.WriteTransport | None = None
         self._socket: int | None = None
 
@@ -52,6 +59,8 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the source."""
         client = self._client
+        if client is None:
+            return
         if client.session.passes_server(data):
             client.send(data)
         else:
@@ -64,15 +73,26 @@ class Upstream(asyncio.Protocol):
                 while exc is not None and (data := os.read(self._socket, _PIECE)):
                     self.data_received(data)
             os.close(self._socket)
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def pause_writing(self) -> None:
         """The source is slower than the client."""
-        self._client.hold_reading("upstream", on=True)
+        if self._client is not None:
+            self._client.hold_reading("upstream", on=True)
 
     def resume_writing(self) -> None:
         """The source has caught up."""
-        self._client.hold_reading("upstream", on=False)
+        if self._client is not None:
+            self._client.hold_reading("upstream", on=False)
+
+    def leave(self) -> None:
+        """The session goes on without the source."""
+        self._client = None
+        if self.transport is not None:
+            if not self.transport.is_closing():
+                self.transport.write(TERMINATE)
+            self.transport.close()
 
 
 class Client(asyncio.Protocol):
@@ -82,6 +102,9 @@ class Client(asyncio.Protocol):
         self._port = port
         self.session = p.Session(port.rules)
         self.call: asyncio.Task[None] | None = None
+        self._meter = Meter(port.number())
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._interrupted = False
         self._transport: asyncio.Transport | None = None
         self._upstream = Upstream(self)
@@ -90,6 +113,11 @@ class Client(asyncio.Protocol):
         self._holds: set[str] = set()
         self._held_bytes_max = max(_HELD_BYTES_MAX, 2 * port.settings.statement_bytes_max)
         self._closed = False
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of it."""
+        return self._meter.facts(self.session)
 
     # --- asyncio's callbacks
 
@@ -101,6 +129,7 @@ class Client(asyncio.Protocol):
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
         port.connections.add(self)
         peer = transport.get_extra_info("peername")
+        self._meter.meets_client(transport)
         seconds = settings.login_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         self._login = loop.call_later(seconds, self._too_late)
@@ -109,6 +138,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
+        self._meter.received(len(data))
         if self.session.passes_client(data):
             self._send_upstream(data)
         else:
@@ -120,10 +150,12 @@ class Client(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client is slower than the source."""
+        self._writable.clear()
         self._pause_upstream(on=True)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
+        self._writable.set()
         self._pause_upstream(on=False)
 
     # --- what happens
@@ -146,30 +178,44 @@ class Client(asyncio.Protocol):
                     self.close()
                 case _:
                     self._begin(action)
-        if self._upstream.transport:
+        if self._upstream.transport or self.session.about.admin:
             busy = self.session.buffered_bytes > self._held_bytes_max
             self.hold_reading("relay", on=busy)
 
-    def _begin(self, action: a.Connect | a.StartTls | a.Verify | a.Run) -> None:
+    def _begin(self, action: a.Begun) -> None:
         """Start what takes its time."""
         match action:
             case a.Connect():
-                self._port.sessions.add(self)
+                (self._port.admins if self.session.about.admin else self._port.sessions).add(self)
                 self._port.spawn(self._connect())
+            case a.Find(database):
+                named = self._port.roles.is_database(database)
+                self._port.spawn(self._told(named, self.session.database_found))
+            case a.Detach():
+                self._upstream.leave()
+                self._meter.meets_server(None)
+                self._upstream = Upstream(self)
+                self.hold_reading("upstream", on=False)
+            case a.Carry(order, login):
+                self._interrupted = False
+                work = partial(self._carry, order, login)
+                self.call = asyncio.create_task(self._answer(order.verb, work))
             case a.StartTls(first):
                 assert self._transport is not None, "the client is connected"
                 # From here on nothing may be read in the clear.
                 self._transport.pause_reading()
                 self._port.spawn(self._start_tls(first))
             case a.Verify(user):
-                self._port.spawn(self._find_verifier(user))
+                asked = self._port.roles.verifier(user)
+                self._port.spawn(self._told(asked, self.session.verifier_found))
             case a.Run(invocation, context, login):
                 self._interrupted = False
-                work = self._run(invocation, context, login)
-                self.call = asyncio.create_task(work)
+                run = partial(self._run, invocation, context, login)
+                self.call = asyncio.create_task(self._answer(invocation.procedure, run))
 
     def send(self, data: bytes) -> None:
         """The client gets this next."""
+        self._meter.sent(len(data))
         transport = self._transport
         if transport and not self._closed and not transport.is_closing():
             transport.write(data)
@@ -187,16 +233,25 @@ class Client(asyncio.Protocol):
             self._transport.write(error_response(fields, severity="FATAL"))
         self.close()
 
+    def kill(self) -> None:
+        """End it by command, and what it is at on the source: that would go on else."""
+        if self._upstream.transport is not None and self.session.key:
+            self._port.cancel_upstream(self.session.key)
+        self.end("terminating connection due to administrator command")
+
     def close(self) -> None:
         """End the session on both sides; what was written is still delivered."""
         if self._closed:
             return
+        self._port.ended(self.facts)
         self._closed = True
+        self._writable.set()
         self.interrupt()
         if self._login:
             self._login.cancel()
         self._port.connections.discard(self)
         self._port.sessions.discard(self)
+        self._port.admins.discard(self)
         self._port.doorway.leave(self)
         if self._port.keys.get(self.session.key) is self:
             del self._port.keys[self.session.key]
@@ -231,6 +286,7 @@ class Client(asyncio.Protocol):
     def _logged_in(self, key: bytes) -> None:
         if self._login:
             self._login.cancel()
+        self._meter.let_in = True
         self._port.doorway.leave(self)
         self._port.keys[key] = self
 
@@ -254,6 +310,7 @@ class Client(asyncio.Protocol):
             certificate = source.getpeercert(binary_form=True) or b""
         self.session.connected(tls=tls, binding=end_point(certificate))
         self._upstream.connected(transport, tls=tls)
+        self._meter.meets_server(transport)
         unsent, self._unsent = self._unsent, None
         for data in unsent or ():
             transport.write(data)
@@ -283,6 +340,7 @@ class Client(asyncio.Protocol):
             self.close()
             return
         self._transport = secured
+        self._meter.meets_client(secured)
         spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
         if first and spoken != ALPN:
             # It may mean another service (an ALPACA attack): the protocol must be named.
@@ -291,40 +349,58 @@ class Client(asyncio.Protocol):
             return
         self.apply(self.session.tls_started(self._port.binding))
 
-    async def _find_verifier(self, user: str) -> None:
+    async def _told(self, asked: Awaitable[T], told: Callable[[T], list[a.Action]]) -> None:
+        """What the source is ``asked`` for this session, it is ``told``."""
+        self.hold_reading("asked", on=True)
         try:
-            found = await self._port.roles.verifier(user)
+            found = await asked
         except HeadraceError as error:
             self.apply(self.session.server_lost(error.fields()))
             return
-        self.apply(self.session.verifier_found(found))
+        self.apply([] if self._closed else told(found))
+        self.hold_reading("asked", on=False)
 
-    async def _run(self, invocation: Invocation, context: CallContext, login: str) -> None:
-        """Carry out a call of this session and answer the client."""
-        finished: Callable[[], list[a.Action]]
+    async def _carry(self, order: Order, login: str) -> Finished:
+        """Carry out a command of the admin database."""
+        # What is answered must be taken before more is made.
+        await self._writable.wait()
+        return _bound(self.session.carried_out, await self._port.carry(order, login))
+
+    async def _run(self, invocation: Invocation, context: CallContext, login: str) -> Finished:
+        """Carry out a call of this session."""
+
+        def report(text: str) -> None:
+            if not self._closed:
+                self.apply(self.session.notice(text))
+
+        await self._port.roles.check(login, context.caller)
+        rows = await self._port.runner(invocation, context, report)
+        return _bound(self.session.finish, rows)
+
+    async def _answer(self, name: str, work: Callable[[], Awaitable[Finished]]) -> None:
+        """Do ``work``, which is called so, and tell the client what came of it."""
+        finished: Finished
+        self._meter.begins(name)
+        failed = True
         try:
-            await self._port.roles.check(login, context.caller)
-            rows = await self._port.runner(invocation, context, self._report)
-            finished = _bound(self.session.finish, rows)
+            finished = await work()
+            failed = False
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             finished = _bound(self.session.fail, error.fields())
         except HeadraceError as error:
             finished = _bound(self.session.fail, error.fields())
         except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
-            _log.exception("call failed", procedure=invocation.procedure)
-            bug = BugError(f"internal error in {invocation.procedure}: {error!r}")
+            _log.exception("call failed", procedure=name)
+            bug = BugError(f"internal error in {name}: {error!r}")
             finished = _bound(self.session.fail, bug.fields())
         self.call = None
+        self._meter.ends(failed=failed)
         try:
             self.apply([] if self._closed else finished())
         except Exception:  # noqa: BLE001  as asyncio does where a socket's bytes meet a bug
-            _log.exception("answer failed", procedure=invocation.procedure)
+            _log.exception("answer failed", procedure=name)
             self.close()
-
-    def _report(self, text: str) -> None:
-        if not self._closed:
-            self.apply(self.session.notice(text))
 
 
 def _hand_on(data: bytes, protocol: Any) -> None:
@@ -337,5 +413,5 @@ def _hand_on(data: bytes, protocol: Any) -> None:
         data = data[size:]
 
 
-def _bound(method: Callable[[Any], list[a.Action]], value: Any) -> Callable[[], list[a.Action]]:
+def _bound(method: Callable[[Any], list[a.Action]], value: Any) -> Finished:
     return lambda: method(value)

@@ -31,7 +31,7 @@ from headrace.sql.verbs import (
     WaitFor,
 )
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -65,6 +65,11 @@ VIEW_STATS: Final = (
     *(("queued_rows", INT8), ("queued_bytes", INT8)),
 )
 """Columns of view_stats; ``sql/view_stats.sql`` has the same."""
+ADVICE: Final = (
+    *(("topic", TEXT), ("subject", TEXT), ("finding", TEXT)),
+    *(("value", FLOAT8), ("unit", TEXT), ("advice", TEXT)),
+)
+"""Columns of advise; ``sql/advise.sql`` has the same."""
 WORKERS: Final = (
     *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
@@ -166,6 +171,10 @@ class Commands:
             self._under_way[caller] -= 1
             self._under_way += Counter()  # without those that have none
 
+    def limit(self, per_role_max: int) -> None:
+        """Let a role have so many calls under way from now on."""
+        self._per_role_max = per_role_max
+
     async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
         name = f"{identifier(row.schema)}.{identifier(row.name)}"
@@ -198,7 +207,8 @@ class Commands:
             answer = await self._ask(verb, request, progress)
             reporter.flush()
             _say(answer, report)
-            report(ready(int(answer["rows"]), clock.monotonic() - started))
+            if "rows" in answer:  # else it was there already
+                report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
         task = asyncio.create_task(self._ask(verb, request, progress))
         await self._until_accepted(task, accepted, request.name)
@@ -308,6 +318,7 @@ def _verified(answer: dict[str, Any]) -> ResultSet:
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_view": _explained,
     "check_view": _checked,
+    "advise": partial(ResultSet, ADVICE),
     "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
     "verify_view": _verified,
     "queues": partial(ResultSet, QUEUES),

@@ -75,6 +75,10 @@ class Doorway:
         oldest.close()
         return True
 
+    def limit(self, per_address: int, total: int) -> None:
+        """Let in so many from now on."""
+        self._per_address, self._total = per_address, total
+
     def leave(self, visitor: Visitor) -> None:
         """It has logged in, or gone."""
         key = self._all.pop(visitor, None)

@@ -44,8 +44,10 @@ class Rules:
     """It can be offered."""
     tls_required: bool = False
     allow_trust: bool = False
-    full: Callable[[], bool] = lambda: False
-    """Whether there is no room for one more session."""
+    admin: str = ""
+    """The name of the admin database; "": there is none."""
+    full: Callable[[bool], bool] = lambda _: False
+    """Whether there is no room for one more session, which is one of the admin database or not."""
     statement_bytes_max: int = 65_536
 
 
@@ -57,6 +59,12 @@ class Flow:
         self.state = SessionState.START
         self.key = b""
         self.user = ""
+        self.database = ""
+        self.application = ""
+        self.asked: m.StartupPacket | None = None
+        """What a session of the admin database began with."""
+        self.admin = False
+        """Whether it is one."""
         self.ours = False
         """Whether calls of the session may be ours: it is one of the source's database."""
         self.tls_on = False
@@ -124,6 +132,8 @@ class Flow:
 
     def setting(self, name: str, value: str) -> None:
         """The source tells of a setting of the session."""
+        if name == "application_name":
+            self.application = value
         if name in self._parameters and self._parameters[name] != value:
             self._parameters[name] = value
             self.settings += 1

@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,10 +27,12 @@ from headrace.process.nursery import Nursery
 from headrace.runtime import ownership
 from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
+from headrace.server.desk import Desk
 from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
+from headrace.server.reload import Reload
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
 from headrace.server.traces import Traces
@@ -51,14 +54,21 @@ def version() -> str:
     return metadata.version("headrace")
 
 
-def run(settings: Settings, nursery: Nursery) -> int:
-    """Run until a signal; returns the exit status."""
+def run(settings: Settings, nursery: Nursery, again: Callable[[], Settings] | None = None) -> int:
+    """Run until a signal; returns the exit status.
+
+    ``again`` reads the settings once more, for RELOAD; None: they stay as they are.
+    """
+    loaded = settings
     events.configure(settings.log_level, settings.log_format, process="commander", pid=os.getpid())
     os.umask(0o077)
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
         settings, database = prepare(settings)
-        return uvloop.run(Commander(settings, database, nursery).run())
+        commander = Commander(settings, database, nursery)
+        if again is not None:
+            commander.reloads(loaded, again)
+        return uvloop.run(commander.run())
 
 
 @contextlib.contextmanager
@@ -128,6 +138,7 @@ class Commander:
         self._listener = Listener(
             settings, SourceAddress.of(settings.source), database, self._commands.run
         )
+        self._listener.port.carry = Desk(self._listener.port, version()).carry_out
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
@@ -136,6 +147,13 @@ class Commander:
         self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+
+    def reloads(self, loaded: Settings, again: Callable[[], Settings]) -> None:
+        """Let settings be changed while it runs: ``again`` reads what ``loaded`` were."""
+        port = self._listener.port
+        tell = self._supervisor.set_log_level
+        reload = Reload(loaded, again, port, self._commands.limit, tell)
+        port.carry = Desk(port, version(), reload).carry_out
 
     async def run(self) -> int:
         """Start everything, say so, and stop everything on a signal."""

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from headrace.errors import ProtocolError
 from headrace.kernels import wire
-from headrace.types import BOOL, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
@@ -32,10 +32,11 @@ GSS_CODE: Final = 80_877_104
 SSL_REQUEST: Final = struct.pack("!ii", 8, SSL_CODE)
 SYNC: Final = b"S\x00\x00\x00\x04"
 FLUSH: Final = b"H\x00\x00\x00\x04"
+TERMINATE: Final = b"X\x00\x00\x00\x04"
 
 # Messages that a client sends in the course of a statement, by what they cost to look at.
 _NULL: Final = struct.pack("!i", -1)
-_SIZES: Final = {INT8: 8, BOOL: 1}
+_SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
 """Of the types of our own rows that have one."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
@@ -87,6 +88,16 @@ class StartupPacket:
         text = [p.decode("utf-8", "replace") for p in parts]
         pairs = zip(text[::2], text[1::2], strict=False)
         return {name: value for name, value in pairs if name}
+
+
+def for_database(packet: StartupPacket, database: str) -> bytes:
+    """The same StartupMessage, to another database."""
+    parts = packet.packet[8:].split(b"\x00")
+    pairs = zip(parts[::2], parts[1::2], strict=False)
+    kept = [(name, value) for name, value in pairs if name not in (b"", b"database")]
+    kept.append((b"database", database.encode()))
+    body = b"".join(name + b"\x00" + value + b"\x00" for name, value in kept) + b"\x00"
+    return struct.pack("!ii", len(body) + 8, packet.code) + body
 
 
 def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
@@ -239,10 +250,13 @@ def ready_for_query(status: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Rows that a call answers; a column is (name, type), of type text, bigint or boolean."""
+    """Rows that a call answers; a column is (name, type).
+
+    It is text, bigint, boolean, or double precision, of which a value that is not None is a float.
+    """
 
     columns: tuple[tuple[str, int], ...]
-    rows: Sequence[Sequence[str | int | bool | None]]
+    rows: Sequence[Sequence[str | int | float | bool | None]]
     """None is NULL."""
 
     @classmethod
@@ -251,19 +265,24 @@ class ResultSet:
         return cls(((column, TEXT),), [(line,) for line in lines])
 
 
-def row_description(columns: Sequence[tuple[str, int]]) -> bytes:
-    """RowDescription of ``columns``, in text format."""
+def row_description(columns: Sequence[tuple[str, int]], formats: Sequence[int] = ()) -> bytes:
+    """RowDescription of ``columns``; ``formats`` as Bind gives them."""
     out = [struct.pack("!h", len(columns))]
-    for name, oid in columns:
+    for (name, oid), wish in zip(columns, _wishes(formats, len(columns)), strict=True):
         size = _SIZES.get(oid, -1)
-        out.append(name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, 0))
+        out.append(name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, wish))
     return message(b"T", b"".join(out))
+
+
+def _wishes(formats: Sequence[int], count: int) -> list[int]:
+    """The format of each of so many columns: all are text, all are alike, or each is told."""
+    return list(formats) if len(formats) > 1 else [*formats, 0][:1] * count
 
 
 def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
     """One DataRow for each row; ``formats`` as Bind gives them: none, one for all, or each."""
     count = len(found.columns)
-    wanted = list(formats) if len(formats) > 1 else [*formats, 0][:1] * count
+    wanted = _wishes(formats, count)
     out = []
     for row in found.rows:
         parts = [struct.pack("!h", count)]
@@ -275,6 +294,8 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
                 data = (b"\x00\x01" if wish == 1 else b"ft")[value : value + 1]
             elif isinstance(value, int) and wish == 1:
                 data = struct.pack("!q", value)
+            elif isinstance(value, float) and wish == 1:
+                data = struct.pack("!d", value)
             else:
                 data = str(value).encode(encoding, "replace")
             parts.append(struct.pack("!i", len(data)) + data)
@@ -299,6 +320,11 @@ def read_data_row(body: bytes) -> list[bytes | None]:
         size = reader.int32()
         values.append(None if size == -1 else reader.take(size))
     return values
+
+
+def cancel_request(key: bytes) -> bytes:
+    """CancelRequest; ``key`` as BackendKeyData has told it."""
+    return struct.pack("!ii", len(key) + 8, CANCEL_CODE) + key
 
 
 def query(text: str) -> bytes:

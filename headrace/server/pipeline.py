@@ -64,6 +64,8 @@ class OwedAnswers:
         """The source ignores everything up to a Sync that it has not been sent yet."""
         self.gated = False
         """Nothing may be relayed until the source has answered."""
+        self.asked = 0
+        """How many statements were sent: each Query, and each Execute."""
         self._owed: deque[int] = deque()
         self._syncs = 0
         """Kept back: what was sent since the last data."""
@@ -86,6 +88,7 @@ class OwedAnswers:
     def asks(self, kinds: bytes) -> None:
         """Relayed are messages of these types, none of which may copy; it is ``plain``."""
         self._owed.extend(kinds)
+        self.asked += kinds.count(b"Q") + kinds.count(b"E")
 
     def answered(self, data: bytes) -> bool:
         """Messages of the source have come; false: not all are plain answers, nothing is done."""
@@ -114,6 +117,7 @@ class OwedAnswers:
             self._owed.append(kind)
         elif not self.ignoring and (kind in _EXTENDED or kind in _WHOLE):
             self._owed.append(kind)
+            self.asked += kind in (_Q, _E)
             self.gated = may_copy and kind in (_Q, _E)
         return True
 

@@ -14,6 +14,9 @@ the database reaches the engine through the command table, or Postgres says what
       ▼ │                               │  └──not_ours──┘              │     │
       TLS                             SKIP ◀──failed─────────────── RUNNING ─┘ finished
 
+A session of the admin database goes from LOGIN to ADMIN in place of RELAY, and back there from each
+command (ORDERED); before it (NAMED) the source is asked whether a database is called so.
+
 Invariant 1: while the state is BARRIER, CONTEXT or RUNNING no client message is relayed.
 Invariant 2: what the client gets is the upstream's bytes at message boundaries, in order.
 Invariant 3: a message is buffered only up to a limit; longer ones are streamed unread.
@@ -22,17 +25,19 @@ Invariant 4: who calls is what the source says in a row with a nonce made for th
     an answer that nobody asked for ends the session.
 
 The parts of the machine act on what they share (``flow.py``): ``startup.py``, ``incoming.py``
-with ``queries.py``, ``outgoing.py``, and ``calling.py``.
+with ``queries.py``, ``outgoing.py``, ``calling.py``, and ``admin.py``.
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.server import messages as m
 from headrace.server import startup
 from headrace.server.actions import Action, ToClient
+from headrace.server.admin import Admin, Carried
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow, Rules
 from headrace.server.incoming import Incoming
@@ -44,6 +49,19 @@ from headrace.server.scram import Verifier
 from headrace.server.states import SessionState
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a session says of itself, proven or not."""
+
+    user: str
+    database: str
+    application: str
+    ours: bool
+    """It is read along."""
+    admin: bool
+    """It is one of the admin database."""
+
+
 class Session:
     """The state machine; every method returns the actions to carry out, in order."""
 
@@ -51,7 +69,8 @@ class Session:
         self._flow = Flow(rules)
         self._queries = Queries(self._flow)
         self._calling = Calling(self._flow, self._queries)
-        self._incoming = Incoming(self._flow, self._queries, self._calling)
+        self._admin = Admin(self._flow)
+        self._incoming = Incoming(self._flow, self._queries, self._calling, self._admin)
         self._outgoing = Outgoing(self._flow, self._queries, self._calling)
 
     @property
@@ -78,6 +97,12 @@ class Session:
     def remembered_bytes(self) -> int:
         """Bytes of what the client has prepared that are kept."""
         return self._queries.size
+
+    @property
+    def about(self) -> About:
+        """What it says of itself."""
+        flow = self._flow
+        return About(flow.user, flow.database, flow.application, flow.ours, flow.admin)
 
     # --- what the listener tells
 
@@ -120,6 +145,13 @@ class Session:
         """The source is reached; ``binding`` is of its certificate."""
         self._flow.login.source = Channel(tls, binding)
 
+    def database_found(self, there: bool) -> list[Action]:
+        """The answer to ``Find``."""
+        if self.state is not SessionState.NAMED:
+            return []
+        startup.database_found(self._flow, there=there)
+        return self._go_on()
+
     def verifier_found(self, verifier: Verifier | None) -> list[Action]:
         """The answer to ``Verify``; None: we may not read it."""
         if self.state is not SessionState.LOGIN:
@@ -149,8 +181,18 @@ class Session:
         self._calling.finish(found)
         return self._go_on()
 
+    def carried_out(self, carried: Carried) -> list[Action]:
+        """The command of the admin database is done."""
+        if self.state is not SessionState.ORDERED:
+            return []
+        self._admin.finish(carried)
+        return self._go_on()
+
     def fail(self, fields: dict[str, str]) -> list[Action]:
         """The running call failed with these fields (position relative to the query)."""
+        if self.state is SessionState.ORDERED:
+            self._admin.fail(fields)
+            return self._go_on()
         if self.state is not SessionState.RUNNING:
             return []
         self._calling.fail(fields)

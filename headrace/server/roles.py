@@ -28,6 +28,11 @@ _READABLE: Final = """
 SELECT pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolname', 'SELECT')
    AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT')
 """
+_SEES_ALL: Final = """
+SELECT r.rolsuper OR pg_catalog.pg_has_role(r.oid, current_user, 'MEMBER')
+  FROM pg_catalog.pg_roles r WHERE r.rolname = %s
+"""
+_IS_DATABASE: Final = "SELECT true FROM pg_catalog.pg_database WHERE datname = %s"
 _STORED: Final = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = %s"
 
 
@@ -60,6 +65,26 @@ class Roles:
                 f'role "{login}" may not act as "{caller}"',
                 hint="If a role was renamed or its memberships changed, connect again.",
             )
+
+    async def sees_all(self, login: str) -> bool:
+        """Whether ``login`` is a superuser, or a member of the engine's role.
+
+        Raises:
+            PrivilegeError: 28000, there is no such role.
+            TransientError: the source cannot be asked.
+        """
+        row = await self._ask(_SEES_ALL, (login,))
+        if row is None:
+            raise PrivilegeError(f'role "{login}" does not exist any more', sqlstate="28000")
+        return bool(row[0])
+
+    async def is_database(self, name: str) -> bool:
+        """Whether the source has a database of that name.
+
+        Raises:
+            TransientError: the source cannot be asked.
+        """
+        return await self._ask(_IS_DATABASE, (name,)) is not None
 
     async def verifier(self, user: str) -> Verifier | None:
         """The SCRAM verifier of ``user``, or one like it; None: we may not read any.

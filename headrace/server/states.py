@@ -11,12 +11,17 @@ class SessionState(enum.Enum):
 
     START = enum.auto()
     TLS = enum.auto()
+    NAMED = enum.auto()
+    """Whether the name of the admin database is a database's is being asked."""
     LOGIN = enum.auto()
     RELAY = enum.auto()
     BARRIER = enum.auto()
     CONTEXT = enum.auto()
     RUNNING = enum.auto()
     SKIP = enum.auto()
+    ADMIN = enum.auto()
+    ORDERED = enum.auto()
+    """A command of the admin database is carried out."""
     CLOSED = enum.auto()
 
 
@@ -24,7 +29,11 @@ class SessionState(enum.Enum):
 TRANSITIONS: Final[dict[str, dict[SessionState, SessionState]]] = {
     "tls_requested": {SessionState.START: SessionState.TLS},
     "tls_ready": {SessionState.TLS: SessionState.START},
-    "startup": {SessionState.START: SessionState.LOGIN},
+    "named": {SessionState.START: SessionState.NAMED},
+    "startup": {SessionState.START: SessionState.LOGIN, SessionState.NAMED: SessionState.LOGIN},
+    "admitted": {SessionState.LOGIN: SessionState.ADMIN},
+    "ordered": {SessionState.ADMIN: SessionState.ORDERED},
+    "carried_out": {SessionState.ORDERED: SessionState.ADMIN},
     "ready": {SessionState.LOGIN: SessionState.RELAY},
     "ours": {SessionState.RELAY: SessionState.BARRIER},
     "not_ours": {

@@ -29,6 +29,7 @@ HEALTHY_S: Final = 10.0
 STOP_S: Final = 10.0
 _CONNECT_S: Final = 60.0
 _POLL_S: Final = 0.02
+_TOLD_S: Final = 5.0
 _UP_S: Final = 30.0
 """Seconds in which a worker should be there."""
 
@@ -89,6 +90,18 @@ class Child:
             await self._changed.wait_for(lambda: self.up)
             assert self._peer is not None, "it is up"
             return self._peer
+
+    async def set_log_level(self, level: str) -> bool:
+        """Have it log at ``level``, and whoever follows it; whether it could be told."""
+        self._settings = self._settings.replace(log_level=level)
+        try:
+            if self._peer is None or not self.up:
+                return False
+            async with asyncio.timeout(_TOLD_S):
+                await self._peer.call("log_level", {"level": level})
+        except (HeadraceError, TimeoutError):
+            return False
+        return True
 
     async def stop(self) -> None:
         """SIGTERM, wait, SIGKILL."""
@@ -213,6 +226,13 @@ class Supervisor:
         await self.builder.stop()
         await self.worker.stop()
         await asyncio.gather(*(child.stop() for child in self.others.values()))
+
+    async def set_log_level(self, level: str) -> list[str]:
+        """Have all log at ``level``; the names of those that could not be told yet."""
+        self._settings = self._settings.replace(log_level=level)
+        children = (self.worker, self.builder, *self.others.values())
+        told = await asyncio.gather(*(child.set_log_level(level) for child in children))
+        return [child.name for child, done in zip(children, told, strict=True) if not done]
 
     async def see(self, others: Mapping[str, Collection[str]]) -> str | None:
         """Other processes are these, by kind: start who is new, end who is not among them.

@@ -110,6 +110,15 @@ def let_read(conn: Connection, schema_name: str, table_name: str, reader: str) -
 
 def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
     """A query of the types and collations of ``fields`` for ``create``; nothing in it runs."""
+    values = [
+        sql.SQL("NULL::{} AS {}").format(kind, sql.Identifier(f"a{place}"))
+        for place, kind in enumerate(spelled(conn, fields), 1)
+    ]
+    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
+
+
+def spelled(conn: Connection, fields: Sequence[Field]) -> list[sql.Composed]:
+    """Types of ``fields`` as SQL spells them, each with its collation if that is another."""
     rows = conn.execute(
         "SELECT pg_catalog.format_type(f.oid, f.typmod),"
         " CASE WHEN f.coll NOT IN (0, t.typcollation) THEN"
@@ -123,19 +132,16 @@ def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
         " ORDER BY f.place",
         ([f.oid for f in fields], [f.typmod for f in fields], [f.collation for f in fields]),
     ).fetchall()
-    values = [
-        sql.SQL("NULL::{}{} AS {}").format(
-            sql.SQL(kind),
-            sql.SQL(f" COLLATE {collation}" if collation else ""),
-            sql.Identifier(f"a{place}"),
-        )
-        for place, (kind, collation) in enumerate(rows, 1)
+    return [
+        sql.SQL("{}{}").format(sql.SQL(kind), sql.SQL(f" COLLATE {collation}" if collation else ""))
+        for kind, collation in rows
     ]
-    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
 
 
-def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
+def prove_types(conn: Connection, oid: int, fields: Sequence[Field], *, only: bool = False) -> None:
     """Raise unless the columns of the table ``oid``, made by ``shape``, are of ``fields``' types.
+
+    ``only``: these are not all of its columns.
 
     A type was named to make them, and the name may have come to be that of another meanwhile: of a
     domain with a check of its owner's, which would run with our rights at the first row.
@@ -146,11 +152,12 @@ def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
     """
     row = conn.execute(
         "SELECT array_agg(atttypid::bigint ORDER BY attnum) FROM pg_catalog.pg_attribute"
-        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
-        (oid,),
+        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        " AND (attname = ANY (%s) OR %s)",
+        (oid, [field.name for field in fields], not only),
     ).fetchone()
     assert row is not None, "an aggregate gives one row"
-    if row[0] != [field.oid for field in fields]:
+    if (row[0] or []) != [field.oid for field in fields]:
         raise TransientError(
             "a type that the query uses was renamed or replaced meanwhile", sqlstate="40001"
         )

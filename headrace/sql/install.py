@@ -80,6 +80,7 @@ FILES: Final = (
     "batches.sql",
     "explain_view.sql",
     "lineage.sql",
+    "advise.sql",
     "connection_points.sql",
     "history_of.sql",
     "view_txid.sql",

@@ -55,6 +55,26 @@ def users(conn: Connection, result_oid: int | None) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
+def users_of_columns(
+    conn: Connection, result_oid: int, columns: Collection[str]
+) -> list[tuple[str, str]]:
+    """Views that read some of these ``columns`` of the view with that table: name, column.
+
+    By the rights that their owners need for it; one that a whole row is read for needs them all.
+    """
+    return conn.execute(
+        "SELECT pg_catalog.format('%%I.%%I', v.schema_name, v.view_name), a.attname::text"
+        " FROM headrace.view_uses u JOIN headrace.views v ON v.id = u.view_id"
+        " CROSS JOIN LATERAL pg_catalog.jsonb_array_elements(v.watched -> 'rights') r (r)"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = u.result_oid AND NOT a.attisdropped"
+        "  AND r.r -> 3 @> ANY (ARRAY[pg_catalog.to_jsonb(a.attnum), '0'])"
+        " WHERE u.result_oid = %s::bigint::oid AND a.attname = ANY (%s)"
+        "  AND r.r ->> 0 = 'select' AND (r.r ->> 2)::bigint = u.result_oid::bigint"
+        " GROUP BY 1, 2 ORDER BY 1, 2",
+        (result_oid, list(columns)),
+    ).fetchall()
+
+
 def rename_table(conn: Connection, view_id: int, oid: int, name: Iterable[str]) -> None:
     """A table that a view reads has another schema or name."""
     conn.execute(

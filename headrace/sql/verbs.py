@@ -54,6 +54,8 @@ class CreateView(ViewRequest):
 
     query: str
     options: Json = field(default_factory=dict)
+    replace: bool = False
+    """Whether one of that name that is there becomes that instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class CheckView(Request):
 
     query: str
     options: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Advise(Request):
+    """What a view of ``query`` would cost; None: which queries should be views."""
+
+    query: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +110,10 @@ class ExplainView(Request):
 
 @dataclass(frozen=True, slots=True)
 class AlterView(ViewRequest):
-    """Another query for a view."""
+    """Another query for a view; ``options`` are those that change."""
 
     query: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +367,13 @@ _ALL: Final = (
         "whether create_view would accept it, by the same code: the plan, or its error",
         answer=_PLAN,
     ),
+    Verb(
+        *("advise", Advise),
+        "what a view of a query would cost, and what makes it cheaper; or which queries to make one",
+        selected=True,
+        procedure="show_advice",
+        answer=Inout("advice", "jsonb"),
+    ),
     Verb("drop_view", DropView, "drops a view and its table"),
     Verb("create_index", CreateIndex, "an index of a result table"),
     Verb("drop_index", DropIndex, "drops an index of a result table"),
@@ -373,8 +390,14 @@ _ALL: Final = (
     ),
     Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
-    Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),
-    Verb("rename_view", RenameView, "renames view and table, within their schema"),
+    Verb(
+        "alter_view",
+        AlterView,
+        "another query, of any columns, and other options",
+        fills=True,
+        tells=True,
+    ),
+    Verb("rename_view", RenameView, "another name or schema for view and table"),
     Verb(
         *("set_history", SetHistory),
         "keeps a view's changes for so long, from now on; NULL: no longer, and forgets them",

@@ -321,10 +321,20 @@ def renew(
     conn.execute(_RENEW, values)
 
 
-def rename(conn: Connection, view_id: int, name: str) -> bool:
-    """Give a view another name; False: it was dropped."""
-    renamed = "UPDATE headrace.views SET view_name = %s WHERE id = %s"
-    return conn.execute(renamed, (name, view_id)).rowcount == 1
+def rename(conn: Connection, view_id: int, schema: str, name: str) -> bool:
+    """Give a view another schema or name; False: it was dropped."""
+    renamed = "UPDATE headrace.views SET schema_name = %s, view_name = %s WHERE id = %s"
+    return conn.execute(renamed, (schema, name, view_id)).rowcount == 1
+
+
+def put_options(
+    conn: Connection, view_id: int, given: dict[str, Any], gone: Collection[str]
+) -> None:
+    """Change options of a view: those ``given``, and those that are ``gone``."""
+    conn.execute(
+        "UPDATE headrace.views SET options = (options - %s::text[]) || %s WHERE id = %s",
+        (list(gone), Jsonb(given), view_id),
+    )
 
 
 def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:

@@ -36,6 +36,8 @@ from headrace.process import imports, parent, rpc, tasks
 from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
+    advise,
+    alter,
     balance,
     check,
     create,
@@ -77,9 +79,10 @@ DOES: Final[dict[str, Act]] = {
     "drop_index": indexes.drop_index,
     "explain_view": explain.explain_view,
     "check_view": check.check_view,
+    "advise": advise.advise,
     "pause_view": pause.pause_view,
     "resume_view": pause.resume_view,
-    "alter_view": resync.alter_view,
+    "alter_view": alter.alter_view,
     "rename_view": rename.rename_view,
     "set_history": history.set_history,
     "create_connection_point": points.create_connection_point,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.planner import PlanRequest
+from headrace.planner import Planned, PlanRequest
 from headrace.population import placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
+from headrace.postgres.connect import Connection
 from headrace.sink import keys
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
@@ -26,12 +27,27 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     text = texts.in_postgres(context, request.query, options.dialect)
     with planning(context, job) as conn, text.speaking():
         wanted = PlanRequest(text.query, request.caller, request.settings)
-        planned, _ = plan_with_facts(conn, context.settings, wanted, options)
-        keys.check(conn, planned.columns, options.key or ())
-        placing.check_all(conn, options.placement, planned.parts)
-        tables = [table.oid for table in planned.tables]
-        with context.publication_lock:
-            publication.try_tables(conn, context.settings, tables, watched.fed)
-        check_slot(conn, context.settings)
+        planned = checked(context, conn, wanted, options)
     said = {} if text.notice is None else {"notice": text.notice}
     return {**text.noted(planned).explain, **said}
+
+
+def checked(
+    context: JobContext,
+    conn: Connection,
+    wanted: PlanRequest,
+    options: ViewOptions = ViewOptions(),  # noqa: B008  frozen
+) -> Planned:
+    """The plan of a query, once all is tried that its creation needs.
+
+    Raises:
+        HeadraceError: what create_view would raise.
+    """
+    planned, _ = plan_with_facts(conn, context.settings, wanted, options)
+    keys.check(conn, planned.columns, options.key or ())
+    placing.check_all(conn, options.placement, planned.parts)
+    tables = [table.oid for table in planned.tables]
+    with context.publication_lock:
+        publication.try_tables(conn, context.settings, tables, watched.fed)
+    check_slot(conn, context.settings)
+    return planned

@@ -25,17 +25,23 @@ from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import quotas, texts
+from headrace.views import alter, quotas, texts
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
     """Create and populate a view; returns its id, name and number of rows.
+
+    With ``replace`` one that is there is altered instead (``alter.py``).
 
     Raises:
         HeadraceError: it failed, or was cancelled; nothing is left behind.
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
+    if request.replace:
+        answer = alter.replaced(context, job, request)
+        if answer is not None:
+            return answer
     text = texts.in_postgres(context, request.query, options.dialect)
     with planning(context, job) as conn, text.speaking():
         if text.notice is not None:

@@ -118,7 +118,7 @@ def _cut(
             known = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))
     if known is None:
         return again
-    sizes, settings = planned.sizes, context.settings
+    sizes, settings = planned.shown_sizes, context.settings
     parts = placing.parts(conn, settings, planned.physical, sizes, wanted, known, view.id)
     return replace(again, planned=replace(planned, parts=parts))
 

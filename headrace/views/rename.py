@@ -1,4 +1,4 @@
-"""rename_view: table and catalog row get the new name in one transaction.
+"""rename_view: table and catalog row get the new name, or schema, in one transaction.
 
 The worker writes tables by name, so for that moment it writes nothing (``suspend``), and reads the
 name again when it goes on; a worker that was restarted reads it anyway.
@@ -10,7 +10,7 @@ import contextlib
 
 from psycopg import sql
 
-from headrace.errors import HeadraceError, UndefinedError, UnsupportedError
+from headrace.errors import HeadraceError, PrivilegeError, UndefinedError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -22,10 +22,12 @@ from headrace.views.pause import check_not_live
 
 
 def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
-    """Rename a view and its table, in the schema they are in.
+    """Rename a view and its table, or put them into another schema.
+
+    The table keeps its OID and grants; its indexes go with it.
 
     Raises:
-        UndefinedError: 42P01, no such view.
+        UndefinedError: 42P01, no such view; 3F000, no such schema.
         PrivilegeError: the caller is not its owner, or may not create in the schema.
         DuplicateError: 42P07, the name is taken.
         UserError: 55P03, the table is locked; 55006, another job is at the view.
@@ -43,31 +45,62 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
         context.live[view.id] = job
         ending.callback(context.live.pop, view.id, None)
         schema, name = names.parse(conn, request.new_name)
-        if schema not in (None, view.schema):
-            raise UnsupportedError("moving a view to another schema is not supported")
-        wanted = sql.Identifier(view.schema, name).as_string(conn)
-        names.resolve_new(conn, wanted, request.caller, {})
+        to = view.schema if schema is None else schema
+        wanted = sql.Identifier(to, name).as_string(conn)
+        target = names.resolve_new(conn, wanted, request.caller, {})
+        if target.new_schema:
+            raise UndefinedError(f'schema "{to}" does not exist', sqlstate="3F000")
+        if to != view.schema:
+            _check_may(conn, view, to)
         # A hold, so that the suspension ends with this process too.
         ending.callback(_release, context, job)
         context.worker.call("hold", {"job": job.name}, job)
         suspended = {"view_id": view.id, "job": job.name}
         context.worker.call("suspend", suspended, job)
         with conn.transaction():
-            _rename(conn, view, name)
+            _rename(conn, view, to, name)
 
 
-def _rename(conn: Connection, view: ViewRow, name: str) -> None:
-    if not views.rename(conn, view.id, name):
+def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
+    """What Postgres asks of an owner whose table gets another schema: that he may create there."""
+    row = conn.execute(
+        "SELECT has_schema_privilege(%s::bigint::oid, n.oid, 'CREATE') FROM pg_namespace n"
+        " WHERE n.nspname = %s",
+        (view.owner, schema),
+    ).fetchone()
+    if row is not None and row[0] is False:
+        raise PrivilegeError(
+            f"permission denied for schema {schema}",
+            detail=f'The owner of the view, role "{view.owner_name}", may not create in it.',
+        )
+
+
+def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
+    """Give table and catalog row the name ``name`` in ``schema``."""
+    if not views.rename(conn, view.id, schema, name):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         (view.result_oid,),
     ).fetchone()
-    if row is not None:
+    if row is None:
+        return
+    # In two steps it might meet a table in between that has the one name in the other schema.
+    if schema != row[0] and name != row[1]:
+        passing = sql.Identifier(f"headrace_moves_{view.id}")
+        conn.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(sql.Identifier(*row), passing))
+        row = (row[0], f"headrace_moves_{view.id}")
+    if schema != row[0]:
+        conn.execute(
+            sql.SQL("ALTER TABLE {} SET SCHEMA {}").format(
+                sql.Identifier(*row), sql.Identifier(schema)
+            )
+        )
+    if name != row[1]:
         conn.execute(
             sql.SQL("ALTER TABLE {} RENAME TO {}").format(
-                sql.Identifier(*row), sql.Identifier(name)
+                sql.Identifier(schema, row[1]), sql.Identifier(name)
             )
         )
 

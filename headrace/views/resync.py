@@ -1,4 +1,4 @@
-"""resync_view and alter_view: a view is populated again, into the table that it has.
+"""resync_view: a view is populated again, into the table that it has.
 
 The table stays readable, with its old rows, its indexes and grants, until the one transaction
 in which the rows that differ are exchanged.  In that transaction the view also gets a *new id*,
@@ -26,7 +26,6 @@ from headrace.errors import (
     TransientError,
     UndefinedError,
     UnsupportedError,
-    UserError,
 )
 from headrace.planner import Planned, PlanRequest
 from headrace.planner.analyse import objects
@@ -47,7 +46,7 @@ from headrace.sink.kept import KeptOfTable
 from headrace.sql import history, progress, reads, results, states, views
 from headrace.sql.history import Kept
 from headrace.sql.status import Status
-from headrace.sql.verbs import AlterView, ResyncView
+from headrace.sql.verbs import ResyncView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import format_lsn
 from headrace.views import grants
@@ -142,48 +141,6 @@ def plan_again(
             hint=objects.ALTER,
         )
     return first
-
-
-def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, Any]:
-    """Give a view another query, of the same columns; its table changes where it differs.
-
-    Raises:
-        UnsupportedError: the query has other columns, or is not supported itself.
-        HeadraceError: as ``resync_view``; the view is as before.
-    """
-    with planning(context, job) as conn:
-        view = names.find_owned(conn, request.name, request.caller, request.settings)
-        check_not_live(context, view)
-        stored = read(conn, view)
-        owner = owner_of(conn, view, request.caller)
-        planned, under = plan_with_facts(
-            conn,
-            context.settings,
-            PlanRequest(request.query, owner.name, request.settings),
-            ViewOptions.of(stored.options),
-            view.id,
-        )
-        _check_columns(conn, view, planned)
-        if view.result_oid in planned.results:
-            raise UserError(
-                f"view {view.shown} would read itself",
-                detail="A view that the query reads is made of this one.",
-                sqlstate="42P17",
-            )
-    again = Replanned(planned, under, owner)
-    return Resync(context, job, view, stored, again, request.query).run()
-
-
-def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
-    have = [a.name for a in table.attributes(conn, view.result_oid or 0)]
-    want = [field.name for field in planned.columns]
-    # A table that is gone is made anew, with any columns.
-    if have and have != want:
-        raise UnsupportedError(
-            "changing the columns of a view is not supported",
-            detail=f"It has ({', '.join(have)}), the query gives ({', '.join(want)}).",
-            hint="Name the columns of the query alike, or create another view.",
-        )
 
 
 def read(conn: Connection, view: ViewRow) -> StoredView:
@@ -309,11 +266,12 @@ class Resync(Population):
         self, conn: Connection, oid: int | None, staged: Staging, facts: dict[str, Any]
     ) -> int:
         stored, planned = self._stored, self._planned
+        key = planned.physical.sink.key
         publication = self._settings.publication_name
         there = (
             oid is not None
             and table.fingerprint(conn, oid) is not None
-            and put_right(conn, self._target(oid), publication, self._had())
+            and put_right(conn, self._as_is(oid), publication, key)
         )
         # Nobody writes the table any more: it is locked, or there is none.
         kept = self._kept = history.find(
@@ -322,18 +280,19 @@ class Resync(Population):
         if oid is None or not there:
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
-                *(planned.physical.sink.key, self._owner.name),
+                *(key, self._owner.name),
                 KeptOfTable.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         # Changes of one query and one owner, while they have one type: else they begin anew.
         if kept is not None and not (kept.whole and self._query is None and not self._moves):
             kept = None
-        self._replaced = replace_rows(
-            self._job, conn, self._target(oid), planned, staged,
-            fit=self._query is None, kept=kept,
-        )  # fmt: skip
+        self._replaced = self._exchange(conn, oid, staged, kept)
         return oid
+
+    def _exchange(self, conn: Connection, oid: int, staged: Staging, kept: Kept | None) -> Replaced:
+        """Make the rows of the table, which is locked, the staged ones."""
+        return replace_rows(self._job, conn, self._target(oid), self._planned, staged, kept=kept)
 
     def _had(self) -> tuple[str, ...]:
         """The key of the table until now."""
@@ -347,14 +306,17 @@ class Resync(Population):
         columns, key = self._planned.columns, self._planned.physical.sink.key
         return table.ResultTable(self._view.id, stored.schema, stored.name, oid, columns, key)
 
+    def _as_is(self, oid: int) -> table.ResultTable:
+        """The table as we have made it: its key may be another by then."""
+        return replace(self._target(oid), key=self._had())
+
     def check_table(self, conn: Connection) -> None:
         """Raise what would be known only when everything is loaded: it cannot be filled."""
         oid = self._view.result_oid
         if oid is not None and table.fingerprint(conn, oid) is not None:
             with _hinting():
                 publication = self._settings.publication_name
-                before = replace(self._target(oid), key=self._had())
-                table.check(conn, before, publication, filling=True)
+                table.check(conn, self._as_is(oid), publication, filling=True)
 
     def _adopt(self) -> None:
         # A worker that is down finds out by itself: the old id is not in the catalog.

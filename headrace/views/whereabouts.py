@@ -11,6 +11,7 @@ from headrace.collections import plan as p
 from headrace.collections import subplans
 from headrace.errors import HeadraceError, UnsupportedError, UserError
 from headrace.planner import PlanRequest, plan
+from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.placement import cuts
 from headrace.planner.placement.failed import PlacementFailed
 from headrace.planner.placement.place import Strategy
@@ -34,7 +35,7 @@ class _Known:
     """What is asked about."""
 
     plan: p.PhysicalPlan
-    sizes: Mapping[str, tuple[float, int]]
+    sizes: Mapping[str, ExpectedSize]
     option: Placement
     """Whose placement is shown."""
     parts: Mapping[str, str]
@@ -99,7 +100,7 @@ def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlac
         view = names.find(conn, text, caller, request.settings)
     if view is None:
         planned = plan(conn, PlanRequest(text, caller, request.settings))
-        return _Known(planned.physical, planned.sizes, MAIN, {}, MAIN, None)
+        return _Known(planned.physical, planned.shown_sizes, MAIN, {}, MAIN, None)
     names.check_owner(conn, view, caller)
     stored = views.stored(conn, view.id)
     if stored is None:

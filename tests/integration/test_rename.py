@@ -50,7 +50,8 @@ def test_what_is_refused_changes_nothing(commander, source, engine):
     for new, error in (
         ("other", psycopg.errors.DuplicateTable),
         ("items", psycopg.errors.DuplicateTable),
-        ("elsewhere.v", psycopg.errors.FeatureNotSupported),
+        ("nowhere.v", psycopg.errors.InvalidSchemaName),
+        ("headrace.v", psycopg.errors.InsufficientPrivilege),
         ("a b", psycopg.errors.InvalidName),
     ):
         with pytest.raises(error):
@@ -64,3 +65,36 @@ def test_what_is_refused_changes_nothing(commander, source, engine):
         assert_follows(source, "v")
     assert_follows(source, "v")
     source.execute("DROP SCHEMA elsewhere")
+
+
+def test_it_moves_into_another_schema(commander, source):
+    source.execute("CREATE SCHEMA away")
+    # Neither step on the way may meet what has one of the two names there.
+    source.execute("CREATE TABLE away.v (); CREATE TABLE w ()")
+    source.execute("GRANT SELECT ON v TO PUBLIC")
+    commander.execute("CALL headrace.create_index('v', '(n)')")
+    oid = source.execute("SELECT 'v'::regclass::oid").fetchone()
+    commander.execute("CALL headrace.rename_view('v', 'away.w')")
+    assert source.execute("SELECT 'away.w'::regclass::oid").fetchone() == oid
+    assert_follows(commander, "away.w")
+    assert source.execute(
+        "SELECT has_table_privilege('public', 'away.w', 'select'), count(*) FROM pg_indexes"
+        " WHERE schemaname = 'away' AND tablename = 'w'"
+    ).fetchone() == (True, 2)
+    source.execute("CREATE ROLE mover LOGIN; GRANT CREATE ON SCHEMA away TO mover")
+    commander.execute("CALL headrace.set_owner('away.w', 'mover')")
+    with (
+        psycopg.connect(commander.info.dsn, user="mover", autocommit=True) as mover,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        mover.execute("CALL headrace.rename_view('away.w', 'public.mine')")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
+        commander.execute("CALL headrace.rename_view('away.w', 'public.mine')")
+    assert_follows(commander, "away.w")
+    source.execute("GRANT CREATE ON SCHEMA public TO mover")
+    commander.execute("CALL headrace.rename_view('away.w', 'public.mine')")
+    assert_follows(commander, "mine")
+    assert_follows(commander, "other")
+    commander.execute("CALL headrace.drop_view('mine')")
+    source.execute("DROP TABLE w; DROP SCHEMA away CASCADE")
+    source.execute("DROP OWNED BY mover; DROP ROLE mover")

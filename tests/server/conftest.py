@@ -21,6 +21,7 @@ from headrace.config import Settings
 from headrace.errors import UnsupportedError
 from headrace.process import rpc
 from headrace.server.commands import Commands
+from headrace.server.desk import Desk
 from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import SourceAddress
@@ -106,6 +107,11 @@ class Running:
     def dsn(self) -> str:
         return make_conninfo(self.source, host="127.0.0.1", port=self.port)
 
+    @property
+    def admin(self) -> str:
+        """The admin database."""
+        return make_conninfo(self.dsn, dbname="headrace")
+
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         path = self.settings.data_dir / "b.sock"
@@ -122,6 +128,7 @@ class Running:
         database = psycopg.conninfo.conninfo_to_dict(self.source)["dbname"]
         target = SourceAddress.of(self.source)
         self.listener = Listener(self.settings, target, str(database), commands.run)
+        self.listener.port.carry = Desk(self.listener.port, "0.of.a.test").carry_out
         _, self.port = await self.listener.start()
         await direct.connected.wait()
         self._up.set()

@@ -1,0 +1,66 @@
+"""altering: seconds of alter_view that adds a column, beside those of creating the view anew."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar, Final
+
+import psycopg
+
+from bench.scenario import Figures, Options, Scenario, bed
+
+_OLD: Final = "SELECT customer, count(*) AS n, sum(amount) AS total FROM sales GROUP BY customer"
+_NEW: Final = {
+    "computed": f"SELECT s.*, total / n AS mean FROM ({_OLD}) s",
+    "aggregate": _OLD.replace(" FROM", ", sum(units) AS units FROM"),
+}
+"""A column made of those that are there; one that needs another column of the table."""
+
+
+class Altering(Scenario):
+    """An aggregate over a million rows with as many groups, or with a thousand."""
+
+    name: ClassVar[str] = "altering"
+    about: ClassVar[str] = (
+        "seconds of alter_view that adds a column, and of create_view of the same; ratio: of both"
+    )
+
+    def run(self, options: Options) -> list[Figures]:
+        """For each number of groups and kind of column."""
+        rows = options.rows or 1_000_000
+        out: list[Figures] = []
+        for groups in (1_000, rows):
+            with bed(options, HEADRACE_SPARK_WARM="false") as on:
+                with psycopg.connect(on.source, autocommit=True) as conn:
+                    conn.execute(
+                        "CREATE TABLE sales (id int PRIMARY KEY, customer int,"
+                        " amount numeric(10, 2), units int)"
+                    )
+                    conn.execute(
+                        "INSERT INTO sales SELECT i, i %% %s, i %% 1000 * 1.25, i %% 7"
+                        " FROM generate_series(1, %s) i",
+                        (groups, rows),
+                    )
+                    conn.execute("VACUUM ANALYZE sales")
+                on.engine.start()
+                for kind, query in _NEW.items():
+                    made_s = on.create_view("v", query, '{"population": "local"}')
+                    on.drop_view("v")
+                    on.create_view("v", _OLD, '{"population": "local"}')
+                    begin = time.monotonic()
+                    with psycopg.connect(on.engine.dsn, autocommit=True) as conn:
+                        conn.execute("CALL headrace.alter_view('v', %s)", (query,))
+                    took_s = time.monotonic() - begin
+                    on.check("v", query)
+                    on.drop_view("v")
+                    out.append(
+                        {
+                            "rows": rows,
+                            "groups": groups,
+                            "added": kind,
+                            "create_s": round(made_s, 2),
+                            "alter_s": round(took_s, 2),
+                            "ratio": round(took_s / made_s, 2),
+                        }
+                    )
+        return out

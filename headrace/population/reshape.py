@@ -1,0 +1,295 @@
+"""Other columns for a result table that is there: it keeps its OID and all that hangs on the rest.
+
+A column is known by its name.  The columns of the table stand in the order of the query's, so one
+that would have to stand before another that is there already is made anew behind that.
+
+    have  a b c d          stay   a c      (they stand in the order that is wanted)
+    want  a c b e          gone   d        made anew  b        added  e
+
+What hangs on a column that goes, or is made anew, or gets another type, would go with it or break:
+it is named, before anything is changed (``Reshape.check``), and looked for again under the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import UnsupportedError, UserError
+from headrace.population.job import Job
+from headrace.population.publish import copy_rows
+from headrace.population.replace import Replaced, retype
+from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.process import faults
+from headrace.sink import keys, table
+from headrace.sink.table import ResultColumn, ResultTable
+from headrace.sql import points, reads
+from headrace.types import FIRST_USER_OID, Field
+
+_DEPENDENTS: Final = """
+SELECT a.attname, d.classid::pg_catalog.regclass::text,
+       CASE WHEN r.oid IS NOT NULL
+            THEN pg_catalog.pg_describe_object('pg_catalog.pg_class'::regclass, r.ev_class, 0)
+            ELSE pg_catalog.pg_describe_object(d.classid, d.objid, 0) END
+  FROM pg_catalog.pg_depend d
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+  LEFT JOIN pg_catalog.pg_rewrite r
+    ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND r.oid = d.objid
+  LEFT JOIN pg_catalog.pg_constraint k
+    ON d.classid = 'pg_catalog.pg_constraint'::regclass AND k.oid = d.objid
+  LEFT JOIN pg_catalog.pg_class i
+    ON d.classid = 'pg_catalog.pg_class'::regclass AND i.oid = d.objid
+ WHERE d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = %(table)s
+   AND a.attname = ANY (%(names)s)
+   AND (k.oid IS NULL OR k.conrelid <> d.refobjid OR k.contype NOT IN ('p', 'n'))
+   AND (i.oid IS NULL OR i.relname <> %(hash)s)
+ GROUP BY 1, 2, 3 ORDER BY 3, 1"""
+"""What depends on columns: but for what we have made, the key and the index of rows."""
+_REFERRING: Final = """
+SELECT pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::regclass, k.oid, 0)
+  FROM pg_catalog.pg_constraint k
+ WHERE k.contype = 'f' AND k.confrelid = %s AND k.conparentid = 0 ORDER BY 1"""
+_EASY: Final = frozenset(("pg_class", "pg_statistic_ext", "pg_publication_rel"))
+"""Of what catalogs those are that a column's other type does no harm: indexes, and what only names
+the column."""
+_SAID: Final = """
+SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped"""
+_GRANTED: Final = """
+SELECT a.attname, g.privilege_type, r.rolname, g.grantee = 0, g.is_grantable
+  FROM pg_catalog.pg_attribute a CROSS JOIN LATERAL pg_catalog.aclexplode(a.attacl) g
+  LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
+ WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped
+ ORDER BY g.is_grantable DESC"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """What becomes of the columns of a result table, by name."""
+
+    stay: tuple[str, ...]
+    gone: tuple[str, ...]
+    anew: tuple[str, ...]
+    """Those that are dropped, and made again behind the others."""
+    added: tuple[str, ...]
+    retyped: tuple[str, ...]
+    """Of those that stay."""
+    typed: tuple[str, ...]
+    """Of those that are made anew: which get another type."""
+
+    @classmethod
+    def of(cls, have: Sequence[ResultColumn], want: Sequence[Field]) -> Self:
+        """Of the columns that there are, the wanted ones."""
+        places = {column.name: place for place, column in enumerate(have)}
+        fields = {field.name: field for field in want}
+        stay: list[str] = []
+        last = -1
+        for field in want:
+            place = places.get(field.name, -1)
+            if place <= last:
+                break
+            stay.append(field.name)
+            last = place
+        others = [f.name for f in want[len(stay) :]]
+        changed = {
+            column.name
+            for column in have
+            if column.name in fields and _other_type(column, fields[column.name])
+        }
+        anew = [name for name in others if name in places]
+        return cls(
+            tuple(stay),
+            tuple(c.name for c in have if c.name not in fields),
+            tuple(anew),
+            tuple(name for name in others if name not in places),
+            tuple(name for name in stay if name in changed),
+            tuple(name for name in anew if name in changed),
+        )
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the columns stay as they are, types apart."""
+        return not (self.gone or self.anew or self.added)
+
+    @property
+    def makes(self) -> bool:
+        """Whether there are columns to be made, so that each row is another one."""
+        return bool(self.anew or self.added)
+
+    def check(self, conn: Connection, before: ResultTable, target: ResultTable) -> None:
+        """Refuse what would break what hangs on the table.
+
+        ``before``: as it is; ``target``: as it is to be.
+
+        Raises:
+            UserError: 2BP01, with the names of all of these.
+        """
+        breaks = self._dependents(conn, target)
+        if before.key != target.key:
+            rows = conn.execute(_REFERRING, (target.oid,)).fetchall()
+            breaks += [f"{row[0]} refers to its key" for row in rows]
+        if breaks:
+            raise UserError(
+                f"cannot alter view {target.shown} because other objects depend on its columns",
+                detail="\n".join(dict.fromkeys(breaks)),
+                hint="Drop or alter these first, or give the columns the names, types and order"
+                " that they have.",
+                sqlstate="2BP01",
+            )
+        self._check_foreign_types(conn, target)
+
+    def _dependents(self, conn: Connection, target: ResultTable) -> list[str]:
+        dropped = {*self.gone, *self.anew}
+        names = sorted(dropped | set(self.retyped))
+        asked = {"table": target.oid, "names": names, "hash": table.index_name(target.oid)}
+        out = [
+            f"{what} depends on column {column}"
+            for column, catalog, what in conn.execute(_DEPENDENTS, asked).fetchall()
+            if column in dropped or catalog.rpartition(".")[2] not in _EASY
+        ]
+        other = {*self.gone, *self.retyped, *self.typed}
+        out += [
+            f"view {view} depends on column {column}"
+            for view, column in reads.users_of_columns(conn, target.oid, sorted(other))
+        ]
+        out += [
+            f'connection point "{point.name}" has the storage key {point.storage_key}'
+            for point in points.of_view(conn, target.view_id)
+            if point.storage_key in dropped
+        ]
+        return out
+
+    def _check_foreign_types(self, conn: Connection, target: ResultTable) -> None:
+        """Refuse a column whose type may be another's by the time that rows have it already."""
+        if self.makes and is_referred(conn, target.oid):
+            user = [f.name for f in target.schema if f.name in {*self.anew, *self.added}
+                    and f.oid >= FIRST_USER_OID]  # fmt: skip
+            if user:
+                raise UnsupportedError(
+                    f'column "{user[0]}" of a type that is not built in cannot be added to view'
+                    f" {target.shown}, to which foreign keys refer",
+                    hint="Drop these foreign keys first.",
+                )
+
+    def refill(
+        self,
+        job: Job,
+        conn: Connection,
+        before: ResultTable,
+        target: ResultTable,
+        staging: Staging,
+    ) -> Replaced:
+        """Give the table its new columns and the staged rows, in the caller's transaction.
+
+        From then on readers wait for the commit.  Whoever has a snapshot of before sees the rows of
+        then.  ``before``: the table as it is.
+
+        REQUIRES: ``put_right`` in this transaction; no foreign key refers to the table; ``makes``.
+
+        Raises:
+            UserError: as ``check``; 23505 or 23502, the rows do not have the key.
+        """
+        name = target.identifier
+        conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(name))
+        self.check(conn, before, target)
+        removed = conn.execute(sql.SQL("DELETE FROM ONLY {}").format(name)).rowcount
+        table.drop_hash_index(conn, target.schema_name, target.oid)
+        # Without rows nothing is evaluated, whatever a type's name is that of by now.
+        for field in (f for f in target.schema if f.name in self.retyped):
+            old = next(a for a in table.attributes(conn, target.oid) if a.name == field.name)
+            (kind,) = table.spelled(conn, [field])
+            wrong = retype(conn, name, old, kind)
+            if wrong is not None:
+                raise _broken(target, wrong)
+        self.change(conn, target)
+        faults.point(faults.RESULT_RESHAPED)
+        added = copy_rows(job, conn, name, staging)
+        job.phase("indexing")
+        self.index(conn, target)
+        conn.execute(sql.SQL("ANALYZE {}").format(name))
+        return Replaced(removed, added)
+
+    def index(self, conn: Connection, target: ResultTable) -> None:
+        """Give the table, whose rows are there, its key, or the index of its rows."""
+        if not target.key:
+            table.create_hash_index(conn, target.schema_name, target.table_name)
+            return
+        found = table.fingerprint(conn, target.oid)
+        assert found is not None, "it is locked"
+        if found.key != target.key:
+            keys.add(conn, target.identifier, target.key)
+
+    def change(self, conn: Connection, target: ResultTable) -> None:
+        """Drop and make columns.
+
+        Raises:
+            UserError: 2BP01, Postgres knows of something that depends on them.
+            TransientError: a type was renamed or replaced meanwhile.
+        """
+        fields = [f for f in target.schema if f.name in {*self.anew, *self.added}]
+        said = conn.execute(_SAID, (target.oid, list(self.anew))).fetchall()
+        granted = conn.execute(_GRANTED, (target.oid, list(self.anew))).fetchall()
+        changes = [
+            sql.SQL("DROP COLUMN {}").format(sql.Identifier(c)) for c in (*self.gone, *self.anew)
+        ]
+        changes += [
+            sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(field.name), kind)
+            for field, kind in zip(fields, table.spelled(conn, fields), strict=True)
+        ]
+        # No index of ours may go along silently: the one of rows is made again.
+        table.drop_hash_index(conn, target.schema_name, target.oid)
+        try:
+            with conn.transaction():
+                conn.execute(
+                    sql.SQL("ALTER TABLE {} {}").format(
+                        target.identifier, sql.SQL(", ").join(changes)
+                    )
+                )
+        except (
+            psycopg.errors.DependentObjectsStillExist,
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.InvalidTableDefinition,
+            psycopg.errors.ProgramLimitExceeded,
+            psycopg.errors.TooManyColumns,
+        ) as error:
+            said_by = (error.diag.message_primary, error.diag.message_detail)
+            raise _broken(target, ": ".join(s for s in said_by if s)) from error
+        table.prove_types(conn, target.oid, fields, only=True)
+        for column, text in said:
+            if text is not None:
+                conn.execute(
+                    sql.SQL("COMMENT ON COLUMN {}.{} IS {}").format(
+                        target.identifier, sql.Identifier(column), sql.Literal(text)
+                    )
+                )
+        for column, privilege, grantee, everybody, grantable in granted:
+            if everybody or grantee is not None:
+                conn.execute(
+                    sql.SQL("GRANT {} ({}) ON TABLE {} TO {}{}").format(
+                        sql.SQL(privilege),
+                        sql.Identifier(column),
+                        target.identifier,
+                        sql.SQL("PUBLIC") if everybody else sql.Identifier(grantee),
+                        sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+                    )
+                )
+
+
+def is_referred(conn: Connection, oid: int) -> bool:
+    """Whether foreign keys refer to the table: its rows are to be updated, not made anew."""
+    return conn.execute(_REFERRING, (oid,)).fetchone() is not None
+
+
+def _broken(target: ResultTable, why: str) -> UserError:
+    return UserError(
+        f"cannot alter view {target.shown}", detail=f"{why}.".replace("..", "."), sqlstate="2BP01"
+    )
+
+
+def _other_type(column: ResultColumn, field: Field) -> bool:
+    return (column.base_oid, column.base_mod) != (field.oid, field.typmod)

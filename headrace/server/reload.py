@@ -1,0 +1,95 @@
+"""RELOAD: settings that can be changed while the server runs, all of them or none.
+
+The file is read again; variables and flags are as they were, and go before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from headrace import events
+from headrace.config import Settings
+from headrace.server import tls
+from headrace.server.port import Port
+from headrace.server.upstream import SourceAddress
+
+CHANGEABLE: Final = frozenset(
+    {
+        *("log_level", "tls_cert", "tls_key", "tls_required"),
+        *("connections_max", "login_timeout_ms", "logins_per_address_max", "client_timeout_ms"),
+        *("statement_bytes_max", "commands_per_role_max"),
+    }
+)
+"""What a new value of is taken up; of sessions that are there already only the limits of all."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Reload:
+    """Takes up what has changed."""
+
+    def __init__(
+        self,
+        loaded: Settings,
+        again: Callable[[], Settings],
+        port: Port,
+        limit: Callable[[int], None],
+        tell: Callable[[str], Awaitable[list[str]]],
+    ) -> None:
+        """``loaded`` are the settings as they were read, which ``again`` reads once more.
+
+        ``limit`` takes ``commands_per_role_max``; ``tell`` has other processes log at a level, and
+        returns the names of those that could not be told.
+        """
+        self._loaded = loaded
+        self._again = again
+        self._port = port
+        self._limit = limit
+        self._tell = tell
+
+    async def __call__(self) -> list[str]:
+        """Read again; what was done, in words.
+
+        Raises:
+            UserError: the file is wrong; nothing is changed.
+            PrerequisiteError: certificate or key cannot be used; nothing is changed.
+        """
+        new = self._again()
+        changed = {
+            f.name: getattr(new, f.name)
+            for f in dataclasses.fields(Settings)
+            if getattr(new, f.name) != getattr(self._loaded, f.name)
+        }
+        taken = {name: value for name, value in changed.items() if name in CHANGEABLE}
+        settings = self._port.settings.replace(**taken)
+        context = tls.server_context(settings)
+        binding = tls.own_binding(settings)
+        target = self._port.target
+        if context is not None:
+            address = SourceAddress.of(settings.source)
+            target = await tls.checked(settings, address, self._port.roles)
+        # From here on nothing fails.
+        self._port.reconfigure(settings, target, context, binding)
+        self._limit(settings.commands_per_role_max)
+        self._loaded = self._loaded.replace(**taken)
+        told = [f'setting "{name}" is now {_shown(value)}' for name, value in taken.items()]
+        if "log_level" in taken:
+            events.set_level(settings.log_level)
+            told += [
+                f"{name} could not be told the log level: it has it from its next start on"
+                for name in await self._tell(settings.log_level)
+            ]
+        told += [
+            f'setting "{name}" has changed, which counts from the next start of Headrace on'
+            for name in sorted(changed.keys() - taken.keys())
+        ]
+        _log.info("settings reloaded", changed=sorted(changed))
+        return told or ["no setting has changed"]
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"'

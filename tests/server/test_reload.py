@@ -1,0 +1,104 @@
+"""RELOAD: what counts at once, what later, and nothing at all where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.waiting import wait_until
+
+
+def connect(dsn: str, **options: str) -> psycopg.Connection:
+    return psycopg.connect(make_conninfo(dsn, **options), autocommit=True)
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """Makes a certificate for a name; (its file, its key's)."""
+
+    def make(name: str) -> tuple[str, str]:
+        files = str(tmp_path / f"{name}.crt"), str(tmp_path / f"{name}.key")
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-subj", f"/CN={name}", "-out", files[0], "-keyout", files[1]),
+            ],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        return files
+
+    return make
+
+
+def test_what_changes_at_once_and_what_does_not(start_engine, database, tmp_path):
+    file = tmp_path / "headrace.toml"
+    file.write_text("connections_max = 7\nbatch_interval_ms = 50\n")
+    engine = start_engine(database, "--config", str(file))
+    admin = connect(engine.dsn, dbname="headrace")
+    told: list[str] = []
+    admin.add_notice_handler(lambda diag: told.append(diag.message_primary))
+
+    def reload() -> str:
+        told.clear()
+        assert admin.execute("RELOAD").statusmessage == "RELOAD"
+        return "\n".join(told)
+
+    def setting(name: str) -> str:
+        return {r[0]: r[1] for r in admin.execute("SHOW config").fetchall()}[name]
+
+    assert setting("connections_max") == "7"
+    assert reload() == "no setting has changed"
+    assert '"level": "debug"' not in engine.log
+
+    file.write_text("connections_max = 1\nbatch_interval_ms = 60\nlog_level = 'debug'\n")
+    assert reload() == (
+        'setting "connections_max" is now "1"\nsetting "log_level" is now "debug"\n'
+        'setting "batch_interval_ms" has changed, which counts from the next start of Headrace on'
+    )
+    assert (setting("connections_max"), setting("batch_interval_ms")) == ("1", "50")
+    with connect(engine.dsn) as conn:
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            connect(engine.dsn)
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        conn.execute("CALL headrace.check_view('SELECT id FROM t WHERE id > 1 AND true')")
+
+    def debugged() -> bool:
+        lines = [json.loads(x) for x in engine.log.splitlines() if x.startswith("{")]
+        return any(x["event"] == "rule applied" for x in lines)
+
+    wait_until(debugged, "the builder logs what it decides")
+
+    # Wrong: nothing of it counts.
+    file.write_text("connections_max = 9\nlog_level = 'loud'\n")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="loud"):
+        reload()
+    file.write_text("connections_max = 9\ntls_cert = '/nowhere'\ntls_key = '/nowhere'\n")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="certificate"):
+        reload()
+    assert setting("connections_max") == "1"
+
+
+@pytest.mark.slow
+def test_another_certificate(start_engine, database, tmp_path, certificate):
+    cert, key = certificate("one.example")
+    file = tmp_path / "headrace.toml"
+    words = f"tls_cert = '{cert}'\ntls_key = '{key}'\n"
+    file.write_text(words)
+    source = make_conninfo(database, sslmode="disable")
+    engine = start_engine(source, "--config", str(file))
+    # The commander does not keep it: the file has another one now, and nobody has started anew.
+    other, other_key = certificate("two.example")
+    dsn = make_conninfo(engine.dsn, host="two.example", hostaddr="127.0.0.1")
+    proven = {"sslmode": "verify-full", "sslrootcert": other}
+    with pytest.raises(psycopg.OperationalError, match="certificate"):
+        connect(dsn, **proven)
+    file.write_text(words.replace(cert, other).replace(key, other_key))
+    with connect(engine.dsn, dbname="headrace", sslmode="require") as admin:
+        admin.execute("RELOAD")
+        assert admin.execute("SHOW version").fetchone(), "who is there stays"
+    with connect(dsn, **proven) as conn:
+        assert conn.execute("SELECT 1").fetchone() == (1,)
