@@ -17,7 +17,8 @@
   A run makes what is not there, and of what is there only what differs:
 
     nothing differs          waits until it is fresh, and says so
-    another query            create_view(…, replace => true) where this Headrace has it; else alter_view, of
+    another query            create_view(…, replace => true) where this Headrace has it (which does nothing where
+                             only the text is another); else alter_view, of
                              the same columns; else the view is dropped and made anew
     history, latency_ms, placement, indexes, grants    in place
     another key or option    as another query of other columns
@@ -50,7 +51,13 @@
     {%- set other = headrace.headrace__fixed(wanted) != headrace.headrace__fixed(known['options']) -%}
     {%- set altered = known['query'] != query -%}
     {% if (altered or other) and headrace.headrace__replaces() %}
-      {% do headrace.headrace__replace(name, query, wanted) %}
+      {# What has a verb of its own is left as it is here, and changed by that. #}
+      {% set options = headrace.headrace__fixed(wanted) %}
+      {% for option in ('history', 'latency_ms', 'placement') if option in known['options'] %}
+        {% do options.update({option: known['options'][option]}) %}
+      {% endfor %}
+      {% do headrace.headrace__replace(name, query, options) %}
+      {% do headrace.headrace__adapt(name, wanted, known['options']) %}
       {% set did = 'REPLACE VIEW' %}
     {% elif other or (altered and not headrace.headrace__same_columns(target_relation, query)) %}
       {% do headrace.headrace__call("drop_view(" ~ name ~ ")") %}
@@ -69,7 +76,7 @@
   {% endif %}
 
   {% do headrace.headrace__indexes(target_relation, name, config.get('indexes', none)) %}
-  {% if did == 'nothing' and config.get('wait', '60 s') %}
+  {% if did in ('nothing', 'REPLACE VIEW') and config.get('wait', '60 s') %}
     {% do headrace.headrace__call("wait_for(" ~ name ~ ", timeout => " ~ headrace.headrace__literal(config.get('wait', '60 s')) ~ ")") %}
   {% endif %}
 
