@@ -270,6 +270,8 @@ def test_what_is_refused(engine, commander, source):
             assert why.sqlstate == "42501"
             why = refused(somebody, "CALL headrace.set_placement('sums', 'main')")
             assert why.sqlstate == "42501"
+            shown = "SELECT name FROM headrace.list_views() WHERE name = 'public.sums'"
+            assert somebody.execute(shown).fetchall() == [("public.sums",)]
         commander.execute("CALL headrace.drop_view('sums')")
     finally:
         commander.execute("CALL headrace.drop_view('base')")
