@@ -23,8 +23,10 @@ from headrace.planner.placement.failed import PlacementFailed
 from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.place import Strategy
 from headrace.planner.placement.star import StarPlacement, Station, cheapest, place_star
+from headrace.planner.placement.topology import ORDINARY_BYTES_S, TopologyLink
 from headrace.postgres.connect import Connection
-from headrace.sql import nodes
+from headrace.sql import links, nodes
+from headrace.sql.links import LinkFacts
 from headrace.sql.nodes import MAIN, STRATEGIES, WorkerLoad
 
 Placement = str | dict[str, str]
@@ -102,10 +104,12 @@ def parts(
     placement: Placement,
     measured: Measured | None = None,
     but: int = 0,
+    facts: Mapping[str, LinkFacts] | None = None,
 ) -> dict[str, str]:
     """The last node of each part of ``plan`` that is to be elsewhere, and its worker.
 
-    ``but``: the id of the view that it is of; what it takes now is free for it.
+    ``but``: the id of the view that it is of; what it takes now is free for it.  ``facts``: of
+    links, by worker; without them what was said of these (``add_link``).
 
     Raises:
         UndefinedError: 42704, there is no such worker, or collection.
@@ -118,7 +122,8 @@ def parts(
         return cuts.cuts(plan, placement, MAIN)
     if placement not in STRATEGIES or not cuts.is_cuttable(plan):
         return {}
-    return dict(compared(conn, settings, plan, sizes, measured, but).of(placement).parts)
+    found = compared(conn, settings, plan, sizes, measured, but, facts)
+    return dict(found.of(placement).parts)
 
 
 def compared(
@@ -128,9 +133,11 @@ def compared(
     sizes: Mapping[str, ExpectedSize],
     measured: Measured | None = None,
     but: int = 0,
+    facts: Mapping[str, LinkFacts] | None = None,
 ) -> Compared:
     """What each strategy says of a plan that can be cut."""
-    main, *others = stations(conn, settings, but)
+    known = links.said(conn) if facts is None else facts
+    main, *others = stations(conn, settings, but, known)
     costs = Costs(measured.rates if measured is not None else expected(plan, sizes))
     found: dict[str, StarPlacement | PlacementFailed | UserError] = {}
     for strategy in Strategy:
@@ -143,7 +150,9 @@ def compared(
     return Compared(found, cheapest(list(found.values())))
 
 
-def stations(conn: Connection, settings: Settings, but: int = 0) -> list[Station]:
+def stations(
+    conn: Connection, settings: Settings, but: int, facts: Mapping[str, LinkFacts]
+) -> list[Station]:
     """The workers with what is on them, ``main`` first; the view ``but`` is left out."""
     taken: dict[str, int] = {}
     for load in nodes.loads(conn):
@@ -151,8 +160,17 @@ def stations(conn: Connection, settings: Settings, but: int = 0) -> list[Station
             for worker, count in _taken(load).items():
                 taken[worker] = taken.get(worker, 0) + count
     main = Station(MAIN, settings.main_capacity, taken.get(MAIN, 0))
-    listed = nodes.listed(conn)
-    return [main, *(Station(n.name, n.capacity, taken.get(n.name, 0)) for n in listed)]
+    others = [
+        Station(n.name, n.capacity, taken.get(n.name, 0), weight(facts.get(n.name, LinkFacts())))
+        for n in nodes.listed(conn)
+    ]
+    return [main, *others]
+
+
+def weight(facts: LinkFacts) -> float:
+    """What it costs to move a byte over a link, beside an ordinary one; as that, where unknown."""
+    rate = ORDINARY_BYTES_S if facts.bytes_per_s is None else float(facts.bytes_per_s)
+    return TopologyLink.measured(MAIN, MAIN, rate, (facts.latency_us or 0) / 1000).weight
 
 
 def _taken(load: WorkerLoad) -> dict[str, int]:
