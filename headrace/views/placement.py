@@ -21,7 +21,7 @@ from headrace.population import names, placing, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
-from headrace.population.placing import Placement
+from headrace.population.placing import CostFacts, Placement
 from headrace.population.populate import planning
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
@@ -119,8 +119,8 @@ def _cut(
             known = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))
     if known is None:
         return again
-    said = (context.settings, planned.physical, planned.shown_sizes, wanted, known, view.id)
-    parts = placing.parts(conn, *said, links.known(context, job, conn))
+    facts = CostFacts(planned.shown_sizes, known, links.known(context, job, conn), view.id)
+    parts = placing.parts(conn, context.settings, planned.physical, wanted, facts)
     return replace(again, planned=replace(planned, parts=parts))
 
 

@@ -20,7 +20,7 @@ from headrace.population import names, placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
-from headrace.population.placing import Compared, Measured, Placement
+from headrace.population.placing import Compared, CostFacts, MeasuredView, Placement
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, views
 from headrace.sql.links import LinkFacts
@@ -44,7 +44,7 @@ class _Known:
     """Those that it has."""
     whole: str
     """The worker that has the rest."""
-    measured: Measured | None
+    measured: MeasuredView | None
     view_id: int = 0
 
     @property
@@ -78,8 +78,8 @@ def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) 
         compared = None
         facts = links.known(context, job, conn)
         if cuts.is_cuttable(known.plan):
-            said = (known.plan, known.sizes, known.measured, known.view_id)
-            compared = placing.compared(conn, context.settings, *said, facts)
+            said = CostFacts(known.sizes, known.measured, facts, known.view_id)
+            compared = placing.compared(conn, context.settings, known.plan, said)
     shown: StarPlacement | None = None
     if strategy is not None:
         if compared is None:
