@@ -21,6 +21,7 @@ _UNITS: Final = {
     "connections_max": "sessions",
     "eval_connections_max": "connections",
     "logins_per_address_max": "clients",
+    "main_capacity": "collections",
     "max_inflight_batches": "batches",
     "max_recursion_iterations": "iterations",
     "max_recursion_rows": "rows",
