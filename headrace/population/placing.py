@@ -8,7 +8,7 @@ room there is (``planner/placement/star.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -23,8 +23,10 @@ from headrace.planner.placement.failed import PlacementFailed
 from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.place import Strategy
 from headrace.planner.placement.star import StarPlacement, Station, cheapest, place_star
+from headrace.planner.placement.topology import ORDINARY_BYTES_S, TopologyLink
 from headrace.postgres.connect import Connection
-from headrace.sql import nodes
+from headrace.sql import links, nodes
+from headrace.sql.links import LinkFacts
 from headrace.sql.nodes import MAIN, STRATEGIES, WorkerLoad
 
 Placement = str | dict[str, str]
@@ -37,7 +39,7 @@ _ROWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredView:
     """What the collections of a running view have done."""
 
     rates: Mapping[str, float]
@@ -46,6 +48,20 @@ class Measured:
     """What each row that came in has taken."""
     seconds: float
     """For how long, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostFacts:
+    """What strategies go by."""
+
+    sizes: Mapping[str, ExpectedSize] = field(default_factory=dict)
+    """Of a plan's nodes, as it was planned."""
+    measured: MeasuredView | None = None
+    """None: the view does not run, or nothing has come by."""
+    links: Mapping[str, LinkFacts] | None = None
+    """Of the links to workers; None: what was said of them (``add_link``)."""
+    view_id: int = 0
+    """The view that is placed, if there is one: what it takes now is free for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +114,10 @@ def parts(
     conn: Connection,
     settings: Settings,
     plan: p.PhysicalPlan,
-    sizes: Mapping[str, ExpectedSize],
     placement: Placement,
-    measured: Measured | None = None,
-    but: int = 0,
+    facts: CostFacts,
 ) -> dict[str, str]:
     """The last node of each part of ``plan`` that is to be elsewhere, and its worker.
-
-    ``but``: the id of the view that it is of; what it takes now is free for it.
 
     Raises:
         UndefinedError: 42704, there is no such worker, or collection.
@@ -118,20 +130,16 @@ def parts(
         return cuts.cuts(plan, placement, MAIN)
     if placement not in STRATEGIES or not cuts.is_cuttable(plan):
         return {}
-    return dict(compared(conn, settings, plan, sizes, measured, but).of(placement).parts)
+    return dict(compared(conn, settings, plan, facts).of(placement).parts)
 
 
 def compared(
-    conn: Connection,
-    settings: Settings,
-    plan: p.PhysicalPlan,
-    sizes: Mapping[str, ExpectedSize],
-    measured: Measured | None = None,
-    but: int = 0,
+    conn: Connection, settings: Settings, plan: p.PhysicalPlan, facts: CostFacts
 ) -> Compared:
     """What each strategy says of a plan that can be cut."""
-    main, *others = stations(conn, settings, but)
-    costs = Costs(measured.rates if measured is not None else expected(plan, sizes))
+    main, *others = stations(conn, settings, facts)
+    known = facts.measured
+    costs = Costs(expected(plan, facts.sizes) if known is None else known.rates)
     found: dict[str, StarPlacement | PlacementFailed | UserError] = {}
     for strategy in Strategy:
         try:
@@ -143,16 +151,26 @@ def compared(
     return Compared(found, cheapest(list(found.values())))
 
 
-def stations(conn: Connection, settings: Settings, but: int = 0) -> list[Station]:
-    """The workers with what is on them, ``main`` first; the view ``but`` is left out."""
+def stations(conn: Connection, settings: Settings, facts: CostFacts) -> list[Station]:
+    """The workers with what is on them, ``main`` first, but for the view of ``facts``."""
+    known = links.said(conn) if facts.links is None else facts.links
     taken: dict[str, int] = {}
     for load in nodes.loads(conn):
-        if load.view_id != but:
+        if load.view_id != facts.view_id:
             for worker, count in _taken(load).items():
                 taken[worker] = taken.get(worker, 0) + count
     main = Station(MAIN, settings.main_capacity, taken.get(MAIN, 0))
-    listed = nodes.listed(conn)
-    return [main, *(Station(n.name, n.capacity, taken.get(n.name, 0)) for n in listed)]
+    others = [
+        Station(n.name, n.capacity, taken.get(n.name, 0), weight(known.get(n.name, LinkFacts())))
+        for n in nodes.listed(conn)
+    ]
+    return [main, *others]
+
+
+def weight(facts: LinkFacts) -> float:
+    """What it costs to move a byte over a link, beside an ordinary one; as that, where unknown."""
+    rate = ORDINARY_BYTES_S if facts.bytes_per_s is None else float(facts.bytes_per_s)
+    return TopologyLink.measured(MAIN, MAIN, rate, (facts.latency_us or 0) / 1000).weight
 
 
 def _taken(load: WorkerLoad) -> dict[str, int]:
@@ -183,14 +201,14 @@ def expected(plan: p.PhysicalPlan, sizes: Mapping[str, ExpectedSize]) -> dict[st
     }
 
 
-def measured(rows: list[dict[str, Any]]) -> Measured | None:
+def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
     """What ``insight.stats`` says of a view; None: nothing has come by yet."""
     seconds = min((row["since_s"] for row in rows if row["since_s"]), default=0.0)
     rates = {r["node"]: r["bytes_out"] / r["since_s"] for r in rows if r["since_s"]}
     if not any(rates.values()):
         return None
     taken = {r["node"]: 1000 * r["busy_us"] // r["rows_in"] for r in rows if r["rows_in"]}
-    return Measured(rates, taken, seconds)
+    return MeasuredView(rates, taken, seconds)
 
 
 def check(conn: Connection, name: str) -> None:

@@ -47,6 +47,7 @@ from headrace.population.feeding import Feeding
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
 from headrace.population.options import ViewOptions
+from headrace.population.placing import CostFacts
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import TableChanged, TableSize
@@ -104,9 +105,8 @@ def plan_with_facts(
             told = uniquekeys.given(planned.optimised, names, options.key)
             physical = planned.physical.keyed(options.key)
             planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
-        found = placing.parts(
-            *(conn, settings, planned.physical, planned.shown_sizes, options.placement), but=view_id
-        )
+        costs = CostFacts(planned.shown_sizes, view_id=view_id)
+        found = placing.parts(conn, settings, planned.physical, options.placement, costs)
         planned = replace(planned, parts=found)
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)

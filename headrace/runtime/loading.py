@@ -153,9 +153,7 @@ class Loading:
         view.release()
         view.placed, view.parts = placed, dict(parts)
         view.shares = view.shares and not placed and not parts
-        meta: positions.Meta = {}
-        positions.put_view(meta, view.id, None)
-        book.db.put_meta(meta, sync=True)
+        self._forget_mark(view)
         book.db.drop_view(view.id)
         self._hosts.drop(view.id)
         found = views.manifest(book.settings, view.id)
@@ -261,6 +259,7 @@ class Loading:
                     _revive(view)
                     return
             elif mark is not None and self._came_back(view, mark):
+                self._forget_mark(view)
                 mark = None
             if mark is not None:
                 self._take_back(view, mark)
@@ -276,6 +275,12 @@ class Loading:
                 else StateDamaged(f"the view's staged state cannot be read: {error}", hint=RESYNC)
             )
             self._leaving.fail(view, known)
+
+    def _forget_mark(self, view: View) -> None:
+        """From now on whoever starts takes in what is staged, however far this gets."""
+        meta: positions.Meta = {}
+        positions.put_view(meta, view.id, None)
+        self._book.db.put_meta(meta, sync=True)
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
         """Whether its states are staged, and the mark says how far they were elsewhere."""

@@ -3,9 +3,9 @@
     suspend ─► durable ─► export into the staging directory ─► (catalog) ─► take in there ─► go on
 
 What is exported is what a checkpoint has made durable at the view's mark, in the form in which a
-population leaves states.  Once the catalog says where the view is, whoever starts finds the
-states staged, as those of a new view are; until then they are where they were.  What the view
-lacks by then comes again, as for one that was paused.
+population leaves states; of a view that is cut, what all of its workers have.  Once the catalog
+says where the view is, whoever starts finds the states staged, as those of a new view are; until
+then they are where they were.  What the view lacks by then comes again, as for one that was paused.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 -- what: collection (worker, why it is there, bytes_s it sends, ns_per_row it takes), strategy (its workers, why it has
 -- none, cost), link (bytes_s over it), or costs: whether bytes were measured in the running view, or are expected of
 -- the tables' statistics while all of their rows change once.
--- cost: bytes over links, weighed.  strategy: whose placement is shown; without it, the one that the view has.
+-- cost: bytes over links, weighed by what these are like (links(): 1 is a gigabit per second without latency).  strategy: whose placement is shown; without it, the one that the view has.
 -- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
 -- there is the procedure show_placement.
 -- Whoever gets here has written something else than the statement that the commander answers.

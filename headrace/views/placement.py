@@ -21,7 +21,7 @@ from headrace.population import names, placing, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
-from headrace.population.placing import Placement
+from headrace.population.placing import CostFacts, Placement
 from headrace.population.populate import planning
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
@@ -30,6 +30,7 @@ from headrace.sql import nodes, points, views
 from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import SetPlacement
 from headrace.sql.views import StoredView, ViewRow
+from headrace.views import links
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, Resync, owner_of, plan_again, read
 
@@ -118,8 +119,8 @@ def _cut(
             known = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))
     if known is None:
         return again
-    sizes, settings = planned.shown_sizes, context.settings
-    parts = placing.parts(conn, settings, planned.physical, sizes, wanted, known, view.id)
+    facts = CostFacts(planned.shown_sizes, known, links.known(context, job, conn), view.id)
+    parts = placing.parts(conn, context.settings, planned.physical, wanted, facts)
     return replace(again, planned=replace(planned, parts=parts))
 
 

@@ -20,12 +20,14 @@ from headrace.population import names, placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
-from headrace.population.placing import Compared, Measured, Placement
+from headrace.population.placing import Compared, CostFacts, MeasuredView, Placement
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, views
+from headrace.sql.links import LinkFacts
 from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import ExplainPlacement
 from headrace.sql.views import ViewRow
+from headrace.views import links
 
 Row = list[Any]
 
@@ -42,7 +44,7 @@ class _Known:
     """Those that it has."""
     whole: str
     """The worker that has the rest."""
-    measured: Measured | None
+    measured: MeasuredView | None
     view_id: int = 0
 
     @property
@@ -74,9 +76,10 @@ def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) 
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         known = _known(context, job, conn, request)
         compared = None
+        facts = links.known(context, job, conn)
         if cuts.is_cuttable(known.plan):
-            said = (known.plan, known.sizes, known.measured, known.view_id)
-            compared = placing.compared(conn, context.settings, *said)
+            said = CostFacts(known.sizes, known.measured, facts, known.view_id)
+            compared = placing.compared(conn, context.settings, known.plan, said)
     shown: StarPlacement | None = None
     if strategy is not None:
         if compared is None:
@@ -89,7 +92,7 @@ def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) 
         *_costs(known),
         *_collections(known, shown),
         *_strategies(compared),
-        *_links(known, shown),
+        *_links(known, shown, facts),
     ]
 
 
@@ -191,7 +194,9 @@ def _strategies(compared: Compared | None) -> Iterator[Row]:
         yield ["strategy", str(name), None, why, None, None, None]
 
 
-def _links(known: _Known, shown: StarPlacement | None) -> Iterator[Row]:
+def _links(
+    known: _Known, shown: StarPlacement | None, facts: Mapping[str, LinkFacts]
+) -> Iterator[Row]:
     if shown is not None:
         crossing: Mapping[tuple[str, str], float] = shown.crossing
     else:
@@ -200,4 +205,5 @@ def _links(known: _Known, shown: StarPlacement | None) -> Iterator[Row]:
             parts = {known.plan.sink.input: known.whole}
         crossing = cuts.received(known.plan, parts, known.rates, MAIN)
     for (low, high), sent in crossing.items():
-        yield ["link", f"{low} to {high}", None, None, round(sent), None, None]
+        cost = sent * placing.weight(facts.get(low if high == MAIN else high, LinkFacts()))
+        yield ["link", f"{low} to {high}", None, None, round(sent), round(cost), None]

@@ -16,14 +16,16 @@ from headrace.errors import StateDamaged
 from headrace.network import link
 from headrace.process import faults
 from headrace.sql.status import Status
+from headrace.state import layout
+from headrace.state.rocks import RocksDatabase
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import settings_for, settle
+from tests.runtime.harness import Running, settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, reached
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
 from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 TABLES = test_sharing.TABLES
 BOTH = f"SELECT a.name, a.s, b.m FROM ({SUMS}) a FULL JOIN ({MOST}) b ON a.s = b.m + 10"
@@ -324,6 +326,52 @@ def test_kill_9_at_every_point(source, database, start, worker, point):
     check(running, source, pairs=BOTH, sums=SUMS)
     assert_consistent(running, source)
     running.stop()
+
+
+def staged(running, view_id: int) -> None:
+    """Have a view's states staged, as one that is to move."""
+    engine, folder = running.engine, running.settings.staging_dir / str(view_id)
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "state").mkdir(parents=True)
+    running.hold("move")
+    assert running.on(lambda: engine.moving.begin(view_id, "move"))
+    facts = None
+    while facts is None:
+        facts = running.on(lambda: engine.moving.ready(view_id, "move"))
+    running.on(lambda: engine.moving.exporter(view_id, "move", folder / "state" / "moved.sst"))()
+    runs = [f"state/{path.name}" for path in (folder / "state").iterdir() if path.stat().st_size]
+    (folder / "manifest.json").write_text(
+        json.dumps({**facts, "runs": runs, "format": layout.FORMAT})
+    )
+
+
+@pytest.mark.parametrize("ends", [RocksDatabase.ingest, RocksDatabase.drop_view])
+def test_an_engine_dies_twice_while_a_view_moves(source, database, start, monkeypatch, ends):
+    """Once when the catalog has said where it is, and once as its states are taken in."""
+    running = start()
+    with hosting(running.settings, "w1") as host:
+        view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
+        change(source, random.Random(1), 10)
+        check(running, source, sums=SUMS)
+        staged(running, view)
+        source.execute("UPDATE headrace.views SET placed_parts = '{}'")
+        running.stop()
+        change(source, random.Random(2), 5)
+
+        def die(*_, **__) -> None:
+            raise SystemExit
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RocksDatabase, ends.__name__, die)
+            second = Running(running.settings)
+            second.thread.join(PATIENCE_S)
+            assert isinstance(second.error, SystemExit)
+        running = start()
+        change(source, random.Random(3), 5)
+        check(running, source, sums=SUMS)
+        assert not host.units
+        assert not running.book.subplans
+        running.stop()
 
 
 def crashed(running, source, rng: random.Random, worker: HostProcess) -> None:

@@ -17,7 +17,7 @@ from headrace.errors import DuplicateError, UndefinedError, UserError
 
 _FRAME_BYTES: Final = 64 << 10
 """What links are compared by: the time that it takes on them."""
-_ORDINARY_BYTES_S: Final = 125e6
+ORDINARY_BYTES_S: Final = 125e6
 """Of an ordinary link, a gigabit per second."""
 
 
@@ -60,7 +60,7 @@ class TopologyLink:
         if not (bytes_s > 0 and 0 <= latency_ms < math.inf):
             raise UserError(f"a link of {bytes_s:g} bytes/s and {latency_ms:g} ms cannot be")
         seconds = latency_ms / 1e3 + _FRAME_BYTES / bytes_s
-        return cls(child, parent, seconds / (_FRAME_BYTES / _ORDINARY_BYTES_S))
+        return cls(child, parent, seconds / (_FRAME_BYTES / ORDINARY_BYTES_S))
 
 
 @dataclass(frozen=True)
