@@ -293,17 +293,10 @@ class Settings:
                     hint="Write it as key=value pairs, values with blanks or quotes in single"
                     " quotes; or as a URI, with special characters as %XX.",
                 ) from None
-        self._check_tls()
+        _check_tls(self)
         self._check_words()
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
-
-    def _check_tls(self) -> None:
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise UserError('settings "tls_cert" and "tls_key" go together')
-        for name in ("tls_required", "http_tls"):
-            if getattr(self, name) and not self.tls_cert:
-                raise UserError(f'setting "{name}" needs "tls_cert" and "tls_key"')
 
     def _check_words(self) -> None:
         for where in (self.listen, self.worker_listen):
@@ -552,3 +545,11 @@ def _boolean(value: Any) -> bool:
     if text in _FALSE:
         return False
     raise ValueError("a boolean is needed")
+
+
+def _check_tls(settings: Settings) -> None:
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise UserError('settings "tls_cert" and "tls_key" go together')
+    for name in ("tls_required", "http_tls"):
+        if getattr(settings, name) and not settings.tls_cert:
+            raise UserError(f'setting "{name}" needs "tls_cert" and "tls_key"')
