@@ -14,9 +14,9 @@ ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
+.PHONY: setup manual demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
 
-setup: $(VENV)/.installed $(VENV)/.kernels
+setup: $(VENV)/.installed $(VENV)/.kernels $(VENV)/.manual
 
 # Everything but our own kernels; again when what is asked for changes.
 $(VENV)/.installed: pyproject.toml requirements.lock
@@ -34,6 +34,13 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 $(VENV)/.kernels: $(VENV)/.installed setup.py $(KERNELS)
 	$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
 	@touch $@
+
+# The manual, which the console serves.
+$(VENV)/.manual: $(VENV)/.installed mkdocs.yml $(wildcard docs/*.md docs/*/*.md docs/theme/*)
+	$(BIN)/python -m mkdocs build --quiet --strict --clean
+	@touch $@
+
+manual: $(VENV)/.manual
 
 demo: setup
 	$(BIN)/headrace demo $(ARGS)

@@ -18,7 +18,7 @@ import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -43,6 +43,7 @@ _TYPES: Final = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
+    "png": "image/png",
 }
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
@@ -88,10 +89,12 @@ class App:
         self.people: People | None = None
         if access is not None:
             self.people = People(outside, access)
-            self._files = _files()
+            self._files = _files("static") | _files("manual", "manual/")
             routes += [
                 Route("/", self._file),
                 Route("/static/{path:path}", self._file),
+                Route("/manual/", self._manual),
+                Route("/manual/{path:path}", self._manual),
                 Route("/api/me", self._me),
                 Route("/api/events", self._events),
                 Route("/api/login", self._login, methods=["POST"]),
@@ -136,7 +139,16 @@ class App:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _file(self, request: Request) -> Response:
-        found = self._files.get(request.path_params.get("path", "index.html"))
+        return self._found(request, request.path_params.get("path", "index.html"))
+
+    async def _manual(self, request: Request) -> Response:
+        path = request.path_params.get("path")
+        if not path:
+            return RedirectResponse("/manual/manual/start.html", 302)
+        return self._found(request, f"manual/{path}")
+
+    def _found(self, request: Request, name: str) -> Response:
+        found = self._files.get(name)
         if found is None:
             raise HTTPException(404)
         kind, tag, data = found
@@ -288,13 +300,14 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return PlainTextResponse(words, error.status_code, error.headers)
 
 
-def _files() -> dict[str, tuple[str, str, bytes]]:
-    """Name -> type, tag and bytes of what there is to be had."""
+def _files(folder: str, prefix: str = "") -> dict[str, tuple[str, str, bytes]]:
+    """Name -> type, tag and bytes of what there is to be had in a folder; none: it was not made."""
+    top = resources.files("headrace.console") / folder
     out = {}
-    left = [("", resources.files("headrace.console") / "static")]
+    left = [(prefix, top)] if top.is_dir() else []
     while left:
-        prefix, folder = left.pop()
-        for item in folder.iterdir():
+        prefix, below = left.pop()
+        for item in below.iterdir():
             if item.is_dir():
                 left.append((f"{prefix}{item.name}/", item))
             elif kind := _TYPES.get(item.name.rpartition(".")[2]):

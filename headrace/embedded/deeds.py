@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import webbrowser
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -40,7 +41,8 @@ class Deeds:
 
     def press(self, key: str) -> None:
         """Begin what ``key`` stands for, unless that is under way."""
-        act = {"w": self._burst, "k": self._kill, "v": self._verify}.get(key)
+        acts = {"w": self._burst, "k": self._kill, "v": self._verify, "c": self._open}
+        act = acts.get(key)
         if act is None:
             return
         with self._lock:
@@ -86,6 +88,12 @@ class Deeds:
         killed = clock.monotonic()
         self._say_seen(f"kill -9 {pid}", killed)
         self._verify()
+
+    def _open(self) -> None:
+        """The console, in whatever shows pages here."""
+        address = self._engine.console
+        if address is None or not webbrowser.open(address):
+            self.say("console: no browser could be opened here; its address is below")
 
     def _say_seen(self, text: str, since: float) -> None:
         """Say when all that is committed now is in the views."""

@@ -191,7 +191,12 @@ def running(options: DemoOptions) -> Iterator[Demo]:
         say(f"loading {options.orders:,} orders")
         shop.load(server.dsn("shop"), options.orders)
         say("starting Headrace")
-        engine = EmbeddedEngine(server.dsn("shop"), home / "engine", env={"JAVA_HOME": java_home()})
+        engine = EmbeddedEngine(
+            server.dsn("shop"),
+            home / "engine",
+            env={"JAVA_HOME": java_home()},
+            args=("--http", "127.0.0.1:0"),
+        )
         # Kept on failure: the reason is in it.
         stack.callback(lambda: say_log(engine) if failed() else None)
         stack.enter_context(engine)
@@ -224,6 +229,8 @@ class Show:
         self._before = (clock.monotonic(), demo.transactions, demo.rows)
         self._ticks = _processor_ticks()
         self._history: deque[float | None] = deque(maxlen=_HISTORY_S)
+        console = demo.engine.console
+        self._links = [("psql", demo.psql), *([("console", console)] if console else [])]
 
     def look(self, conn: psycopg.Connection[Any]) -> Shown:
         """One more moment; ``conn`` reads the source."""
@@ -248,7 +255,7 @@ class Show:
             busy=used / max(of, 1),
             processors=os.cpu_count() or 1,
             said=self._deeds.said,
-            links=[("psql", demo.psql)],
+            links=self._links,
         )
         self._before, self._ticks = now, ticks
         return moment

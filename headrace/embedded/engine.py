@@ -23,6 +23,7 @@ from headrace.errors import PrerequisiteError, TransientError
 from headrace.process import nursery
 
 _READY: Final = re.compile(rb"^headrace ready on \S+:(\d+)$", re.MULTILINE)
+_HTTP: Final = re.compile(r'"address": ?"([^"]+)"')
 _POLL_S: Final = 0.02
 
 
@@ -83,6 +84,16 @@ class EmbeddedEngine:
         return psycopg.conninfo.make_conninfo(
             self.source, host="127.0.0.1", port=self.port, hostaddr=None
         )
+
+    @property
+    def console(self) -> str | None:
+        """The address of the console, which logs in by itself; None: started without ``--http``."""
+        said = [line for line in self.log.splitlines() if '"event": "http"' in line]
+        token = self.data_dir / "console.token"
+        found = _HTTP.search(said[-1]) if said else None
+        if found is None or not token.exists():
+            return None
+        return f"http://{found[1]}/#token={token.read_text().strip()}"
 
     def start(self) -> None:
         """Start and wait for the ``ready`` line.

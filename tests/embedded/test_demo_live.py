@@ -2,10 +2,12 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -77,6 +79,11 @@ def test_keys(terminal: Terminal) -> None:
     terminal.wait_for("kill -9 ")
     for view in ("best_customers", "sales_by_country"):
         terminal.wait_for(f"verify public.{view}: no row differs")
+    terminal.press(" ")
+    terminal.wait_for("http://127.0.0.1:")
+    address = re.findall(r"(http://127\.0\.0\.1:\d+/)#token=\S{32,}", terminal.seen)[-1]
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert b"Headrace" in page.read()
     terminal.press("q")
     assert terminal.end() == 0
     assert "Traceback" not in terminal.seen

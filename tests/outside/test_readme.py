@@ -1,0 +1,74 @@
+"""The README's session, as psql shows it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from headrace.embedded import binaries
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+TABLES = """
+CREATE TABLE customers (id int PRIMARY KEY, country text NOT NULL);
+CREATE TABLE orders (id int PRIMARY KEY, customer_id int NOT NULL, amount numeric(10, 2) NOT NULL,
+                     status text NOT NULL);
+INSERT INTO customers VALUES (1, 'Peru'), (2, 'Kenya');
+INSERT INTO orders VALUES (1, 1, 10.50, 'open'), (2, 1, 20.00, 'open'), (3, 2, 7.25, 'open');
+"""
+PROMPT = "shop=> "
+
+
+def session() -> list[tuple[str, str]]:
+    """(statement, what psql answers) of the README, in order."""
+    block = README.read_text().split("    $ psql ")[1].split("\n\n", 1)[1].split("\n\n`revenue`")[0]
+    lines = [line.removeprefix("    ") for line in block.split("\n")]
+    out = []
+    for said in "\n".join(lines).split(PROMPT)[1:]:
+        end = re.search(r";( *--.*)?$", said, re.MULTILINE)
+        assert end, said
+        out.append((said[: end.start() + 1], said[end.end() :]))
+    return out
+
+
+def plain(shown: str) -> list[str]:
+    """Without blanks at the ends of lines, and with no number where it depends on the day."""
+    lines = [line.rstrip() for line in shown.strip().split("\n")]
+    lines = [re.sub(r"in \d+\.\d s$", "in … s", line) for line in lines]
+    return [re.sub(r"(running \|) +\d+$", r"\1 …", line) for line in lines if line]
+
+
+@pytest.fixture
+def psql(engine):
+    found = str(binaries.install_dir(16, binaries.account()) / "bin" / "psql")
+    parts = conninfo_to_dict(engine.dsn)
+
+    def run(statement: str) -> str:
+        done = subprocess.run(
+            [
+                *(found, "-X", "-h", str(parts["host"]), "-p", str(parts["port"])),
+                *("-U", str(parts["user"]), "-d", str(parts["dbname"]), "-c", statement),
+            ],
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        return done.stdout
+
+    return run
+
+
+def test_the_session_is_as_it_says(engine, psql):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute(TABLES)
+    found = session()
+    assert len(found) == 5
+    for statement, shown in found:
+        answer = plain(psql(statement))
+        for line in plain(shown):
+            assert line in answer, (statement, answer)
+        if statement.startswith("INSERT"):
+            psql("CALL headrace.wait_for('revenue')")
