@@ -35,7 +35,7 @@ def session() -> list[tuple[str, str]]:
 
 def plain(shown: str) -> list[str]:
     """Without blanks at the ends of lines, and with no number where it depends on the day."""
-    lines = [line.rstrip() for line in shown.strip().split("\n")]
+    lines = [line.rstrip() for line in shown.strip("\n").split("\n")]
     lines = [re.sub(r"in \d+\.\d s$", "in … s", line) for line in lines]
     return [re.sub(r"(running \|) +\d+$", r"\1 …", line) for line in lines if line]
 
