@@ -298,7 +298,7 @@ class Lookout:
         """What changes seldom, or is long."""
         now = clock.monotonic()
         if now >= values.get("plan_due", 0.0):
-            arguments = {"name_or_query": name, "stage": "physical"}
+            arguments = {"name_or_query": name, "stage": "physical", "format": "json"}
             lines = await self._asked("explain_view", arguments, role)
             async with asyncio.timeout(QUERY_S):
                 # As it was stored, where nobody can say what is shared just now.

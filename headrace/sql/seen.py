@@ -49,7 +49,7 @@ SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, v.query, v.message
        (SELECT h.keep::text FROM headrace.histories h WHERE h.view_id = v.id) AS history
   FROM headrace.views v
  WHERE format('%%I.%%I', v.schema_name, v.view_name) = %s"""
-_PLAN: Final = "SELECT plan FROM headrace.explain_view(%s)"
+_PLAN: Final = "SELECT plan FROM headrace.explain_view(%s, 'physical', 'json')"
 
 
 async def me(conn: AsyncConnection) -> dict[str, Any] | None:
@@ -89,6 +89,6 @@ async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
 
 
 async def plan(conn: AsyncConnection, name: str) -> str:
-    """The physical plan as it was stored."""
+    """The physical plan as it was stored, as JSON."""
     rows = await (await conn.execute(_PLAN, (name,))).fetchall()
     return "\n".join(row["plan"] for row in rows)

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 PICTURES = Path(__file__).parents[2] / "docs" / "manual" / "img"
 BYTES_MAX = 600_000
 ORDERS = 60_000
-PAST_S = 330.0
+PAST_S = 200.0
 FREE = "SELECT id, name, 100 / price AS per_100 FROM products WHERE category = 'Gifts'"
 MORE = {
     "open_orders": "SELECT status, count(*) AS orders, sum(amount) AS amount FROM orders GROUP BY 1",

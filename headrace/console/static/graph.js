@@ -66,23 +66,16 @@ export function rates(history) {
   return out;
 }
 
-// What the plan expects a state to be, "about 34333 rows of 921 kB".
-export function expected(node) {
-  const found = /about (\d+) rows of (\d+) kB/.exec(node.state ?? "");
-  return found ? { rows: Number(found[1]), bytes: Number(found[2]) * 1024 } : null;
-}
-
 function stateText(node, stat) {
   if (stat?.state_bytes != null) return bytes(stat.state_bytes);
-  const guess = expected(node);
-  if (guess) return `≈ ${bytes(guess.bytes)}`;
-  return !node.state || node.state === "none" ? "no state" : "state";
+  if (node.state_bytes != null) return `≈ ${bytes(node.state_bytes)}`;  // as the planner expects
+  return node.state ? "state" : "no state";
 }
 
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 function titleOf(node) {
-  if (node.kind === "Source") return (node.detail || "").split(" by ")[0] || "table";
+  if (node.kind === "Source") return (node.detail || "").split(" [")[0] || "table";
   if (node.kind === "Sink") return "result table";
   return node.detail || "";
 }
@@ -99,7 +92,7 @@ function Box({ node, at, stat, live, share, chosen, choose }) {
     <path class="icon" d=${ICONS[node.kind] ?? OTHER} transform="translate(10 9)" />
     <text class="kind" x="35" y="22">${cut(node.kind, 16)}</text>
     <text class="rate" x=${W - 11} y="22" text-anchor="end">${live ? `${rate(live.rows_out)}/s` : ""}</text>
-    <text class="detail" x="11" y="42">${cut(titleOf(node), 25)}</text>
+    <text class="detail" x="11" y="42">${cut(titleOf(node), 23)}</text>
     <text class="state" x="11" y="60">${stateText(node, stat)}</text>
     <text class="busy" x=${W - 11} y="60" text-anchor="end">${live ? percent(live.busy) : ""}</text>
     <rect class="track" x="1" y=${H - 5} width=${W - 2} height="4" rx="2" />
@@ -151,8 +144,8 @@ export function NodeFacts({ node, stat, live }) {
     ["rows in", live ? `${rate(live.rows_in)}/s` : "–", stat ? `${count(stat.rows_in)} in all` : ""],
     ["rows out", live ? `${rate(live.rows_out)}/s` : "–", stat ? `${count(stat.rows_out)} in all` : ""],
     ["time", live ? `${percent(live.busy)} of a processor` : "–", stat ? `${(stat.busy_us / 1e6).toFixed(1)} s in all` : ""],
-    ["state", stat?.state_bytes != null ? bytes(stat.state_bytes) : node.state ?? "–"],
-    ["cost of a change", node.cost ?? "–"],
+    ["keeps", node.state || "nothing", node.state || stat?.state_bytes ? `${stateText(node, stat)}${stat?.state_rows != null ? `, ${count(stat.state_rows)} rows` : ""}` : ""],
+    ["cost of a change", node.cost || "–"],
     ["worker", stat?.worker ?? "–"],
     ["kept once, shared with", node.shared_with ?? (stat?.shared ? "other views" : "nobody")],
   ];
