@@ -136,7 +136,14 @@ def test_without_the_console_there_is_health_only(settings, tmp_path):
 def test_every_answer_says_what_a_page_may_do(settings):
     async def main():
         async with serving(settings) as number:
-            paths = ["/", "/static/app.js", "/api/me", "/livez", "/nothing"]
+            paths = [
+                "/",
+                "/static/app.js",
+                "/api/me",
+                "/livez",
+                "/nothing",
+                "/manual/security.html",
+            ]
             return [await talk(number, request(f"GET {p} HTTP/1.1")) for p in paths]
 
     for answer in asyncio.run(main()):
@@ -148,6 +155,21 @@ def test_every_answer_says_what_a_page_may_do(settings):
         assert "http:" not in policy
         assert "frame-ancestors 'none'" in policy
         assert "x-content-type-options: nosniff" in head
+
+
+def test_the_manual_is_served(settings):
+    async def main():
+        async with serving(settings) as number:
+            paths = ["/manual/", "/manual/manual/start.html", "/manual/nothing.html"]
+            return [await talk(number, request(f"GET {p} HTTP/1.1")) for p in paths]
+
+    there, page, nothing = asyncio.run(main())
+    assert there.startswith(b"HTTP/1.1 302 ")
+    assert b"location: /manual/manual/start.html\r\n" in there
+    assert page.startswith(b"HTTP/1.1 200 OK")
+    assert b'<h1 id="start-here">Start here</h1>' in page
+    assert b"<script" not in page
+    assert nothing.startswith(b"HTTP/1.1 404 ")
 
 
 def test_files_ask_nobody_else_and_are_small(settings):

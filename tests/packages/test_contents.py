@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OF_GIT = {".gitignore"}
 """What a source distribution does without."""
+PAGES = "headrace/console/manual/"
+"""The manual as pages, which `make manual` makes."""
 
 
 def files(*arguments: str) -> set[str]:
@@ -23,6 +25,13 @@ def files(*arguments: str) -> set[str]:
     if listed.returncode:
         pytest.skip("this is no checkout")
     return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+def pages() -> set[str]:
+    """Files of the manual's pages."""
+    made = {str(p.relative_to(ROOT)) for p in (ROOT / PAGES).rglob("*") if p.is_file()}
+    assert f"{PAGES}manual/start.html" in made, "run make manual"
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +60,14 @@ def test_a_wheel_has_what_lies_beside_the_code(listed, tracked):
     assert sorted(ours - listed["wheel"]) == []
     # What somebody is just writing is no mistake; what a build has made is.
     new = files("--others", "--exclude-standard", "headrace")
-    assert sorted(listed["wheel"] - ours - new) == []
+    assert sorted(listed["wheel"] - ours - new - pages()) == []
+    assert sorted(pages() - listed["wheel"]) == []
 
 
 def test_a_source_distribution_has_what_git_has(listed, tracked):
     assert sorted(tracked - listed["sdist"] - OF_GIT) == []
     new = files("--others", "--exclude-standard")
-    assert sorted(listed["sdist"] - tracked - new) == []
+    assert sorted(listed["sdist"] - tracked - new - pages()) == []
 
 
 def test_the_version_has_one_owner(tracked):
