@@ -71,9 +71,6 @@ ALONE_HINT: Final = (
 )
 """How to leave the transaction that a driver or a script has begun without saying so."""
 
-PLANNED: Final = frozenset(("add_link",))
-"""Procedures of the design that this version does not have."""
-
 
 def invocation_of(procedure: str, arguments: Any) -> Invocation:
     """The invocation that a row of the command table asks for, which anybody may have written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.server import messages as m
-from headrace.server.procedures import ALONE_HINT, PLANNED
+from headrace.server.procedures import ALONE_HINT
 from headrace.server.statements import contains_call
 
 
@@ -28,13 +28,6 @@ def translation(text: str, *, standard_strings: bool) -> Translation | None:
     name = contains_call(text, standard_strings=standard_strings)
     if name is None:
         return None
-    if name in PLANNED:
-        fields = {
-            "C": "0A000",
-            "M": f"procedure headrace.{name} is not supported yet",
-            "H": "It is planned for a later version.",
-        }
-        return Translation(frozenset(("42883", "2D000")), fields)
     fields = {
         "C": "25001",
         "M": f"CALL headrace.{name} cannot run inside a transaction block",

@@ -161,7 +161,7 @@ def test_failed_and_cancelled_ones_leave_nothing_meanwhile(engine, source):
 def test_dropping_checking_and_giving_up_do_not_wait(engine, source):
     create(engine, "third").end()
     with long_batch(engine, source) as holder:
-        Call(engine, f"CALL headrace.check_view('{QUERY}', '')").end()
+        Call(engine, f"CALL headrace.check_view('{QUERY}')").end()
         for statement in (
             "CALL headrace.pause_view('other')",
             "SELECT * FROM headrace.verify_view('other')",

@@ -239,7 +239,7 @@ def test_what_is_refused(engine, commander, source):
     try:
         for query, placement, code, words in (
             (SUMS, {"join": "w3"}, "42704", 'worker "w3" does not exist'),
-            (SUMS, {"nothing": "w1"}, "42704", 'collection "nothing" does not exist'),
+            (SUMS, {"nothing": "w1"}, "42704", 'the plan has no part "nothing"'),
             (SUMS, {"reduce": "w1", "join": "main"}, "0A000", "cannot read"),
             (SUMS, {"reduce": "w1", "join": "w2"}, "0A000", "cannot read"),
             (SUMS, {"sink": "w1"}, "0A000", "the sink"),

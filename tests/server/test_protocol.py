@@ -332,7 +332,12 @@ def test_simple_call(h):
     assert h.from_server(CONTEXT_ANSWER) == b""
     (run,) = h.others
     assert isinstance(run, Run)
-    assert run.invocation.arguments == {"name": "v", "query": "SELECT 1", "options": {}}
+    assert run.invocation.arguments == {
+        "name": "v",
+        "query": "SELECT 1",
+        "options": {},
+        "replace": False,
+    }
     assert (run.context.caller, run.context.settings) == ("joe", {"search_path": "public"})
     h.client = b""
     h.take(h.session.notice("half"))

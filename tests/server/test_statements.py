@@ -128,7 +128,7 @@ def test_parameters_in_both_formats():
     for given_options in (Given(0, b'{"a": 1}', 3802), Given(1, b'\x01{"a": 1}', 0)):
         given_all = [Given(0, b"q", 0), Given(1, "ä".encode(), 25), given_options]
         assert bind(statement, given_all, "utf-8").arguments == {
-            "name": "ä", "query": "q", "options": {"a": 1},
+            "name": "ä", "query": "q", "options": {"a": 1}, "replace": False,
         }  # fmt: skip
     assert bind(statement, [*given_all[:2], Given(0, b"{}", 114)], "utf-8") is None
     drop = parse("CALL headrace.drop_view('v', $1)")

@@ -66,7 +66,7 @@ def _said(plan: p.PhysicalPlan, wanted: Mapping[str, str]) -> dict[str, str]:
     for name in wanted:
         if name not in names | kinds:
             raise UndefinedError(
-                f'collection "{name}" does not exist in the plan',
+                f'the plan has no part "{name}"',
                 hint=f"There are: {', '.join(node.id for node in plan.nodes)}.",
                 sqlstate="42704",
             )
@@ -109,7 +109,7 @@ def _check_part(
     part = subplans.subplan(plan, top)
     if not part.sources:
         raise UnsupportedError(
-            f'collection "{top}" cannot be on another worker: no table is below it',
+            f'part "{top}" of the plan cannot be on another worker: no table is below it',
             hint="Place what reads it.",
         )
     for node in part.nodes[:-1]:
@@ -117,8 +117,8 @@ def _check_part(
         pinned = isinstance(node, p.SourceSpec) and there == main  # from there its rows come
         if there != worker and not pinned:
             raise UnsupportedError(
-                f'collection "{top}" on worker "{worker}" cannot read "{node.id}" on "{there}"',
-                detail=f'A worker has rows of tables from "{main}", and of no other collection.',
+                f'part "{top}" on worker "{worker}" cannot read part "{node.id}" on "{there}"',
+                detail=f'A worker has rows of tables from "{main}", and of no other part.',
                 hint=f'Place "{node.id}" on "{worker}" as well, or "{top}" on "{main}".',
             )
 
