@@ -138,6 +138,25 @@ def test_a_query_of_another_dialect(commander, source):
         == written
     )
     assert commander.execute("SELECT * FROM headrace.verify_view('much')").fetchall() == []
+    # It may be altered in that dialect, or another; what was written then is shown from then on.
+    other = "SELECT g, IFF(SUM(x) > 1200, 'much', 'little') AS much, COUNT(*) AS n FROM items JOIN sold ON item = items.id GROUP BY g"
+    told.clear()
+    commander.execute(
+        "CALL headrace.alter_view('much', %s, %s)", (other, '{"dialect": "snowflake"}')
+    )
+    assert told[0].startswith("translated from dialect snowflake:\nSELECT")
+    altered = {(g, "much" if total * 1.5 > 1200 else "little") for g, total in sums.items()}
+    assert altered != expected
+    assert set(source.execute("SELECT g, much FROM much").fetchall()) == altered
+    written = commander.execute("SELECT * FROM headrace.explain_view('much', 'written')").fetchall()
+    assert written == [("-- in dialect snowflake",), (other,)]
+    # The same again is nothing new, whatever it is written in.
+    replaced = '{"dialect": "snowflake", "commit_group": "a"}'
+    told.clear()
+    commander.execute(
+        "CALL headrace.create_view('much', %s, %s, replace => true)", (other, replaced)
+    )
+    assert "is that already" in told[-1]
     commander.execute("CALL headrace.drop_view('much')")
 
 
