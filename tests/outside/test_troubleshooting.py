@@ -10,31 +10,38 @@ QUOTED = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
 LEAST = 30
 
 
-def texts() -> str:
-    """All texts of the source, a line each, with … for what is put in; and what SQL says."""
+def texts() -> list[str]:
+    """All texts of the source but docstrings, with … for what is put in; and what SQL says."""
     out = []
     for path in sorted((ROOT / "headrace").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 parts = [str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values]
                 out.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                out.append(node.value)
-    out += [path.read_text() for path in sorted((ROOT / "headrace" / "sql").glob("*.sql"))]
-    return re.sub(r"%[sI1]?\$?[sIL]?", "…", "\n".join(out))
+                out += [node.value] * (id(node) not in prose)
+    for path in sorted((ROOT / "headrace" / "sql").glob("*.sql")):
+        out += re.findall(r"'((?:[^']|'')*)'", path.read_text())
+    return [re.sub(r"%(\d\$)?[sIL]", "…", text) for text in out]
+
+
+def is_said(quoted: str, known: list[str]) -> bool:
+    """Whether one text has its fixed words, in their order."""
+    parts = [part.strip(' "') for part in quoted.split("…")]
+    wanted = re.compile(".*".join(re.escape(part) for part in parts if part), re.DOTALL)
+    return any(wanted.search(text) for text in known)
 
 
 def test_each_message_is_in_the_source():
     known = texts()
     quoted = QUOTED.findall(PAGE.read_text())
     assert len(quoted) >= LEAST
-    missing = [
-        said
-        for said in quoted
-        if not all(part.strip(' "') in known for part in said.split("…") if part.strip(' "'))
-    ]
-    assert missing == []
+    assert [said for said in quoted if not is_said(said, known)] == []
 
 
 def test_a_message_that_nobody_says_is_noticed():
-    assert "the moon is not in the sky" not in texts()
+    known = texts()
+    assert not is_said("the moon is not in the sky", known)
+    assert not is_said('must be "logical"…but wal_level is', known)
