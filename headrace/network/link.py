@@ -129,7 +129,8 @@ class FlightLink:
             OutOfReach: the link is dead.
         """
         with self._awaiting():
-            if not self.sender.send(word, batch):
+            # Who has heard that it is dead sends nothing more; the sender may not know it yet.
+            if not self.up or not self.sender.send(word, batch):
                 raise self._gone()
 
     def join(self, word: Greeting) -> Greeted:
