@@ -1,7 +1,6 @@
 """Pages of the manual about what is outside of us: their examples, in order, as they stand there."""
 
 import re
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,23 +11,17 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import URL, MetaData
 
 from tests.compared import differs
+from tests.outside import pages
+from tests.outside.pages import MANUAL
 
 pytestmark = pytest.mark.shared_engine
 
-MANUAL = Path(__file__).resolve().parents[2] / "docs" / "manual"
 PAGES = tuple(sorted(path.stem for path in MANUAL.glob("*.md")))
 RUN = (
-    *("start", "install", "reference", "maintained", "explain", "changing", "monitoring"),
-    *("console", "tuning", "upgrade"),
+    *("start", "install", "maintained", "explain", "changing", "monitoring", "console"),
+    *("tuning", "upgrade"),
 )
 """Pages whose statements need nothing but a database; those of others stand in tests of their own."""
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-STATEMENT = re.compile(r"((?:\$\$.*?\$\$|'(?:[^']|'')*'|--[^\n]*|[^;'$-]|[-$])+);", re.DOTALL)
-
-
-def fences(page: str, language: str) -> list[str]:
-    text = (MANUAL / f"{page}.md").read_text()
-    return [body for kind, body in FENCE.findall(text) if kind == language]
 
 
 def url_of(dsn: str) -> str:
@@ -42,19 +35,9 @@ def url_of(dsn: str) -> str:
     ).render_as_string(hide_password=False)
 
 
-def run_sql(conn: psycopg.Connection, page: str) -> int:
-    """Send each statement of a page; how many there were."""
-    sent = 0
-    for body in fences(page, "sql"):
-        for found in STATEMENT.finditer(body):
-            conn.execute(found[1].encode())
-            sent += 1
-    return sent
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_begins_with_its_title_and_its_links_lead_somewhere(page):
-    text = (MANUAL / f"{page}.md").read_text()
+    text = pages.text(page)
     assert re.match(r"# \S", text)
     for target in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = target.partition("#")
@@ -69,38 +52,19 @@ def test_each_page_begins_with_its_title_and_its_links_lead_somewhere(page):
         assert not anchor or anchor in names, target
 
 
-@pytest.fixture
-def emptied(engine):
-    """A connection to the engine's port; what a page has made goes with it."""
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        yield conn
-        for (name,) in conn.execute("SELECT name FROM headrace.connection_points()").fetchall():
-            conn.execute("CALL headrace.drop_connection_point(%s)", (name,))
-        names = [n for (n,) in conn.execute("SELECT name FROM headrace.list_views()").fetchall()]
-        while names:
-            left = []
-            for name in names:
-                try:
-                    conn.execute("CALL headrace.drop_view(%s)", (name,))
-                except psycopg.errors.DependentObjectsStillExist:
-                    left.append(name)
-            assert len(left) < len(names)
-            names = left
-        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-
-
 @pytest.mark.parametrize("page", RUN)
-def test_statements_of_a_page(emptied, page):
-    assert run_sql(emptied, page) > 1
+def test_statements_of_a_page(engine, page):
+    with pages.emptied(engine.dsn) as conn:
+        assert pages.run_sql(conn, page) > 1
 
 
 def test_integrations(engine):
     """SQL, SQLAlchemy and Alembic over the same tables."""
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        assert run_sql(conn, "integrations") > 12
+        assert pages.run_sql(conn, "integrations") > 12
         conn.execute("DELETE FROM orders WHERE id = 100")
         page: dict = {"url": url_of(engine.dsn)}
-        for body in fences("integrations", "python"):
+        for body in pages.fences("integrations", "python"):
             exec(compile(body, "integrations.md", "exec"), page)  # as somebody pastes it
         database = page["engine"]
         with database.connect() as connection:

@@ -1,38 +1,122 @@
-"""The reference names every call and every option, as they are, and nothing else."""
+"""The reference names every call and option as they are, and nothing else; its examples run."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 
+import psycopg
+import pytest
+
 from headrace.population import options
-from headrace.sql import calls
+from headrace.population.options import ViewOptions
+from headrace.sql.verbs import VERBS
+from tests.outside import pages
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "manual" / "reference.md").read_text()
-ASKED = {"view_changes", "view_as_of", "view_txid", "feed_read", "create_feed", "drop_feed"}
-ASKED |= {"feed_ack", "join_worker", "list_views", "status", "lag_history", "lineage"}
-ASKED |= {"connection_points"}
-"""Functions, and procedures that ask nobody."""
+pytestmark = pytest.mark.shared_engine
+
+SQL = Path(options.__file__).resolve().parents[1] / "sql"
+PAGE = pages.text("reference")
+CALL = re.compile(r"^    (CALL )?headrace\.(\w+)\((.*?)\)( → .*)?$")
+MORE = re.compile(r"^      +(?=\S)")
+"""A line that goes on with the one before."""
+SHORT = {"timestamp with time zone": "timestamptz", "double precision": "float8"}
+ROUTINES = """
+SELECT proname, prokind = 'p', pg_get_function_arguments(oid), pg_get_function_result(oid)
+  FROM pg_proc WHERE pronamespace = 'headrace'::regnamespace ORDER BY proname
+"""
 
 
-def named() -> set[str]:
-    """What stands in the page's tables as a call."""
-    rows = [line for line in PAGE.split("\n") if line.startswith("| `")]
-    return set(re.findall(r"`(\w+)\((?!NULL)", "\n".join(rows))) | set(
-        re.findall(r"`(\w+)\(NULL", "\n".join(rows))
+def signatures(page: str) -> dict[str, str]:
+    """What the page says of each call: ``[CALL ]headrace.name(parameters)[ → columns]``."""
+    joined: list[str] = []
+    for line in page.split("\n"):
+        if joined and MORE.match(line):
+            joined[-1] += " " + line.strip()
+        else:
+            joined.append(line)
+    found = [line.strip() for line in joined if CALL.match(line)]
+    named = [re.sub(r"^(CALL )?headrace\.(\w+).*", r"\2", line) for line in found]
+    assert len(named) == len(set(named)), "a call stands there twice"
+    return dict(zip(named, found, strict=True))
+
+
+def parameters(signature: str) -> list[str]:
+    """The names of what a call takes; not that in which a procedure answers."""
+    inside = signature.split("(", 1)[1].split(")", 1)[0]
+    each = [said.split() for said in inside.split(", ") if said]
+    return [words[0] for words in each if words[0] != "INOUT"]
+
+
+def plain(text: str) -> str:
+    """A list of arguments of Postgres' as the page writes it: no casts, no IN, short types."""
+    for long, short in SHORT.items():
+        text = text.replace(long, short)
+    text = re.sub(r"'(\d+)'::\w+", r"\1", text)
+    text = re.sub(r"(INOUT \w+ \w+) DEFAULT NULL", r"\1", text)
+    return re.sub(r"::\w+|\bIN (?=\w)", "", text)
+
+
+def known(conn: psycopg.Connection) -> dict[str, str]:
+    """The signatures of all that is in the schema, as Postgres has them."""
+    out = {}
+    for name, procedure, arguments, answers in conn.execute(ROUTINES):
+        taken, _, told = (
+            arguments.partition("OUT ") if "INOUT" not in arguments else (arguments, "", "")
+        )
+        columns = told.replace("OUT ", "") or re.sub(r"^TABLE\((.*)\)$", r"\1", answers or "")
+        said = f"headrace.{name}({plain(taken.removesuffix(', '))})"
+        out[name] = f"CALL {said}" if procedure else f"{said} → {plain(columns)}"
+    return out
+
+
+def test_each_procedure_stands_in_it_with_its_parameters():
+    found = signatures(PAGE)
+    verbs = {verb.called: verb for verb in VERBS.values() if verb.called}
+    assert len(verbs) > 35
+    for name, verb in verbs.items():
+        assert name in found, f"{name} is missing"
+        assert parameters(found[name]) == [p.name for p in verb.parameters], name
+
+
+def test_what_users_call_stands_in_it_and_nothing_else():
+    rows = [line for line in (SQL / "README.md").read_text().split("\n") if line.startswith("| `")]
+    called = set(re.findall(r"\b(\w+)\(", "\n".join(rows)))
+    assert {"list_views", "join_worker", "create_view", "feed_read"} <= called
+    assert set(signatures(PAGE)) == called
+
+
+def test_signatures_are_those_of_postgres(engine):
+    """Types, defaults and columns too."""
+    found = signatures(PAGE)
+    with psycopg.connect(engine.source) as conn:
+        there = known(conn)
+    assert {name: there.get(name) for name in found} == found
+
+
+def test_each_call_has_an_example():
+    """In a fence, which is run, or indented, where it needs what a test has not."""
+    examples = "\n".join(
+        [*pages.fences("reference", "sql"), *re.findall(r"^    .*;$", PAGE, re.MULTILINE)]
     )
+    used = set(re.findall(r"headrace\.(\w+)\(", examples))
+    assert set(signatures(PAGE)) - used == {"join_worker"}, "headrace worker calls that one"
 
 
-def test_every_call_stands_in_it():
-    procedures = set(calls.names())
-    assert len(procedures) > 30
-    answered = {n.removeprefix("show_") for n in procedures if n.startswith("show_")}
-    answered = {"advise" if n == "advice" else n for n in answered}
-    answered = {"explain_placement" if n == "placement" else n for n in answered}
-    wanted = procedures | answered | ASKED | {"explain_view", "verify_view"}
-    assert named() - {"now"} == wanted
+def test_every_option_stands_in_it_with_its_default():
+    table = PAGE.split("#### Options")[1].split("\n#")[0]
+    rows = [line.split("|")[1:3] for line in table.split("\n") if line.startswith("| `")]
+    said = {name.strip(" `"): default.strip() for name, default in rows}
+    assert len(said) == len(rows)
+    assert set(said) == set(options._TYPES)
+    given = {f.name: f.default for f in dataclasses.fields(ViewOptions) if f.name in said}
+    for name, default in given.items():
+        if default is None:
+            assert not said[name].startswith("`"), name
+        else:
+            assert said[name] == f"`{json.dumps(default)}`", name
 
 
-def test_every_option_stands_in_it():
-    table = PAGE.split("### Options of a view")[1].split("\n## ")[0]
-    rows = [line.split("|")[1] for line in table.split("\n") if line.startswith("| `")]
-    found = set(re.findall(r"`(\w+)`", " ".join(rows)))
-    assert found == set(options._TYPES)
+def test_its_examples_run(engine):
+    with pages.emptied(engine.dsn) as conn:
+        assert pages.run_sql(conn, "reference") > 80
