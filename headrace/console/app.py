@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace import clock
 from headrace.console.access import ENGINE, Access, Refused
 from headrace.console.lookout import Full
-from headrace.console.outside import Outside
+from headrace.console.outside import METRICS, Outside
 from headrace.console.people import People
 from headrace.console.sessions import Attempts
 from headrace.console.streaming import Live
@@ -136,7 +136,7 @@ class App:
 
     async def _metrics(self, _: Request) -> Response:
         text = await self._outside.health.metrics()
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, media_type=METRICS)
 
     async def _file(self, request: Request) -> Response:
         return self._found(request, request.path_params.get("path", "index.html"))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from headrace.config import Settings
 
 Ask = Callable[[str, dict[str, Any], str], Awaitable[list[dict[str, Any]]]]
 """(procedure, arguments, caller) -> rows: a call as that role makes it.  Raises HeadraceError."""
+
+
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of what ``Told.metrics`` answers."""
 
 
 class Told(Protocol):

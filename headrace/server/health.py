@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4"
-"""Of ``Health.metrics``, in UTF-8."""
 _TIMEOUT_S: Final = 5
 _WORKER_S: Final = 3
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -85,7 +83,7 @@ class Health:
         return True, "ok"
 
     async def metrics(self) -> str:
-        """All samples in Prometheus' text format (``CONTENT_TYPE``)."""
+        """All samples in Prometheus' text format (``console/outside.py``)."""
         # Its library is needed by who is asked only.
         from headrace.server.metrics import Page
 

@@ -17,12 +17,6 @@ _CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.{CAPTURED}()
 RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
 """
 
-_GONE: Final = """
-DROP PROCEDURE IF EXISTS headrace.create_view(text, text, jsonb);
-DROP PROCEDURE IF EXISTS headrace.alter_view(text, text);
-"""
-"""Those of earlier versions, with fewer arguments: a call could mean either."""
-
 
 def names() -> list[str]:
     """The names of all procedures."""
@@ -31,7 +25,7 @@ def names() -> list[str]:
 
 def texts() -> list[str]:
     """The statements that make them, or make them again."""
-    return [_GONE, _CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
+    return [_CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
 
 
 def _text(verb: Verb) -> str:
