@@ -191,6 +191,9 @@ class Settings:
     wal_budget_bytes: int = 10_737_418_240
     """Bytes that may be kept for a blocked or paused view before it is given up, of the source's
     WAL or here (``wal_retention``); 0: any number."""
+    worker_lost_s: int = 600
+    """Seconds out of reach after which another worker counts as lost for good, and its views are
+    filled anew elsewhere; 0: never by itself."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
     max_recursion_iterations: int = 1_000

@@ -163,8 +163,25 @@ def stations(conn: Connection, settings: Settings, facts: CostFacts) -> list[Sta
     others = [
         Station(n.name, n.capacity, taken.get(n.name, 0), weight(known.get(n.name, LinkFacts())))
         for n in nodes.listed(conn)
+        if not n.lost
     ]
     return [main, *others]
+
+
+def still_there(
+    conn: Connection, settings: Settings, placement: Placement, view_id: int
+) -> Placement:
+    """Where a view is to be filled anew: as its option says, but for workers that are lost.
+
+    What was to be on one of these is where there is most room, parts of a view where the rest is.
+    """
+    lost = nodes.lost(conn)
+    if isinstance(placement, dict):
+        return {node: to for node, to in placement.items() if to not in lost} or MAIN
+    if placement not in lost:
+        return placement
+    there = stations(conn, settings, CostFacts(view_id=view_id))
+    return max(there, key=lambda station: station.capacity - station.taken).name
 
 
 def weight(facts: LinkFacts) -> float:
@@ -212,6 +229,21 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 
 
 def check(conn: Connection, name: str) -> None:
+    """Raise unless something can be placed on a worker: UndefinedError (42704), there is none.
+
+    UserError (55000): it counts as lost.  Inside of a transaction it stays until that ends.
+    """
+    check_known(conn, name)
+    if name in nodes.lost(conn):
+        raise UserError(
+            f'worker "{name}" counts as lost',
+            detail="It was out of reach for longer than worker_lost_s.",
+            hint="It does no more as soon as it is back; until then name another one.",
+            sqlstate="55000",
+        )
+
+
+def check_known(conn: Connection, name: str) -> None:
     """Raise UndefinedError (42704) unless there is such a worker.
 
     Inside of a transaction it stays until that ends.

@@ -95,7 +95,9 @@ class Durability:
         for unit in self._held():
             # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
             mark = unit.durable if unit.id in left_out else unit.mark
-            if mark.txid < book.position.txid:
+            if unit.staged:
+                lsns.append(book.needs(Position(mark.txid, mark.lsn)))
+            elif mark.txid < book.position.txid:
                 lsns.append(book.needs(mark))
         return min(lsns)
 

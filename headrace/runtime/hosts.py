@@ -180,6 +180,8 @@ class Hosts:
         self._poke = poke
         self.due = math.inf
         """When to look at the links again (``look``), on the monotonic clock."""
+        self._lost: set[str] | None = None
+        """Workers that count as lost for good; None: nobody has looked."""
 
     # --- views come and go
 
@@ -336,11 +338,22 @@ class Hosts:
     # --- links
 
     def look(self) -> None:
-        """What the catalog says of links holds from now on, and of who is at their other ends."""
-        if not self._book.hosts or clock.monotonic() < self.due < math.inf:
+        """What the catalog says of links holds from now on, and of who is at their other ends.
+
+        And of who counted as lost whoever is back does so no more.
+        """
+        conn = self._book.owner.conn
+        if self._lost is None:
+            self._lost = nodes.lost(conn)
+        if not (self._book.hosts or self._lost) or clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
-        conn = self._book.owner.conn
+        if self._lost:
+            self._lost = nodes.lost(conn)
+        for name in sorted(self._lost):
+            self._book.hosts.setdefault(name, Outpost(name)).slow = True
+            with contextlib.suppress(OutOfReach):
+                self.reach(name)
         up = [(h, h.link) for h in self._book.hosts.values() if h.link is not None and h.link.up]
         said = links.said(conn) if up else {}
         for host, link in up:
@@ -349,6 +362,12 @@ class Hosts:
                 found = nodes.whereabouts(conn, host.name)
                 if found is None or found[1] != link.end.other:
                     link.close("another one has joined in its name, or its token is void")
+
+    def lose(self, worker: str) -> None:
+        """A worker counts as lost for good, until it is back (``look``)."""
+        nodes.lose(self._book.owner.conn, worker)
+        self._lost = (self._lost or set()) | {worker}
+        _log.warning("worker lost", worker=worker)
 
     # --- inside
 
@@ -386,6 +405,9 @@ class Hosts:
         host.commits.clear()
         host.taken.clear()
         host.large = host.crowded = False
+        if self._lost is None or name in self._lost:
+            nodes.find(self._book.owner.conn, name)
+            self._lost = self._lost and self._lost - {name}
         for gone in host.units - there.keys():
             self.drop(gone)  # since the worker was asked
         _log.info("worker joined", worker=name, pid=joined.pid, views=sorted(joined.marks))

@@ -26,7 +26,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.hosts import Hosts
 from headrace.runtime.leaving import Leaving
-from headrace.runtime.positions import StateMark
+from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.sharing import FeedLost, Sharing
 from headrace.runtime.suspects import LOADING
 from headrace.runtime.views import View
@@ -233,9 +233,10 @@ class Loading:
         """Know of a view, which is out of reach, how far its states are at least."""
         if mark is None:
             found = views.manifest(self._book.settings, view.id)
+            if found is not None and found.mark is None:
+                view.wait_at(Position(found.txid, found.lsn))
+                return
             mark = found.mark if found is not None else None
-            if mark is None and found is not None:
-                mark = StateMark(found.txid, found.lsn, found.txid)
         if mark is not None:
             view.restore(None, mark)
 

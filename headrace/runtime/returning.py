@@ -2,7 +2,8 @@
 
 Such a view stands still, like one whose table is locked, and what it lacks is kept for it; the
 others do not notice.  Its worker begins with what it had made durable, and what came after that
-comes again.
+comes again.  If it stays away for ``worker_lost_s`` it counts as lost: its views stop as those do
+whose states are damaged, and what fills these anew (``server/resumer.py``) places them elsewhere.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace import clock
-from headrace.errors import OutOfReach
+from headrace.errors import RESYNC, OutOfReach, StateDamaged
 from headrace.runtime.away import lost
 from headrace.runtime.book import Book
+from headrace.runtime.hosts import Hosts
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.views import View
@@ -27,14 +29,22 @@ class Returning:
     """Of one engine; every method runs on its thread."""
 
     def __init__(
-        self, book: Book, loading: Loading, leaving: Leaving, rewind_soon: Callable[[], None]
+        self,
+        book: Book,
+        hosts: Hosts,
+        loading: Loading,
+        leaving: Leaving,
+        rewind_soon: Callable[[], None],
     ) -> None:
         self._book = book
+        self._hosts = hosts
         self._loading = loading
         self._leaving = leaving
         self._rewind_soon = rewind_soon
         self.due = math.inf
         """When to come by again (``look``), on the monotonic clock."""
+        self._since: dict[str, float] = {}
+        """Since when workers are away that views wait for, on the monotonic clock."""
 
     def look(self) -> None:
         """Stop views whose worker is gone, and let those go on whose worker is back."""
@@ -45,6 +55,7 @@ class Returning:
         found = ((view, self._book.missing(view)) for view in placed)
         missing = [(view, worker) for view, worker in found if worker is not None]
         if not missing:
+            self._since.clear()
             self.due = math.inf
             return
         for view, worker in missing:
@@ -53,9 +64,28 @@ class Returning:
         if clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
-        for view, _ in missing:
-            if view.status == Status.SINK_ERROR and not view.suspended:
-                self._back(view)
+        waiting = [v for v, _ in missing if v.status == Status.SINK_ERROR and not v.suspended]
+        for view in waiting:
+            self._back(view)
+        self._give_up([view for view in waiting if self._book.missing(view)])
+
+    def _give_up(self, waiting: list[View]) -> None:
+        """Stop views that have waited for too long for a worker: it counts as lost."""
+        patience_s, now = self._book.settings.worker_lost_s, clock.monotonic()
+        away = {view.id: self._away(view) for view in waiting}
+        self._since = {w: self._since.get(w, now) for found in away.values() for w in found}
+        over = {w for w, since in self._since.items() if patience_s and now - since >= patience_s}
+        for worker in sorted(over):
+            self._hosts.lose(worker)
+            del self._since[worker]
+        for view in waiting:
+            if found := sorted(over & away[view.id]):
+                self._leaving.fail(view, _lost_for_good(found[0], patience_s))
+
+    def _away(self, view: View) -> set[str]:
+        """The workers that have states of a view, and cannot be asked."""
+        units = (view, *self._book.parts_of(view))
+        return {unit.placed for unit in units if unit.placed and not unit.reachable}
 
     def _back(self, view: View) -> None:
         try:
@@ -66,3 +96,11 @@ class Returning:
             view.message = None
             self._book.gauges.went_on(view.id)
             self._rewind_soon()
+
+
+def _lost_for_good(worker: str, patience_s: int) -> StateDamaged:
+    return StateDamaged(
+        f'worker "{worker}", which had states of the view, counts as lost',
+        detail=f"It was out of reach for {patience_s} seconds (worker_lost_s).",
+        hint=RESYNC,
+    )

@@ -29,7 +29,7 @@ from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime.away import AwayStore
-from headrace.runtime.positions import Meta, StateMark
+from headrace.runtime.positions import Meta, Position, StateMark
 from headrace.runtime.story import Story
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
@@ -85,6 +85,8 @@ class Unit:
     """What it works under, once it has."""
     placed: str = field(default="", kw_only=True)
     """The worker that has its states; '': this one."""
+    staged: bool = field(default=False, kw_only=True)
+    """Whether its first states are still staged, for its worker is away (``wait_at``)."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -133,11 +135,20 @@ class Unit:
     def restore(self, store: RocksStore | AwayStore | None, mark: StateMark) -> None:
         """It has this state, and nothing is in flight; None: it is out of reach."""
         self.store = store
+        self.staged = False
         self.mark = self.durable = mark
         self.processed = mark.txid
         self.dataflow = None
         self._begun.clear()
         self._marks = {mark.txid: mark}
+
+    def wait_at(self, position: Position) -> None:
+        """Its first states are staged, as of a position; who takes them needs all after that.
+
+        Idle time too: without it nobody can tell later that nothing is missing (``Loading``).
+        """
+        self.restore(None, StateMark(position.txid, position.lsn, position.txid))
+        self.staged = True
 
     @property
     def here(self) -> RocksStore:

@@ -78,6 +78,8 @@ class PositionWaits:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")
                 )
+            elif self._book.missing(view) is not None:
+                left.append(waiting)  # what is staged is still needed: its worker has not taken it
             elif view.mark.txid >= waiting.txid or view.status == Status.PAUSED:
                 waiting.future.set_result(None)
             else:

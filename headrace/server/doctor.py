@@ -78,6 +78,7 @@ def look(settings: Settings) -> list[Finding]:
 
 def _machine(settings: Settings) -> Iterator[Finding]:
     yield _tried("data directory", lambda: _data_dir(settings.data_dir))
+    yield _disk(settings.data_dir)
     if later := formats.later(states_of(settings)):
         yield Finding("state", problem=later)
     yield _tried("sockets", lambda: _sockets(settings))
@@ -115,14 +116,18 @@ def _data_dir(path: Path) -> str:
                 raise PrerequisiteError(
                     f'another headrace uses data directory "{path}"', sqlstate="55006"
                 ) from error
+    return str(path)
+
+
+def _disk(path: Path) -> Finding:
+    """Who has run out of room must be able to restart: what is there is enough to begin with."""
+    there = next(p for p in (path, *path.parents) if p.exists())
     free = shutil.disk_usage(there).free
-    if free < _DISK_BYTES_MIN:
-        raise PrerequisiteError(
-            f"{free >> 20} MB are free on its disk",
-            hint="States, queues and populations are there: have some gigabytes.",
-            sqlstate="53100",
-        )
-    return f"{path}, {free >> 30} GB free"
+    if free >= _DISK_BYTES_MIN:
+        return Finding("disk", f"{free >> 30} GB free")
+    found = f"{free >> 20} MB free"
+    warning = "States, queues and populations are in the data directory: have some gigabytes."
+    return Finding("disk", found, warning=warning)
 
 
 def states_of(settings: Settings) -> list[Path]:

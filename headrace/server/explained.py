@@ -34,6 +34,7 @@ _UNITS: Final = {
     "spark_threshold_rows": "rows",
     "view_rows_max": "rows",
     "views_per_role_max": "views",
+    "worker_lost_s": "seconds",
 }
 """Of numbers whose name does not tell: those with ``ms`` or ``bytes`` in it are that."""
 _NO_TYPO: Final = re.compile(r"settings|test_.*|fault.*|no_compile|service_.*|port(_.*)?|.*_seeds?")

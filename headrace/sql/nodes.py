@@ -21,12 +21,13 @@ _ON: Final = """
 (v.options ->> 'placement' = {0} OR EXISTS (SELECT FROM jsonb_each_text(v.placed_parts) p WHERE p.value = {0}))"""
 _LISTED: Final = f"""
 SELECT n.name, n.added_at::text, count(v.id), count(v.id) FILTER (WHERE v.options ->> 'placement' = n.name),
-       n.token IS NOT NULL, n.address, n.seen_at > clock_timestamp() - %s * interval '1 second', n.capacity
+       n.token IS NOT NULL, n.address, n.seen_at > clock_timestamp() - %s * interval '1 second', n.capacity,
+       n.lost_at IS NOT NULL
   FROM headrace.nodes n LEFT JOIN headrace.views v ON {_ON.format("n.name")}
  GROUP BY n.name ORDER BY n.name"""  # noqa: S608  constants
 _PLACEMENTS: Final = """
-SELECT id, quote_ident(schema_name) || '.' || quote_ident(view_name), options -> 'placement', placed_parts
-  FROM headrace.views WHERE status = 'running' ORDER BY id"""
+SELECT id, quote_ident(schema_name) || '.' || quote_ident(view_name), status, options -> 'placement', placed_parts
+  FROM headrace.views WHERE status NOT IN ('pending', 'populating') ORDER BY id"""
 _PLACED: Final = f"""
 SELECT quote_ident(v.schema_name) || '.' || quote_ident(v.view_name) FROM headrace.views v
  WHERE {_ON.format("%(name)s::text")} ORDER BY 1"""  # noqa: S608  constants
@@ -55,13 +56,16 @@ class WorkerNode:
     """Whether it has said so lately."""
     capacity: int
     """Collections that strategies may place there."""
+    lost: bool
+    """Whether it counts as lost for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedView:
-    """Where a view is that runs."""
+    """Where a view is."""
 
     name: str
+    status: str
     whole: str
     """The worker that has all of it; in parts, the one that has the rest."""
     parts: dict[str, str]
@@ -93,10 +97,10 @@ def listed(conn: Connection) -> list[WorkerNode]:
 
 
 def placements(conn: Connection) -> dict[int, PlacedView]:
-    """The views that run, by their ids."""
-    rows = conn.execute(_PLACEMENTS).fetchall()
+    """The views that have their tables, by their ids."""
     return {
-        int(n): PlacedView(str(name), whole(at) or MAIN, dict(cut)) for n, name, at, cut in rows
+        int(n): PlacedView(str(name), str(status), whole(at) or MAIN, dict(cut))
+        for n, name, status, at, cut in conn.execute(_PLACEMENTS)
     }
 
 
@@ -112,6 +116,22 @@ def known(conn: Connection, name: str) -> bool:
     """Whether there is one of that name; inside of a transaction it stays until that ends."""
     found = conn.execute("SELECT FROM headrace.nodes WHERE name = %s FOR KEY SHARE", (name,))
     return found.fetchone() is not None
+
+
+def lost(conn: Connection) -> set[str]:
+    """Those that count as lost for good."""
+    found = conn.execute("SELECT name FROM headrace.nodes WHERE lost_at IS NOT NULL")
+    return {str(name) for (name,) in found}
+
+
+def lose(conn: Connection, name: str) -> None:
+    """Nothing is placed on a worker from now on, until it is back (``find``)."""
+    conn.execute("UPDATE headrace.nodes SET lost_at = now() WHERE name = %s", (name,))
+
+
+def find(conn: Connection, name: str) -> None:
+    """A worker that counted as lost is back."""
+    conn.execute("UPDATE headrace.nodes SET lost_at = NULL WHERE name = %s", (name,))
 
 
 def insert(conn: Connection, name: str, capacity: int) -> bool:

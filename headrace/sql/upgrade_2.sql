@@ -3,7 +3,8 @@
 ALTER TABLE IF EXISTS headrace.nodes ADD COLUMN IF NOT EXISTS token bytea,
     ADD COLUMN IF NOT EXISTS address text, ADD COLUMN IF NOT EXISTS certificate text,
     ADD COLUMN IF NOT EXISTS seen_at timestamptz, ADD COLUMN IF NOT EXISTS latency_ms bigint,
-    ADD COLUMN IF NOT EXISTS bytes_per_s bigint, ADD COLUMN IF NOT EXISTS capacity integer NOT NULL DEFAULT 100;
+    ADD COLUMN IF NOT EXISTS bytes_per_s bigint, ADD COLUMN IF NOT EXISTS capacity integer NOT NULL DEFAULT 100,
+    ADD COLUMN IF NOT EXISTS lost_at timestamptz;
 -- Samples of a view would hinder its being filled anew, for it gets another id.
 DO $$
 BEGIN

@@ -18,7 +18,7 @@ from psycopg import sql
 from headrace.collections import plan
 from headrace.errors import UnsupportedError, UserError
 from headrace.planner import PlanRequest
-from headrace.population import names, reshape
+from headrace.population import names, placing, reshape
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.options import ViewOptions
@@ -117,6 +117,7 @@ def _alter(
         stored = read(conn, view)
         _check_options(stored.options, wanted.options)
         owner = owner_of(conn, view, caller)
+        placing.check_all(conn, options.placement, {})
         asked = PlanRequest(text.query, owner.name, wanted.settings)
         planned, under = plan_with_facts(conn, context.settings, asked, options, view.id)
         planned = text.noted(texts.tidied(context, conn, asked, planned))

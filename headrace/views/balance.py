@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
-from headrace.errors import HeadraceError, QueryCancelled, UserError
+from headrace.errors import HeadraceError, QueryCancelled, TransientError, UserError
 from headrace.planner.placement.balance import ViewLoad, balanced, emptied
 from headrace.population import placing
 from headrace.population.context import JobContext
@@ -16,8 +17,12 @@ from headrace.population.placing import Placement
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, views
 from headrace.sql.nodes import MAIN
+from headrace.sql.status import OWNED, Status
 from headrace.sql.verbs import DrainWorker, Rebalance
 from headrace.views import placement, workers
+
+_LEFT: Final = (*OWNED, Status.ERROR)
+"""Of what status views leave a worker that is drained."""
 
 _log = structlog.get_logger(__name__)
 
@@ -27,6 +32,7 @@ class _Known:
     """The views that can be moved, and where there is room."""
 
     names: dict[int, str]
+    status: dict[int, str]
     loads: list[ViewLoad]
     workers: list[str]
     cut: dict[int, dict[str, str]]
@@ -43,7 +49,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
-        placing.check(conn, request.name)
+        placing.check_known(conn, request.name)
         if request.name == MAIN:
             raise UserError(
                 'worker "main" cannot be drained',
@@ -51,7 +57,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
                 hint="CALL headrace.rebalance(true) moves views to others.",
                 sqlstate="55000",
             )
-        known = _known(context, job, conn)
+        known = _known(context, job, conn, _LEFT)
     moves: list[tuple[int, Placement]] = [
         (move.view, move.worker) for move in emptied(known.loads, request.name, known.workers)
     ]
@@ -59,12 +65,12 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
         left = {node: worker for node, worker in parts.items() if worker != request.name}
         if left != parts:
             moves.append((view_id, left or MAIN))
-    failed = [error for move in moves if (error := _move(context, job, known, *move))]
+    failed = [error for move in moves if (error := _leave(context, job, known, *move))]
     if failed:
         raise UserError(
             f'worker "{request.name}" is not drained: {len(failed)} of {len(moves)} views stay',
             detail="; ".join(failed),
-            hint="Drop these, or see what holds them, and call it again.",
+            hint="Resume or drop these, or see what holds them, and call it again.",
             sqlstate="55000",
         )
     told = ", ".join(f"{known.names[view_id]} to {_shown(to)}" for view_id, to in moves)
@@ -81,7 +87,7 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
-        known = _known(context, job, conn)
+        known = _known(context, job, conn, (Status.RUNNING,))
     loads = {load.view: load for load in known.loads}
     out = []
     for move in balanced(known.loads, known.workers):
@@ -96,21 +102,47 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
     return out
 
 
-def _known(context: JobContext, job: Job, conn: Connection) -> _Known:
-    placed = nodes.placements(conn)
-    loads = []
-    for view_id, at in placed.items():
-        if at.parts:
-            continue
-        busy = sum(
-            row["busy_us"]
-            for row in context.worker.call("stats", {"view_id": view_id}, job)
-            if not row["shared"]
-        )
-        loads.append(ViewLoad(view_id, at.whole, float(busy)))
+def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str]) -> _Known:
+    placed = {i: at for i, at in nodes.placements(conn).items() if at.status in of}
+    loads = [
+        ViewLoad(view_id, at.whole, _busy(context, job, view_id))
+        for view_id, at in placed.items()
+        if not at.parts
+    ]
     names = {view_id: at.name for view_id, at in placed.items()}
     cut = {view_id: at.parts for view_id, at in placed.items() if at.parts}
-    return _Known(names, loads, [MAIN, *(node.name for node in nodes.listed(conn))], cut)
+    status = {view_id: at.status for view_id, at in placed.items()}
+    return _Known(
+        names,
+        status,
+        loads,
+        [MAIN, *(node.name for node in nodes.listed(conn) if not node.lost)],
+        cut,
+    )
+
+
+def _leave(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
+    """Have a view leave its worker; why it does not.
+
+    One that has stopped is not filled by that: whoever fills it finds it elsewhere.
+    """
+    if known.status[view_id] == Status.PAUSED:
+        return f"{known.names[view_id]}: it is paused"
+    if known.status[view_id] != Status.ERROR:
+        return _move(context, job, known, view_id, to)
+    parts = {} if isinstance(to, str) else to
+    with job.connection(context.settings.source, what="builder") as conn, job.translating():
+        views.set_placement(conn, view_id, to, parts)
+    return None
+
+
+def _busy(context: JobContext, job: Job, view_id: int) -> float:
+    """What a view gives its worker to do; nothing, where nobody can say it."""
+    try:
+        rows = context.worker.call("stats", {"view_id": view_id}, job)
+    except TransientError:
+        return 0.0
+    return float(sum(row["busy_us"] for row in rows if not row["shared"]))
 
 
 def _shown(to: Placement) -> str:

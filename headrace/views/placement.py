@@ -23,7 +23,6 @@ from headrace.population.job import Job
 from headrace.population.options import ViewOptions
 from headrace.population.placing import CostFacts, Placement
 from headrace.population.populate import planning
-from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sql import nodes, points, views
@@ -95,7 +94,7 @@ def move(
     if again is None:
         with planning(context, job) as conn:
             again = plan_again(context, conn, view, after, owner_of(conn, view, caller))
-    return _Moved(context, job, view, after, again, wanted).run()
+    return Resync(context, job, view, after, again, to=wanted).run()
 
 
 def _placement(stored: StoredView) -> Placement:
@@ -188,24 +187,3 @@ def _placed(context: JobContext, said: dict[str, Any]) -> str:
                 _log.info("view placed later", view=said["view_id"], reason=error.message)
                 return "later"
             clock.sleep(_RETRY_S)
-
-
-class _Moved(Resync):
-    """A resync onto other workers."""
-
-    def __init__(
-        self,
-        context: JobContext,
-        job: Job,
-        view: ViewRow,
-        stored: StoredView,
-        again: Replanned,
-        wanted: Placement,
-    ) -> None:
-        super().__init__(context, job, view, stored, again)
-        self._to = wanted
-
-    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
-        """See ``Resync``."""
-        super().appear(conn, staged, facts)
-        views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))

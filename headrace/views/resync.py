@@ -35,6 +35,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewName
 from headrace.population.options import ViewOptions
+from headrace.population.placing import Placement
 from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
@@ -79,10 +80,22 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
+        stored, to = elsewhere(context, conn, view, stored)
         again = plan_again(context, conn, view, stored, owner)
-        resync = Resync(context, job, view, stored, again, because=request.because)
+        resync = Resync(context, job, view, stored, again, because=request.because, to=to)
         resync.check_table(conn)
     return resync.run()
+
+
+def elsewhere(
+    context: JobContext, conn: Connection, view: ViewRow, stored: StoredView
+) -> tuple[StoredView, Placement | None]:
+    """The view as it is to be filled, where it is to be if not where it was: a worker is lost."""
+    before = ViewOptions.of(stored.options).placement
+    to = placing.still_there(conn, context.settings, before, view.id)
+    if to == before:
+        return stored, None
+    return replace(stored, options={**stored.options, "placement": to}), to
 
 
 def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
@@ -183,8 +196,12 @@ class Resync(Population):
         again: Replanned,
         query: str | None = None,
         because: str | None = None,
+        to: Placement | None = None,
     ) -> None:
-        """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
+        """``query``: its new text, if it is altered; ``because``: why, if nobody has called.
+
+        ``to``: where it is to be from then on; None: where it was.
+        """
         options = ViewOptions.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, again.planned, options, again.under, name)
@@ -193,6 +210,7 @@ class Resync(Population):
         self._query = query
         self._owner = again.owner
         self._because = because
+        self._to = to
         self._replaced: Replaced | None = None
         self._kept: Kept | None = None
         self._read_before: list[int] = []
@@ -256,6 +274,8 @@ class Resync(Population):
         if self._kept is not None:
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)
+        if self._to is not None:
+            views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
         # Who removes one waits until the view is there, or this sees that it is gone.
         placing.check_all(conn, self._options.placement, self._planned.parts)
         start_lsn = put_progress(conn, self._view_id, facts)

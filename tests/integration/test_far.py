@@ -161,8 +161,11 @@ def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path)
     check(commander, sums=SUMS)
 
 
-def test_states_that_take_long_hold_up_nobody(commander, source, far):
-    """A view's states go over a slow wire; others follow meanwhile, and it does then."""
+def test_states_that_take_long_hold_up_nobody(engine, commander, source, far):
+    """A view's states go over a slow wire; others follow meanwhile, and it does then.
+
+    They are staged until they are there: who is killed amid it sends them again.
+    """
     source.execute(
         "CREATE TABLE words (id int PRIMARY KEY, w text);"
         "INSERT INTO words SELECT i, md5(i::text) FROM generate_series(1, 20000) i"
@@ -170,21 +173,41 @@ def test_states_that_take_long_hold_up_nobody(commander, source, far):
     query = "SELECT id, w, count(*) OVER (PARTITION BY id % 100) AS n FROM words"
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     far.network.bytes_per_s = 400_000
-    place(commander, "words_n", query, "w2")
-    assert not running(commander, "words_n"), "it takes longer than that"
+    creating = threading.Thread(target=created, args=(engine.dsn, "words_n", query))
+    creating.start()
+    kept = far.folder / "data" / "tmp" / "sent"
+    wait_until(lambda: list(kept.glob(".*.new")), "they are on their way")
+    [(number,)] = source.execute(NUMBER).fetchall()
+    engine.kill9()
+    creating.join()
+    engine.start()
+    again = psycopg.connect(engine.dsn, autocommit=True)
+    for call in ("pause_view", "resume_view"):  # who finishes what was begun has asked by then
+        again.execute(f"CALL headrace.{call}('sums')")
     rng = random.Random(2)
     for _ in range(5):
         change(source, rng)
-        check(commander, sums=SUMS)
+        check(again, sums=SUMS)
     source.execute("UPDATE words SET w = 'x' WHERE id < 50")
     # Amid of it the wire is cut: it is sent again.
-    kept = far.folder / "data" / "tmp" / "sent"
     wait_until(lambda: list(kept.glob(".*.new")), "they are on their way")
+    assert not running(again, "words_n"), "it takes longer than that"
     far.network.cut()
     far.network.bytes_per_s = 0
-    wait_until(lambda: running(commander, "words_n"), "they have arrived")
-    check(commander, words_n=query, sums=SUMS)
+    wait_until(lambda: running(again, "words_n"), "they have arrived")
+    check(again, words_n=query, sums=SUMS)
+    assert source.execute(NUMBER).fetchall() == [(number,)], "it was not filled anew"
     assert [p.name for p in kept.iterdir() if not p.name.startswith(".")] == []
+    again.close()
+
+
+NUMBER = "SELECT id FROM headrace.views WHERE view_name = 'words_n'"
+
+
+def created(dsn: str, name: str, query: str) -> None:
+    """As far as the engine lives."""
+    with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as conn:
+        place(conn, name, query, "w2")
 
 
 def test_the_key_of_the_engine_is_lost(engine, commander, source, far):
