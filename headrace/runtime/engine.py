@@ -106,7 +106,9 @@ class Engine:
         self._intake: Final = Intake(
             book, self.watch, self.leaving, self._commits, self.hosts, drain
         )
-        self._returning: Final = Returning(book, self.hosts, loading, self.leaving, rewind_soon)
+        self._returning: Final = Returning(
+            book, loading, self.leaving, rewind_soon, self.hosts.lose
+        )
         self._lane: Final = SideLane(
             *(book, self._intake, self._commits, self.taps),
             self._intake.beside(self._altered),

@@ -16,7 +16,6 @@ from headrace import clock
 from headrace.errors import RESYNC, OutOfReach, StateDamaged
 from headrace.runtime.away import lost
 from headrace.runtime.book import Book
-from headrace.runtime.hosts import Hosts
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.views import View
@@ -31,13 +30,14 @@ class Returning:
     def __init__(
         self,
         book: Book,
-        hosts: Hosts,
         loading: Loading,
         leaving: Leaving,
         rewind_soon: Callable[[], None],
+        lose: Callable[[str], None],
     ) -> None:
+        """``lose``: from now on a worker counts as lost."""
         self._book = book
-        self._hosts = hosts
+        self._lose = lose
         self._loading = loading
         self._leaving = leaving
         self._rewind_soon = rewind_soon
@@ -76,7 +76,7 @@ class Returning:
         self._since = {w: self._since.get(w, now) for found in away.values() for w in found}
         over = {w for w, since in self._since.items() if patience_s and now - since >= patience_s}
         for worker in sorted(over):
-            self._hosts.lose(worker)
+            self._lose(worker)
             del self._since[worker]
         for view in waiting:
             if found := sorted(over & away[view.id]):

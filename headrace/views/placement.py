@@ -94,7 +94,7 @@ def move(
     if again is None:
         with planning(context, job) as conn:
             again = plan_again(context, conn, view, after, owner_of(conn, view, caller))
-    return Resync(context, job, view, after, again, to=wanted).run()
+    return Resync(context, job, view, after, replace(again, to=wanted)).run()
 
 
 def _placement(stored: StoredView) -> Placement:

@@ -61,6 +61,8 @@ class Replanned:
     planned: Planned
     under: Facts
     owner: Role
+    to: Placement | None = None
+    """Where the view is to be from then on; None: where it was."""
 
 
 def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str, Any]:
@@ -81,8 +83,8 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
         stored, to = elsewhere(context, conn, view, stored)
-        again = plan_again(context, conn, view, stored, owner)
-        resync = Resync(context, job, view, stored, again, because=request.because, to=to)
+        again = replace(plan_again(context, conn, view, stored, owner), to=to)
+        resync = Resync(context, job, view, stored, again, because=request.because)
         resync.check_table(conn)
     return resync.run()
 
@@ -196,12 +198,8 @@ class Resync(Population):
         again: Replanned,
         query: str | None = None,
         because: str | None = None,
-        to: Placement | None = None,
     ) -> None:
-        """``query``: its new text, if it is altered; ``because``: why, if nobody has called.
-
-        ``to``: where it is to be from then on; None: where it was.
-        """
+        """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
         options = ViewOptions.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, again.planned, options, again.under, name)
@@ -210,7 +208,7 @@ class Resync(Population):
         self._query = query
         self._owner = again.owner
         self._because = because
-        self._to = to
+        self._to = again.to
         self._replaced: Replaced | None = None
         self._kept: Kept | None = None
         self._read_before: list[int] = []

@@ -364,7 +364,8 @@ def test_a_view_moves_with_its_states(trapped, fault):
         change(source, rng)
         check(commander, sums=SUMS, most=MOST)
         assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
-    assert not list((engine.data_dir / "staging").glob("[0-9]*"))
+    left = engine.data_dir / "staging"
+    wait_until(lambda: not list(left.glob("[0-9]*")), "what is staged no more is removed")
 
 
 OLDEST = "SELECT id FROM headrace.views WHERE view_name = 'sums'"

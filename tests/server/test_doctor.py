@@ -112,3 +112,12 @@ def commander_less(engine):
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
+
+
+def test_who_has_little_room_may_start(settings, monkeypatch):
+    """An engine whose disk is full must be able to restart."""
+    assert found(settings)["disk"].mark == "✓"
+    monkeypatch.setattr(doctor, "_DISK_BYTES_MIN", 1 << 60)
+    [mark, *_] = [(f.mark, f.problem, f.warning) for f in [found(settings)["disk"]]]
+    assert mark[:2] == ("!", None)
+    assert "some gigabytes" in mark[2]
