@@ -2,8 +2,9 @@
 -- members of the engine's role; nobody else is told any.
 -- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
 -- there is the procedure show_workers.
--- state: running, or lost: its process cannot be asked now, and views placed on it stand still; or invited:
--- on another machine, with a token, and it has not joined yet.
+-- state: running; down: its process cannot be asked now, and views placed on it stand still; lost: it was so for
+-- worker_lost_s, and they are filled anew elsewhere; or invited: on another machine, with a token, and it has not
+-- joined yet.
 -- address: where one on another machine listens; pid: there, as far as known.
 -- Whoever gets here has written something else than the statement that the commander answers.
 DROP FUNCTION IF EXISTS headrace.workers();

@@ -131,7 +131,8 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
         if node.address is None:
             row[1] = "invited"
         rows.append(row)
-    return rows
+    lost = {node.name for node in found if node.lost}
+    return [[row[0], "lost" if row[0] in lost else row[1], *row[2:]] for row in rows]
 
 
 def others(conn: Connection) -> dict[str, list[str]]:
@@ -167,7 +168,7 @@ def _row(
     address: str | None = None,
 ) -> list[Any]:
     if status is None:
-        return [name, "lost", None, count, None, since, address]
+        return [name, "down", None, count, None, since, address]
     return [name, "running", status["pid"], count, status["memory_bytes"], since, address]
 
 

@@ -62,7 +62,7 @@ def test_a_view_lives_on_another_machine(commander, source, far):
         change(source, rng)
         check(commander, sums=SUMS, most=MOST)
     assert far.end() == 0
-    wait_until(lambda: workers(commander)["w2"][0] == "lost", "it is missed")
+    wait_until(lambda: workers(commander)["w2"][0] == "down", "it is missed")
     change(source, rng)
     check(commander, most=MOST)
     far.start()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.far import FarWorker, token
 from tests.integration import test_workers
-from tests.integration.test_far import FEW, Writer, follows
+from tests.integration.test_far import FEW, Writer, follows, workers
 from tests.integration.test_fed import change
 from tests.integration.test_workers import MOST, SUMS, check, place, placed_on, refused, running
 from tests.waiting import at_any_moment, wait_until
@@ -77,6 +77,7 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
             "SELECT message FROM headrace.views WHERE view_name = 'kept'"
         ).fetchall()
         assert 'worker "w2", which had states of the view, counts as lost' in told
+        assert workers(commander)["w2"][:2] == ("lost", 1)
         for call in (
             "CALL headrace.set_placement('most', 'w2')",
             f"CALL headrace.set_placement('few', '{to}')",

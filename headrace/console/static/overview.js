@@ -62,12 +62,12 @@ export function Attention({ data }) {
   const wrong = data.views.filter((v) => ["bad", "warn"].includes(tone(v)[0]));
   const facts = data.facts.filter((f) => f.ok === false && f.fact !== "views");
   const sources = (data.sources ?? []).filter((s) => !["running", "starting"].includes(s.state));
-  const workers = (data.workers ?? []).filter((w) => w.state === "lost");
+  const workers = (data.workers ?? []).filter((w) => ["down", "lost"].includes(w.state));
   if (!wrong.length && !facts.length && !sources.length && !workers.length) return null;
   return html`<section class="panel attention" aria-labelledby="attention"><h2 id="attention">Needs attention</h2><ul>
     ${facts.map((f) => html`<li class="bad" key=${f.fact}><strong>${f.fact}</strong> <span>${f.value}</span>${f.hint && html`<p>${f.hint}</p>`}</li>`)}
     ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem}</p></li>`)}
-    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>lost: its ${w.views} views stand still</span></li>`)}
+    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are filled anew elsewhere" : `its ${w.views} views stand still`}</span></li>`)}
     ${wrong.slice(0, 8).map((v) => html`<li class=${tone(v)[0]} key=${v.name}>
       <a href=${link(v.name)}>${v.name}</a> <${Pill} view=${v} />
       <p>${v.message ?? v.held_by}</p>
