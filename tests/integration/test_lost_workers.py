@@ -120,7 +120,7 @@ def test_who_knows_it_for_certain_need_not_wait(engine, commander, source, tmp_p
     rng = random.Random(2)
     with elsewhere(engine, tmp_path, "w2") as [far]:
         for name in ("sums", "stopped", "paused"):
-            place(commander, name, SUMS, "w2", sharing=False)
+            place(commander, name, SUMS, "w2", sharing=False, on_damage="stop")
         check(commander, sums=SUMS, stopped=SUMS)
         commander.execute("CALL headrace.pause_view('paused')")
         source.execute("ALTER TABLE stopped ADD COLUMN more int")
