@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -254,13 +253,3 @@ def test_a_clock_that_is_off_does_no_harm(engine, commander, source, tmp_path, y
             lambda: running(commander, "sums") and running(commander, "timely"), "they go on"
         )
         check(commander, sums=SUMS, timely=query)
-
-
-def test_the_manual(engine, commander):
-    """Every statement of the page, in order."""
-    page = Path(__file__).parents[2] / "docs" / "manual" / "workers.md"
-    fences = re.findall(r"^```sql\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    statements = [s for fence in fences for s in fence.split(";\n") if s.strip()]
-    assert len(statements) > 12
-    for statement in statements:
-        commander.execute(statement)

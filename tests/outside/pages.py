@@ -1,54 +1,151 @@
-"""Pages of the manual, as the tests of this folder read and run them."""
+"""The pages of the documentation, as the tests of this folder read them.
+
+A page is prose and *blocks*: fences, and lines indented by four blanks.  What somebody follows is in
+fences of a language; what he is shown, he compares.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
-
-MANUAL = Path(__file__).resolve().parents[2] / "docs" / "manual"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+MANUAL = DOCS / "manual"
 STATEMENT = re.compile(r"((?:\$\$.*?\$\$|'(?:[^']|'')*'|--[^\n]*|[^;'$-]|[-$])+);", re.DOTALL)
+FENCE = re.compile(r"^``` *(\S*).*$")
+SQL = re.compile(r"(CALL|SELECT|CREATE|ALTER|DROP|INSERT|UPDATE|DELETE|GRANT)\b")
+PROGRAM = re.compile(r"\$ |# |(make|headrace|pip|docker|psql|\.venv/bin/\w+) ")
+PICTURE = re.compile("[\u2500-\u257f\u25b2-\u25c4]")
+SIGNATURE = re.compile(r"(CALL )?headrace\.\w+\([^;]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fence, or indented lines; ``line`` is where it begins, ``before`` the paragraph above."""
+
+    page: Path
+    line: int
+    kind: str
+    body: str
+    before: str
+
+    def __str__(self) -> str:
+        """Where it is, and how it begins."""
+        begin = self.body.strip().split("\n")[0][:60]
+        return f"{self.page.relative_to(ROOT)}:{self.line} [{self.kind}] {begin}"
+
+
+def documents() -> list[Path]:
+    """Every page: the manual, the other documents, the README."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def page_of(name: str) -> Path:
+    """The file of a page of the manual."""
+    return MANUAL / f"{name}.md"
 
 
 def text(page: str) -> str:
-    """What stands in a page."""
-    return (MANUAL / f"{page}.md").read_text()
+    """What stands in a page of the manual."""
+    return page_of(page).read_text()
+
+
+def kind_of(body: str) -> str:
+    """What indented lines are, by how they begin."""
+    first = body.lstrip().split("\n")[0]
+    if PICTURE.search(body):
+        return "picture"
+    for kind, pattern in (("signature", SIGNATURE), ("sql", SQL), ("console", PROGRAM)):
+        if pattern.match(first):
+            return kind
+    if first.startswith("{"):
+        return "json"
+    return "error" if first.startswith("ERROR:") else "shown"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    return list(_blocks(page, page.read_text().split("\n")))
+
+
+def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
+    at, before = 0, ""
+    while at < len(lines):
+        line, begin = lines[at], at
+        fence = FENCE.match(line)
+        if fence:
+            end = next(i for i in range(at + 1, len(lines)) if lines[i].rstrip() == "```")
+            body, at = "\n".join(lines[at + 1 : end]), end + 1
+            yield Block(page, begin + 1, fence[1] or "none", body, before)
+        elif line.startswith("    ") and (at == 0 or not lines[at - 1].strip()):
+            taken = list(
+                itertools.takewhile(lambda x: x.startswith("    ") or not x.strip(), lines[at:])
+            )
+            at += len(taken)
+            body = "\n".join(x[4:] for x in taken).rstrip("\n")
+            yield Block(page, begin + 1, kind_of(body), body, before)
+        else:
+            if line.strip():
+                before = f"{before}\n{line}" if at and lines[at - 1].strip() else line
+            at += 1
 
 
 def fences(page: str, language: str) -> list[str]:
-    """The examples of a page in one language, in order."""
-    return [body for kind, body in FENCE.findall(text(page)) if kind == language]
+    """The examples of a page of the manual in one language, in order."""
+    return [block.body for block in blocks(page_of(page)) if block.kind == language]
 
 
-def run_sql(conn: psycopg.Connection, page: str) -> int:
-    """Send each statement of a page; how many there were."""
-    sent = 0
-    for body in fences(page, "sql"):
-        for found in STATEMENT.finditer(body):
-            conn.execute(found[1].encode())
-            sent += 1
-    return sent
+def statements(body: str) -> list[str]:
+    """The statements of an example, each without its semicolon.
+
+    Raises:
+        AssertionError: something is left that no statement is, so that nobody would send it.
+    """
+    left = STATEMENT.sub("", body)
+    left = re.sub(r"--[^\n]*", "", left).strip()
+    assert not left, f"this is sent by nobody: {left}"
+    return [found[1] for found in STATEMENT.finditer(body)]
 
 
-@contextlib.contextmanager
-def emptied(dsn: str) -> Iterator[psycopg.Connection]:
-    """A connection to the engine's port; what a page has made goes with it."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        yield conn
-        for (name,) in conn.execute("SELECT name FROM headrace.connection_points()").fetchall():
-            conn.execute("CALL headrace.drop_connection_point(%s)", (name,))
-        names = [n for (n,) in conn.execute("SELECT name FROM headrace.list_views()").fetchall()]
-        while names:
-            left = []
-            for name in names:
-                try:
-                    conn.execute("CALL headrace.drop_view(%s)", (name,))
-                except psycopg.errors.DependentObjectsStillExist:
-                    left.append(name)
-            assert len(left) < len(names)
-            names = left
-        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What is typed at a prompt of a session, and what it answers."""
+
+    prompt: str
+    words: str
+    answer: tuple[str, ...]
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it is a command line; else it is SQL, at psql's prompt."""
+        return self.prompt == "$"
+
+
+def session(body: str) -> list[Typed]:
+    """A session at a terminal: ``$`` is a shell's prompt, ``shop=>`` and ``shop=#`` psql's.
+
+    Without any prompt all lines are typed into a shell.
+    """
+    if not re.search(r"^(\$|\w+=[>#]) ", body, re.MULTILINE):
+        plain = [line for line in body.split("\n") if not line.startswith("# ")]
+        body = "\n".join(
+            line if not line.strip() or line.startswith("    ") else f"$ {line}" for line in plain
+        )
+    out: list[Typed] = []
+    lines = iter(body.split("\n"))
+    for line in lines:
+        found = re.match(r"(\$|\w+=[>#]) (.*)$", line)
+        if not found:
+            if line.strip():
+                assert out, f"nobody has asked for {line}"
+                out[-1] = Typed(out[-1].prompt, out[-1].words, (*out[-1].answer, line))
+            continue
+        words = found[2]
+        while words.endswith("\\") or (found[1] != "$" and ";" not in words):
+            words = words.removesuffix("\\") + "\n" + next(lines).strip()
+        out.append(Typed(found[1], words.replace("\n", " "), ()))
+    return out

@@ -2,7 +2,6 @@
 
 import re
 
-import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
@@ -12,16 +11,9 @@ from sqlalchemy import URL, MetaData
 
 from tests.compared import differs
 from tests.outside import pages
-from tests.outside.pages import MANUAL
+from tests.outside.following import Follower, emptied
 
 pytestmark = pytest.mark.shared_engine
-
-PAGES = tuple(sorted(path.stem for path in MANUAL.glob("*.md")))
-RUN = (
-    *("start", "install", "maintained", "explain", "changing", "monitoring", "console"),
-    *("tuning", "upgrade"),
-)
-"""Pages whose statements need nothing but a database; those of others stand in tests of their own."""
 
 
 def url_of(dsn: str) -> str:
@@ -35,15 +27,16 @@ def url_of(dsn: str) -> str:
     ).render_as_string(hide_password=False)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", pages.documents(), ids=lambda page: page.stem)
 def test_each_page_begins_with_its_title_and_its_links_lead_somewhere(page):
-    text = pages.text(page)
+    text = page.read_text()
     assert re.match(r"# \S", text)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
+    shown = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", shown):
+        path, _, anchor = "".join(target).partition("#")
         if "://" in path:
             continue
-        file = (MANUAL / path).resolve() if path else MANUAL / f"{page}.md"
+        file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
         if file.suffix != ".md":
             continue
@@ -52,16 +45,10 @@ def test_each_page_begins_with_its_title_and_its_links_lead_somewhere(page):
         assert not anchor or anchor in names, target
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_statements_of_a_page(engine, page):
-    with pages.emptied(engine.dsn) as conn:
-        assert pages.run_sql(conn, page) > 1
-
-
 def test_integrations(engine):
     """SQL, SQLAlchemy and Alembic over the same tables."""
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        assert pages.run_sql(conn, "integrations") > 12
+    with emptied(engine.dsn) as conn:
+        assert Follower(conn, engine.source).follow(pages.page_of("integrations")) > 12
         conn.execute("DELETE FROM orders WHERE id = 100")
         page: dict = {"url": url_of(engine.dsn)}
         for body in pages.fences("integrations", "python"):
@@ -93,4 +80,3 @@ def test_integrations(engine):
                 page["downgrade"]()
         assert conn.execute("SELECT to_regclass('by_customer')").fetchone() == (None,)
         database.dispose()
-        conn.execute("DROP FUNCTION customers(big_orders)")

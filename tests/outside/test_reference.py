@@ -1,4 +1,4 @@
-"""The reference names every call and option as they are, and nothing else; its examples run."""
+"""The reference names every call and option as they are, and nothing else (its examples: `test_pages.py`)."""
 
 import dataclasses
 import json
@@ -115,8 +115,3 @@ def test_every_option_stands_in_it_with_its_default():
             assert not said[name].startswith("`"), name
         else:
             assert said[name] == f"`{json.dumps(default)}`", name
-
-
-def test_its_examples_run(engine):
-    with pages.emptied(engine.dsn) as conn:
-        assert pages.run_sql(conn, "reference") > 80

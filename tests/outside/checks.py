@@ -1,0 +1,146 @@
+"""What is checked of each kind of block, and which blocks need none.
+
+``CHECKS`` has each kind that is read without an engine, ``FOLLOWED`` what ``following.py`` does.
+A block of another kind, or one that nobody would come to, is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+import yaml
+
+from headrace.config import Settings
+from tests.outside import pages, shells
+from tests.outside.pages import MANUAL, ROOT, Block
+
+EXEMPT = {
+    ("docs/performance.md", "shown"): "figures of one machine: `make bench` makes others",
+    ("docs/ARCHITECTURE.md", "shown"): "what a state does, in words",
+    ("docs/ARCHITECTURE.md", "picture"): "a drawing",
+    ("docs/manual/how.md", "picture"): "a drawing",
+}
+"""By page and kind: why there is nothing to run or compare."""
+ELSEWHERE = {
+    ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
+    ("docs/manual/reference.md", "signature"): "test_reference.py holds them against Postgres",
+}
+DBT = ROOT / "integrations" / "dbt"
+FOLLOWED = frozenset(("sql", "error", "shown", "ini"))
+
+
+def is_followed(page: Path) -> bool:
+    """Whether somebody sends SQL of it: ``test_readme.py`` does that of the README."""
+    if page.name == "README.md":
+        return False
+    return any(
+        block.kind == "sql" or re.search(r"^\w+=[>#] ", block.body, re.MULTILINE)
+        for block in pages.blocks(page)
+    )
+
+
+def check(block: Block) -> None:
+    """Check a block, or that somebody follows its page to it.
+
+    Raises:
+        AssertionError: nobody does, or it is wrong.
+    """
+    at = (str(block.page.relative_to(ROOT)), block.kind)
+    if at in EXEMPT or at in ELSEWHERE:
+        return
+    if block.kind in FOLLOWED:
+        assert is_followed(block.page), f"nobody follows {block}"
+        return
+    assert block.kind in CHECKS, f"nobody checks {block}"
+    CHECKS[block.kind](block)
+
+
+def _shell(block: Block) -> None:
+    for typed in pages.session(block.body):
+        if typed.is_shell:
+            shells.check(typed.words)
+            shells.check_answers(typed)
+        elif block.page.name != "README.md":
+            assert is_followed(block.page), f"nobody follows {block}"
+
+
+def _settings(block: Block) -> None:
+    """A file of Headrace's settings."""
+    Settings.of(tomllib.loads(block.body))
+
+
+def _events(block: Block) -> None:
+    """Lines of the log: events that the page lists, as grave as it says."""
+    listed = dict(re.findall(r"^\| `([^`]+)` \| (\w+) \|", block.page.read_text(), re.MULTILINE))
+    for line in block.body.split("\n"):
+        event = json.loads(line)
+        assert listed[event["event"]] == event["level"], line
+
+
+def _yaml(block: Block) -> None:
+    """By its outermost key: what reads it has such things."""
+    told = yaml.safe_load(block.body)
+    [(what, entries), *_] = told.items()
+    if what == "packages":
+        [package] = entries
+        assert (ROOT / package["subdirectory"] / "dbt_project.yml").exists()
+    elif what == "models":
+        tests = {
+            name: set(arguments.replace(" ", "").split(","))
+            for path in DBT.glob("headrace/macros/*.sql")
+            for name, arguments in re.findall(r"{%-? *test (\w+)\(([^)]*)\)", path.read_text())
+        }
+        for model in entries:
+            for test in model["data_tests"]:
+                [(name, options)] = test.items()
+                said = {word.split("=")[0] for word in tests[name.removeprefix("headrace.")]}
+                assert set(options["arguments"]) <= said, test
+    else:
+        assert what == "scrape_configs", f"nobody checks {block}"
+        [[target], *more] = [s["targets"] for job in entries for s in job["static_configs"]]
+        assert more == []
+        assert f"--http {target}" in block.page.read_text(), "what is scraped is what is served"
+        for file in told["rule_files"]:
+            assert (ROOT / "deploy/monitoring" / file).exists()
+
+
+def dbt_options() -> set[str]:
+    """What a model of the dbt package may be configured by: the page's table of them, and dbt's own."""
+    table = (MANUAL / "integrations.md").read_text().split("| config | does |")[1].split("\n\n")[0]
+    first = re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)
+    return {"materialized"} | {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+
+
+def _jinja(block: Block) -> None:
+    """A model of dbt: rendered, it is a query, and its options are those of the package."""
+    said: dict[str, object] = {}
+
+    def source(schema: str, table: str) -> str:
+        return f"{schema}.{table}"
+
+    def config(**options: object) -> str:
+        said.update(options)
+        return ""
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    query = environment.from_string(block.body).render(config=config, source=source)
+    assert query.split()[0] == "select"
+    assert set(said) <= dbt_options()
+    macros = "\n".join(path.read_text() for path in DBT.glob("headrace/macros/*.sql"))
+    for name in set(said) - {"grants", "materialized"}:
+        assert f"'{name}'" in macros, name
+
+
+CHECKS: dict[str, Callable[[Block], None]] = {
+    "console": _shell,
+    "sh": _shell,
+    "toml": _settings,
+    "json": _events,
+    "yaml": _yaml,
+    "jinja": _jinja,
+}

@@ -1,0 +1,242 @@
+"""Following a page: its SQL is sent in order, and what it shows is compared with what comes.
+
+What stands for another machine or database in the page is put there by ``stand_ins``.  Command lines are
+checked (``shells.py``), or run by whoever follows the page with ``run``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from tests.outside import pages
+from tests.outside.pages import Block, Typed
+from tests.waiting import wait_until
+
+BEFORE = {"how": "start"}
+"""Pages that go on with the tables of another one: with all of its first example."""
+MEASURED = ((r"\d+ % of time", "# % of time"), (r"cpu \d+\.\d ms", "cpu # ms"))
+BYTES = (r"~?\d+(\.\d+)? (B|kB|MB)\b", "# bytes")
+SYNTAX = "DO $follow$ BEGIN RETURN; {}; END $follow$"
+"""Postgres reads all of a block, also what it does not come to."""
+
+
+class Follower:
+    """Somebody at the port of an engine, with a page."""
+
+    def __init__(
+        self,
+        conn: psycopg.Connection,
+        source: str,
+        stand_ins: Mapping[str, str] | None = None,
+        run: Callable[[Typed], None] | None = None,
+    ) -> None:
+        """``source``: the database itself, as a superuser; ``run`` does what is typed at ``$``."""
+        self.sent = 0
+        self._conn, self._source = conn, source
+        self._stand_ins = dict(stand_ins or {})
+        self._run = run
+        self._answer: list[str] = []
+        self._error: psycopg.Error | None = None
+
+    def follow(self, page: Path) -> int:
+        """Do what a page says, block by block; how many statements were sent."""
+        all_of_it = pages.blocks(page)
+        if page.stem in BEFORE:
+            first = next(
+                b for b in pages.blocks(pages.page_of(BEFORE[page.stem])) if b.kind == "sql"
+            )
+            self._sql(first)
+        for block in all_of_it:
+            self.take(block)
+        assert self._error is None, f"{page}: {self._error}"
+        return self.sent
+
+    def take(self, block: Block) -> None:
+        """Do what one block says."""
+        match block.kind:
+            case "sql":
+                self._sql(block)
+            case "error":
+                self._failed(block)
+            case "shown":
+                assert_shown(block, self._answer)
+            case "ini":
+                self._configured(block)
+            case "console" | "sh":
+                for typed in pages.session(block.body):
+                    self._typed(block, typed)
+
+    def _sql(self, block: Block) -> None:
+        assert self._error is None, f"before {block}: {self._error}"
+        told = pages.statements(block.body)
+        for number, statement in enumerate(told, 1):
+            assert self._error is None, f"{block}: {self._error}"
+            try:
+                self._answer = self._send(self._conn, statement)
+            except psycopg.Error as error:
+                if number < len(told):
+                    raise AssertionError(f"{block}: {statement}: {error}") from error
+                self._error = error
+
+    def _failed(self, block: Block) -> None:
+        """The error that the last statement gave; else that of the one in the prose above."""
+        error, self._error = self._error or self._fails(block), None
+        assert_error(block, error)
+
+    def _fails(self, block: Block) -> psycopg.Error:
+        spans = re.findall(r"`((?:CALL|SELECT)\b[^`]+)`", block.before)
+        assert spans, f"nothing fails before {block}"
+        try:
+            self._send(self._conn, spans[-1])
+        except psycopg.Error as error:
+            return error
+        raise AssertionError(f"{block}: {spans[-1]} does not fail")
+
+    def _configured(self, block: Block) -> None:
+        """Lines of postgresql.conf: Postgres has such settings."""
+        names = re.findall(r"^(\w+) = (?:'[^']*'|\w+)(?: *#.*)?$", block.body, re.MULTILINE)
+        assert len(names) == len(block.body.split("\n")), block
+        known = "SELECT name FROM pg_settings WHERE name = ANY (%s)"
+        assert {n for (n,) in self._conn.execute(known, (names,))} == set(names), block
+
+    def _typed(self, block: Block, typed: Typed) -> None:
+        if typed.is_shell:
+            if self._run is not None:
+                self._run(typed)
+            return
+        name, mark = typed.prompt[:-2], typed.prompt[-1]
+        assert not typed.answer, f"{block}: compare what is answered"
+        if mark == ">":
+            dsn = make_conninfo(self._conn.info.dsn, dbname=name, password=self._conn.info.password)
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                assert self._send(conn, typed.words), typed.words
+            return
+        # What changes the server, for all: Postgres reads it, and whoever has one of his own runs it.
+        with psycopg.connect(self._source) as conn:
+            for statement in pages.statements(typed.words):
+                conn.execute(SYNTAX.format(statement).encode())
+                self.sent += 1
+
+    def _send(self, conn: psycopg.Connection, statement: str) -> list[str]:
+        for said, meant in self._stand_ins.items():
+            statement = statement.replace(said, meant)
+        cursor = conn.execute(statement.strip().removesuffix(";").encode())
+        self.sent += 1
+        if cursor.description is None:
+            return []
+        head = [column.name for column in cursor.description]
+        rows = [["" if v is None else str(v) for v in row] for row in cursor.fetchall()]
+        return [" | ".join(row) for row in (head, *rows)]
+
+
+def evened(line: str, measured: bool) -> str:
+    """A line without what no two answers have alike: blanks, and what was measured."""
+    line = re.sub(r"\s*\|\s*", " | ", line.strip())
+    for pattern, plain in (*MEASURED, BYTES) if measured else ():
+        line = re.sub(pattern, plain, line)
+    return re.sub(r"\s+", " ", line)
+
+
+def assert_shown(block: Block, answer: list[str]) -> None:
+    """The lines of a block are, in their order, those of the answer; ``…`` stands for any."""
+    assert answer, f"nothing was answered before {block}"
+    measured = any("of time" in line for line in answer)
+    there = iter([evened(line, measured) for text in answer for line in text.split("\n")])
+    for line in block.body.split("\n"):
+        wanted = evened(line, measured)
+        if not wanted or wanted == "…" or not wanted.strip("-+"):
+            continue
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("…")))
+        assert any(pattern.fullmatch(found) for found in there), f"{block}: {line}\n{answer}"
+
+
+def assert_error(block: Block, error: psycopg.Error) -> None:
+    """A block is what psql shows of an error, or the beginning of it."""
+    diag = error.diag
+    parts = {
+        "ERROR": diag.message_primary,
+        "DETAIL": diag.message_detail,
+        "HINT": diag.message_hint,
+    }
+    told = "\n".join(f"{name}: {text}" for name, text in parts.items() if text)
+    lines = [re.sub(r"\s+", " ", line.strip()) for line in told.split("\n")]
+    said = [re.sub(r"\s+", " ", line.strip()) for line in block.body.split("\n") if line.strip()]
+    assert [line for line in said if line not in lines] == [], f"{block}: {told}"
+    code = re.search(r"\b(?=[A-Z]*\d)([0-9A-Z]{5})\b", block.before)
+    assert code is None or code[1] == error.sqlstate, f"{block}: it is {error.sqlstate}"
+
+
+@contextlib.contextmanager
+def emptied(dsn: str) -> Iterator[psycopg.Connection]:
+    """A connection to the engine's port; what a page has made goes with it, however it ends."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        there = roles(conn)
+        try:
+            yield conn
+        finally:
+            _empty(conn, roles(conn) - there)
+
+
+def roles(conn: psycopg.Connection) -> set[str]:
+    """The roles of pages that are there; nobody else's are ever dropped."""
+    named = {
+        name
+        for page in pages.documents()
+        for name in re.findall(r"CREATE ROLE (\w+)", page.read_text())
+    }
+    found = conn.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)", (list(named),))
+    return {name for (name,) in found}
+
+
+def _empty(conn: psycopg.Connection, made: set[str]) -> None:
+    # What is the user's, and hangs on tables that are ours.
+    for (statement,) in conn.execute(HANGS).fetchall():
+        conn.execute(statement.encode())
+    for (name,) in conn.execute("SELECT name FROM headrace.connection_points()").fetchall():
+        conn.execute("CALL headrace.drop_connection_point(%s)", (name,))
+    names = [n for (n,) in conn.execute("SELECT name FROM headrace.list_views()").fetchall()]
+    while names:
+        left = [name for name in names if not _dropped(conn, name)]
+        assert len(left) < len(names)
+        names = left
+    # Plain views over tables of other databases, and whatever else hangs on something.
+    conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    for kind, name in (("source", "sources"), ("worker", "workers")):
+        rows = conn.execute(f"SELECT * FROM headrace.{name}()".encode()).fetchall()
+        for row in rows:
+            if row[0] != "main":
+                conn.execute(f"CALL headrace.{DROP[kind]}(%s)".encode(), (row[0],))
+    for role in made:
+        conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+HANGS = """
+SELECT format('DROP VIEW IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
+ WHERE relkind = 'v' AND relnamespace = 'public'::regnamespace
+UNION ALL
+SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', oid::regprocedure) FROM pg_proc
+ WHERE pronamespace = 'public'::regnamespace
+"""
+DROP = {"source": "drop_source", "worker": "remove_worker"}
+
+
+def _dropped(conn: psycopg.Connection, name: str) -> bool:
+    try:
+        conn.execute("CALL headrace.drop_view(%s)", (name,))
+    except psycopg.errors.DependentObjectsStillExist:
+        return False
+    except psycopg.errors.ObjectInUse:  # it is being filled anew
+        wait_until(lambda: _idle(conn, name), f"{name} is filled")
+        conn.execute("CALL headrace.drop_view(%s)", (name,))
+    return True
+
+
+def _idle(conn: psycopg.Connection, name: str) -> bool:
+    query = "SELECT status FROM headrace.list_views() WHERE name = %s"
+    return conn.execute(query, (name,)).fetchone() != ("populating",)
