@@ -34,9 +34,11 @@ class Follower:
         conn: psycopg.Connection,
         source: str,
         stand_ins: Mapping[str, str] | None = None,
-        run: Callable[[Typed], None] | None = None,
+        run: Callable[[Typed, str], None] | None = None,
     ) -> None:
-        """``source``: the database itself, as a superuser; ``run`` does what is typed at ``$``."""
+        """``source``: the database itself, as a superuser; ``run`` does what is typed at ``$``;
+        it is given what was last answered, too.
+        """
         self.sent = 0
         self._conn, self._source = conn, source
         self._stand_ins = dict(stand_ins or {})
@@ -108,7 +110,7 @@ class Follower:
     def _typed(self, block: Block, typed: Typed) -> None:
         if typed.is_shell:
             if self._run is not None:
-                self._run(typed)
+                self._run(typed, self._answer[-1] if self._answer else "")
             return
         name, mark = typed.prompt[:-2], typed.prompt[-1]
         assert not typed.answer, f"{block}: compare what is answered"

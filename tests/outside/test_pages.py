@@ -1,7 +1,12 @@
 """Every page of the documentation is followed; nothing stands there that nobody runs or checks."""
 
+import contextlib
 import dataclasses
 import re
+import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +18,17 @@ from headrace.config import Settings
 from headrace.server.explained import strangers
 from tests.outside import checks, pages, shells
 from tests.outside.following import Follower, assert_shown, emptied
-from tests.outside.pages import DOCS, MANUAL, ROOT, Block
+from tests.outside.pages import DOCS, MANUAL, ROOT, Block, Typed
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
 
 PAGES = pages.documents()
 FOLLOWED = [page for page in PAGES if checks.is_followed(page)]
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PLACED = """
+CALL headrace.create_view('there', 'SELECT count(*) AS n FROM t', options => '{"placement": "w2"}')
+"""
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.\w+|(?:[\w-]+/)+")
 ROOTS = (ROOT, ROOT / "headrace")
 FOLDERS = {p.name for root in ROOTS for p in root.iterdir() if p.is_dir()}
@@ -60,6 +69,57 @@ def test_a_page_is_followed(engine, elsewhere, page):
     with emptied(engine.dsn) as conn:
         stand_ins = {"host=db.eu dbname=shop user=headrace": elsewhere}
         assert Follower(conn, engine.source, stand_ins).follow(page)
+
+
+@pytest.mark.slow  # another server of ours
+@pytest.mark.parametrize("page", [MANUAL / "workers.md", DOCS / "operating.md"], ids=named)
+def test_a_worker_joins_as_the_page_says(engine, tmp_path, page):
+    """The other machine is this one; all else is as it stands there."""
+    with contextlib.ExitStack() as stack, emptied(engine.dsn) as conn:
+
+        def join(typed: Typed, token: str) -> None:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                address = f"127.0.0.1:{free.getsockname()[1]}"
+            (tmp_path / "token").write_text(token)
+            words = shlex.split(typed.words)
+            assert words[:2] == ["headrace", "worker"]
+            here = {
+                "--join": engine.source,
+                "--token-file": str(tmp_path / "token"),
+                "--listen": address,
+                "--address": address,
+                "--data-dir": str(tmp_path / "data"),
+            }
+            assert set(here) == set(words[2::2])
+            words = [word for flag in words[2::2] for word in (flag, here[flag])]
+            with (tmp_path / "log").open("w") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "headrace.server.cli", "worker", *words],
+                    stdout=log,
+                    stderr=log,
+                )
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+
+            def ready() -> bool:
+                told = (tmp_path / "log").read_text()
+                assert child.poll() is None, told
+                return f"headrace worker w2 ready on {address}" in told
+
+            wait_until(ready, "it has joined")
+            rows = conn.execute("SELECT * FROM headrace.workers()").fetchall()
+            assert ("w2", "running") in [row[:2] for row in rows]
+            conn.execute("CREATE TABLE IF NOT EXISTS t (id int PRIMARY KEY)")
+            conn.execute(PLACED)
+            conn.execute("INSERT INTO t VALUES (1)")
+            conn.execute("CALL headrace.wait_for('there')")
+            assert conn.execute("SELECT n FROM there").fetchall() == [(1,)]
+            conn.execute("CALL headrace.drop_view('there')")
+            joined.append(address)
+
+        joined: list[str] = []
+        assert Follower(conn, engine.source, run=join).follow(page)
+        assert len(joined) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -1,10 +1,11 @@
 """A wheel, as its users get it: built from the source distribution, installed without a compiler."""
 
-import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -13,11 +14,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headrace.embedded.engine import EmbeddedEngine
 from tests.conftest import environment
+from tests.outside import pages
+from tests.outside.machine import Machine
 from tests.packages.test_contents import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BUILD_S = 1200
-PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +33,20 @@ def dist(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(dist, tmp_path_factory) -> Path:
-    """A clean environment with the wheel in it, made where there is no compiler."""
-    folder = tmp_path_factory.mktemp("clean")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+def machine(dist, tmp_path_factory) -> Iterator[Machine]:
+    """One with Headrace as the page says that it is installed."""
     (wheel,) = dist.glob("*.whl")
-    without = {
-        **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CFLAGS")},
-        "PATH": str(folder / "bin"),
-        "CC": "/nonexistent",
-    }
-    subprocess.run(
-        [folder / "bin/python", *PIP, "install", "--constraint", ROOT / "requirements.lock", wheel],
-        check=True,
-        env=without,
-        cwd=folder,
-        timeout=BUILD_S,
-    )
-    return folder
+    with Machine(tmp_path_factory.mktemp("clean") / "machine", wheel) as one:
+        [block] = [b for b in pages.blocks(pages.page_of("install")) if "-m venv" in b.body]
+        for typed in pages.session(block.body):
+            one.typed(typed)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def installed(machine) -> Path:
+    """A clean environment with the wheel in it, made where there is no compiler."""
+    return machine.venv
 
 
 def test_the_wheel_is_of_this_platform_and_has_no_sources_in_c(dist):
@@ -117,3 +115,25 @@ def test_a_view_follows(installed, database, tmp_path, monkeypatch):
             same = conn.execute(f"SELECT count(*) FROM (({query}) EXCEPT ALL TABLE v) d").fetchone()
             assert same == (0,)
             assert conn.execute("SELECT count(*) FROM v").fetchone() == (3,)
+
+
+def test_the_pages_are_followed_as_they_stand(machine):
+    """Install, check, start, a view, take it away; then the first steps, from nothing again."""
+    with psycopg.connect(machine.server.dsn("shop"), autocommit=True) as conn:
+        script = "import headrace; print(headrace.__file__)"
+        where = machine.run([str(machine.venv / "bin/python"), "-c", script])
+        assert where.startswith(str(machine.venv)), "it is not that of the repository"
+
+        source = f"host=127.0.0.1 port={machine.server.port} dbname=shop user=headrace"
+        program = str(machine.venv / "bin/headrace")
+        assert machine.follow("install", "app_owner") > 4
+        answer = machine.run([program, "status"], {"HEADRACE_SOURCE": source})
+        assert "✓ engine" in answer
+        machine.end()
+        answer = machine.run([program, "uninstall", "--drop-tables"], {"HEADRACE_SOURCE": source})
+        assert answer == "result table public.totals dropped\nheadrace removed\n"
+        assert conn.execute("SELECT to_regclass('totals')").fetchone() == (None,)
+        conn.execute("DROP TABLE orders")
+        shutil.rmtree(machine.data)
+        machine.follow("start", "app_owner")
+        assert conn.execute("SELECT count(*) FROM headrace.views").fetchone() == (0,)

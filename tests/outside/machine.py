@@ -1,0 +1,203 @@
+"""A machine on which the pages are followed as they stand: Headrace from a wheel, a server of its own.
+
+Names of the pages (``db``, ``/opt/headrace``, port 6432 …) are those of things here: ``stand_ins``.  What needs
+another machine, root or Docker is checked only (``shells.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from headrace.embedded.postgres import EmbeddedPostgres
+from tests.outside import pages, shells
+from tests.outside.following import Follower
+from tests.outside.pages import ROOT, Typed
+from tests.waiting import wait_until
+
+RUN = ("python3", "pip", "headrace")
+SERVERS = ("start", "worker")
+WHEEL = re.compile(r"headrace-\S+\.whl")
+FIGURE = re.compile(r"\d+(\.\d+)?")
+
+
+class Machine:
+    """See the module; ``wheel`` is what is installed where a page says so."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        folder.mkdir()
+        self.folder, self.venv, self.data = folder, folder / "venv", folder / "data"
+        self._wheel = wheel
+        self.server = EmbeddedPostgres(None, 16, durable=False)
+        self._running: list[subprocess.Popen[str]] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+
+    def __enter__(self) -> Self:
+        """Start the server of the database, which has an owner of tables."""
+        self.server.start()
+        with psycopg.connect(self.server.dsn(), autocommit=True) as conn:
+            conn.execute("CREATE DATABASE shop")
+            conn.execute("CREATE ROLE app_owner LOGIN")
+        with psycopg.connect(self.server.dsn("shop"), autocommit=True) as conn:
+            conn.execute("GRANT CREATE ON SCHEMA public TO app_owner")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End all of it."""
+        self.end()
+        self.server.destroy()
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """What a page says, and what that is here."""
+        return {
+            "host=db": f"host=127.0.0.1 port={self.server.port}",
+            "127.0.0.1:6432": f"127.0.0.1:{self.port}",
+            "/opt/headrace": str(self.venv),
+            "/var/lib/headrace": str(self.data),
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a new user: nothing of the repository, no compiler."""
+        ours = ("HEADRACE_", "PYTHON", "VIRTUAL_ENV", "CFLAGS")
+        path = (self.venv / "bin", Path(sys.base_prefix) / "bin", "/usr/bin", "/bin")
+        return {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
+            "PATH": os.pathsep.join(map(str, path)),
+            "CC": "/nonexistent",
+            "PIP_CONSTRAINT": str(ROOT / "requirements.lock"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "HEADRACE_DATA_DIR": str(self.data),
+            "HEADRACE_ALLOW_TRUST": "true",  # as that server does, on this computer alone
+        }
+
+    def dsn(self, user: str) -> str:
+        """The database of the pages, through Headrace."""
+        return f"host=127.0.0.1 port={self.port} dbname=shop user={user}"
+
+    def follow(self, page: str, user: str, until: str = "") -> int:
+        """Do what a page says, to the block that begins so; how many statements were sent."""
+        with contextlib.ExitStack() as stack:
+            follower: Follower | None = None
+            for block in pages.blocks(pages.page_of(page)):
+                if until and block.body.startswith(until):
+                    break
+                if block.kind in ("console", "sh"):
+                    for typed in pages.session(block.body):
+                        self.typed(typed)
+                elif block.kind in ("sql", "shown", "error"):
+                    if follower is None:
+                        conn = psycopg.connect(self.dsn(user), autocommit=True)
+                        stack.enter_context(contextlib.closing(conn))
+                        follower = Follower(conn, self.server.dsn("shop"))
+                    follower.take(block)
+            return follower.sent if follower else 0
+
+    def typed(self, typed: Typed) -> None:
+        """Do what is typed, and compare what is answered."""
+        if not typed.is_shell:
+            with psycopg.connect(self.server.dsn(typed.prompt[:-2]), autocommit=True) as conn:
+                for statement in pages.statements(typed.words):
+                    conn.execute(statement.encode())
+            return
+        shells.check(typed.words)
+        line = WHEEL.sub(str(self._wheel), typed.words)
+        for said, here in self.stand_ins.items():
+            line = line.replace(said, here)
+        words = shlex.split(line, comments=True)
+        given = {}
+        while "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            given[name] = value
+        if Path(words[0]).name not in RUN or typed.words.startswith("make"):
+            return
+        if Path(words[0]).name == "headrace" and words[1] in SERVERS:
+            self._serve(words, given, typed.answer)
+        else:
+            with self._lacking(typed.answer):
+                self._compare(typed, self.run(words, given))
+
+    @contextlib.contextmanager
+    def _lacking(self, answer: tuple[str, ...]) -> Iterator[None]:
+        """Take away what a page shows as missing; then do what it says to mend it."""
+        grants = [line.strip() for line in answer if line.strip().startswith("GRANT")]
+        with psycopg.connect(self.server.dsn("shop"), autocommit=True) as conn:
+            for grant in grants:
+                revoke = grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")
+                conn.execute(revoke.encode())
+            yield
+            for grant in grants:
+                conn.execute(grant.encode())
+
+    def run(self, words: list[str], given: dict[str, str] | None = None) -> str:
+        """What a command prints; its status is that it has found something, at most."""
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment | (given or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+        assert done.returncode in ((0, 1) if "check" in words else (0,)), done.stdout
+        return done.stdout
+
+    def end(self) -> None:
+        """Stop what runs, as the system would."""
+        while self._running:
+            process = self._running.pop()
+            process.terminate()
+            assert process.wait(60) == 0, "it stops well"
+
+    def _serve(self, words: list[str], given: dict[str, str], answer: tuple[str, ...]) -> None:
+        log = self.folder / f"{words[1]}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self.environment | given,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+        self._running.append(process)
+
+        def ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "ready on " in log.read_text()
+
+        wait_until(ready, log.read_text)
+        for line in answer:
+            assert self._here(line) in log.read_text().split("\n"), line
+
+    def _here(self, line: str) -> str:
+        for said, here in self.stand_ins.items():
+            line = line.replace(said, here)
+        return line
+
+    def _compare(self, typed: Typed, printed: str) -> None:
+        """Every line that the page shows was printed, in its order; figures may be others."""
+        lines = iter([FIGURE.sub("#", line.rstrip()) for line in printed.split("\n")])
+        for line in typed.answer:
+            wanted = FIGURE.sub("#", self._here(line.rstrip()))
+            assert any(wanted == found for found in lines), f"{line}\nis not in\n{printed}"
