@@ -123,6 +123,11 @@ def know_view(view_id: int, name: str) -> None:
     _ids[plain] = view_id
 
 
+def view_name(view_id: int) -> str | None:
+    """How the view of that id is called in events; None: there is none."""
+    return _names.get(view_id)
+
+
 def forget_view(view_id: int) -> None:
     """There is no such view any more."""
     name = _names.pop(view_id, None)

@@ -109,6 +109,28 @@ def find(
     return views.find(conn, name, path)
 
 
+def find_named(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> ViewRow | None:
+    """The view that ``text`` names, where it may be a query as well; None: it is no name.
+
+    Raises:
+        UndefinedError: 42P01, it is a name, and no view's.
+    """
+    try:
+        parse(conn, text)
+    except UserError:
+        return None
+    view = find(conn, text, caller, settings)
+    if view is None:
+        raise UndefinedError(
+            f'view "{text}" does not exist',
+            hint="See headrace.list_views(). What is no view yet is given by its query.",
+            sqlstate="42P01",
+        )
+    return view
+
+
 def find_here(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow | None:

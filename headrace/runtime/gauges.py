@@ -24,6 +24,8 @@ WINDOW_S: Final = 60.0
 """What percentiles and rates are of."""
 _POINTS_MAX: Final = 4_096
 _BATCHES_MAX: Final = 256
+CHANGED_MAX: Final = 20
+"""Views of a batch that are known by name: a trace is small."""
 
 
 class ViewGauge(msgspec.Struct):
@@ -121,6 +123,8 @@ class BatchNumbers(msgspec.Struct, frozen=True):
     """Until it could be written."""
     write_ms: float
     fresh_ms: float
+    changed: tuple[int, ...] = ()
+    """The ids of these views, the first ``CHANGED_MAX``."""
 
 
 class Gauges:
@@ -143,11 +147,14 @@ class Gauges:
         since = clock.from_postgres(job.oldest_us or job.commit_time_us)
         fresh_ms = max((today - since).total_seconds() * 1e3, 0.0)
         rows = views = 0
+        changed: list[int] = []
         written = set(moved)
         for part in job.parts:
             if part.diffs is None or not part.diffs.num_rows or part.view_id not in written:
                 continue
             views += 1
+            if views <= CHANGED_MAX:
+                changed.append(part.view_id)
             rows += part.diffs.num_rows
             self._of(part.view_id).note(at, fresh_ms, part.diffs.num_rows)
         self._rows += rows
@@ -172,6 +179,7 @@ class Gauges:
                 *(job.txid, job.attempt, round(today.timestamp() * 1e6)),
                 *(job.transactions, rows, views),
                 *(phases["process"] * 1e3, phases["wait"] * 1e3, write_s * 1e3, fresh_ms),
+                tuple(changed),
             )
         )
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headrace import clock
+from headrace import clock, events
 from headrace.runtime import side
 from headrace.runtime.book import Book
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
@@ -216,6 +216,9 @@ def batches(book: Book) -> list[dict[str, Any]]:
         {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
         for f in book.pipeline.flights()
     ]
+    for row in done:
+        names = (events.view_name(view_id) for view_id in row.pop("changed"))
+        row["view_names"] = [name for name in names if name is not None]
     return [*reversed(flying), *({**row, "state": "committed"} for row in done)]
 
 

@@ -4,6 +4,8 @@
       gather                    until it was taken
       process, wait, write      as in ``batches()``
 
+Its attributes say which batch it was, and which views it has changed: a few by name.
+
 The worker is asked every second for its last batches, which it keeps anyway; spans are sent by a
 thread of the library's.  Who has not set it up pays nothing: nothing of the library is imported.
 """
@@ -127,7 +129,7 @@ def _trace(tracer: Tracer, row: Mapping[str, Any]) -> None:
     taken = wait - _ns(row["process_ms"])
     begin = min(end - _ns(row["fresh_ms"]), taken)
     names = ("txid", "attempt", "transactions", "rows", "views")
-    about = {f"headrace.{name}": row[name] for name in names}
+    about = {f"headrace.{name}": row[name] for name in (*names, "view_names")}
     whole = tracer.start_span("batch", start_time=begin, attributes=about)
     inside = set_span_in_context(whole)
     for name, since, until in (

@@ -18,6 +18,8 @@ from headrace.sink.table import ResultTable
 from headrace.types import Field
 
 _PROBE: Final = "headrace_key_probe"
+_COLUMNS_SHOWN: Final = 50
+"""In a hint."""
 
 Connection = psycopg.Connection[Any]
 
@@ -105,6 +107,15 @@ def check(conn: Connection, fields: Sequence[Field], key: Sequence[str]) -> None
     """
     if not key:
         return
+    names = [f.name for f in fields]
+    for name in key:
+        if name not in names:
+            more = ", …" if len(names) > _COLUMNS_SHOWN else ""
+            raise UserError(
+                f'option "key": column "{name}" is not in the query\'s result',
+                hint=f"Its columns: {', '.join(names[:_COLUMNS_SHOWN])}{more}.",
+                sqlstate="42703",
+            )
     with conn.transaction(force_rollback=True):
         conn.execute(
             sql.SQL("CREATE TEMPORARY TABLE {} ({}) AS {} WITH NO DATA").format(

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from headrace.collections import plan as p
 from headrace.collections import subplans
-from headrace.errors import HeadraceError, PrerequisiteError, UnsupportedError, UserError
+from headrace.errors import HeadraceError, PrerequisiteError, UnsupportedError
 from headrace.planner import Planned, PlanRequest
 from headrace.planner.physical.costs import ExpectedCosts
 from headrace.population import names
@@ -44,6 +44,7 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
     Raises:
         UserError: the query is wrong (one that is not supported is a row).
         PrivilegeError: it is somebody else's view.
+        UndefinedError: 42P01, it is a name, and no view's.
         PrerequisiteError: 55000, without a query: pg_stat_statements cannot be read.
     """
     if request.query is None:
@@ -68,10 +69,7 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
 
 def _view(conn: Connection, text: str, request: Advise) -> tuple[ViewRow | None, StoredView | None]:
     """The view that ``text`` names, if it names one."""
-    try:
-        view = names.find(conn, text, request.caller, request.settings)
-    except UserError:
-        return None, None  # no identifier: a query
+    view = names.find_named(conn, text, request.caller, request.settings)
     if view is None:
         return None, None
     names.check_owner(conn, view, request.caller)

@@ -9,7 +9,10 @@ The order is what makes it exact (E1-E4) and what makes it leave nothing behind
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import dataclasses
+from typing import Any, Final
+
+import msgspec
 
 from headrace.planner import PlanRequest
 from headrace.population import catalog, names, placing
@@ -27,6 +30,9 @@ from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
 from headrace.views import alter, quotas, texts
 
+_STAY: Final = ("history", "placement")
+"""Options that ``replace`` leaves as they are."""
+
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
     """Create and populate a view; returns its id, name and number of rows.
@@ -39,8 +45,10 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     options = ViewOptions.of(request.options)
     options.check(context.settings)
     if request.replace:
-        answer = alter.replaced(context, job, request)
+        altered = {k: v for k, v in request.options.items() if k not in _STAY}
+        answer = alter.replaced(context, job, dataclasses.replace(request, options=altered))
         if answer is not None:
+            _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
     text = texts.in_postgres(context, request.query, options.dialect)
     with planning(context, job) as conn, text.speaking():
@@ -65,6 +73,27 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         planned,
     )
     return _Creation(context, job, view, options, planned_under).run()
+
+
+def _say_what_stays(context: JobContext, job: Job, request: CreateView, view_id: int) -> None:
+    """Tell of options of a ``replace`` that are others of the view, and have calls of their own."""
+    with planning(context, job) as conn:
+        stored = views.stored(conn, view_id)
+        if stored is None:
+            return  # dropped since
+        asked, kept = ViewOptions.of(request.options), ViewOptions.of(stored.options)
+        wanted = asked.history and history.interval(conn, asked.history)
+        stays = kept.history and history.interval(conn, kept.history)
+    for name, call, one, other in (
+        ("history", "set_history", wanted, stays),
+        ("placement", "set_placement", asked.placement, kept.placement),
+    ):
+        if name in request.options and one != other:
+            shown = msgspec.json.encode(other).decode() if isinstance(other, dict) else other
+            job.say(
+                f'option "{name}" stays as it is ({shown or "none"}):'
+                f" CALL headrace.{call} changes it"
+            )
 
 
 class _Creation(Population):

@@ -87,14 +87,14 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[st
 
     Raises:
         PrivilegeError: it is the plan of somebody else's view.
+        UndefinedError: 42P01, it is a name, and no view's.
         UserError: 22023, there is no such stage or format; or the query is refused.
     """
     text, caller = request.name_or_query, request.caller
     with job.connection(context.settings.source, what="builder") as conn:
         view = None
         if request.dialect is None:
-            with contextlib.suppress(UserError):  # no identifier: a query
-                view = names.find(conn, text, caller, request.settings)
+            view = names.find_named(conn, text, caller, request.settings)
         if view is not None:
             names.check_owner(conn, view, caller)
             stages = _of_view(context, job, conn, request, view)

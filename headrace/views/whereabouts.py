@@ -26,7 +26,6 @@ from headrace.sql import nodes, views
 from headrace.sql.links import LinkFacts
 from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import ExplainPlacement
-from headrace.sql.views import ViewRow
 from headrace.views import links
 
 Row = list[Any]
@@ -62,6 +61,7 @@ def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) 
 
     Raises:
         PrivilegeError: it is somebody else's view.
+        UndefinedError: 42P01, it is a name, and no view's.
         UserError: 22023, there is no such strategy; 55000, it finds no place; or the query is
             refused.
         UnsupportedError: a strategy is asked for a plan that cannot be cut.
@@ -98,9 +98,7 @@ def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) 
 
 def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlacement) -> _Known:
     text, caller = request.name_or_query, request.caller
-    view: ViewRow | None = None
-    with contextlib.suppress(UserError):  # no identifier: a query
-        view = names.find(conn, text, caller, request.settings)
+    view = names.find_named(conn, text, caller, request.settings)
     if view is None:
         planned = plan(conn, PlanRequest(text, caller, request.settings))
         return _Known(planned.physical, planned.shown_sizes, MAIN, {}, MAIN, None)

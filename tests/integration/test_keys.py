@@ -124,7 +124,7 @@ def test_what_is_no_key_is_refused(commander, source, keyed):
     create(commander, "typed", "SELECT id, '{}'::json AS j, g FROM k", '{"key": ["id"]}')
     commander.execute("CALL headrace.drop_view('typed')")
     for options, code, told in (
-        ('{"key": ["nope"]}', "42703", '"nope"'),
+        ('{"key": ["nope"]}', "42703", '^option "key": column "nope" is not in the query'),
         ('{"key": ["id", "id"]}', "42701", '"id"'),
         ('{"key": "id"}', "22023", "list of column names"),
         ('{"key": [1]}', "22023", "list of column names"),
@@ -135,6 +135,9 @@ def test_what_is_no_key_is_refused(commander, source, keyed):
         with pytest.raises(psycopg.Error, match=told) as refused:
             create(commander, "bad", "SELECT id, a, g, '{}'::json AS j FROM k", options)
         assert refused.value.sqlstate == code, options
+        assert "probe" not in str(refused.value), "that is our name"
+        if code == "42703":
+            assert refused.value.diag.message_hint == "Its columns: id, a, g, j."
         assert source.execute("SELECT to_regclass('bad')").fetchone() == (None,)
     source.execute("DELETE FROM k WHERE id > 99")
 

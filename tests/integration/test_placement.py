@@ -256,7 +256,7 @@ def test_what_is_refused(engine, commander, source):
             "CALL headrace.add_worker('w4', -1)": "22023",
             "CALL headrace.set_placement('base', '{\"join\"}')": "22023",
             "SELECT * FROM headrace.explain_placement('base', 'best')": "22023",
-            "SELECT * FROM headrace.explain_placement('nobody')": "42601",
+            "SELECT * FROM headrace.explain_placement('nobody')": "42P01",
         }.items():
             assert refused(commander, call).sqlstate == code, call
         # What is cut feeds nobody.

@@ -21,6 +21,13 @@ otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service
 Span = dict[str, object]
 
 
+def plain(value) -> object:
+    """A value of OTLP: a number, or a list of texts."""
+    if value.WhichOneof("value") == "array_value":
+        return [each.string_value for each in value.array_value.values]
+    return value.int_value
+
+
 class Collector:
     """Takes OTLP/HTTP on loopback and keeps the spans."""
 
@@ -50,7 +57,7 @@ class Collector:
             self.resources.append({a.key: a.value.string_value for a in of.resource.attributes})
             for scope in of.scope_spans:
                 for span in scope.spans:
-                    found = {a.key: a.value.int_value for a in span.attributes}
+                    found = {a.key: plain(a.value) for a in span.attributes}
                     self.spans.append(
                         found
                         | {
@@ -96,6 +103,7 @@ def test_each_batch_is_a_trace(database, start_engine, collector):
     assert {s["headrace.txid"] for s in whole()} == {row[0] for row in told if row[5] == 5}
     for span in whole():
         assert (span["headrace.transactions"], span["headrace.views"]) == (1, 1)
+        assert span["headrace.view_names"] == ["public.v"]
         inside = [s for s in collector.spans if s["parent"] == span["id"]]
         assert [s["name"] for s in inside] == ["gather", "process", "wait", "write"]
         assert {s["trace"] for s in inside} == {span["trace"]}

@@ -131,7 +131,7 @@ def test_the_pages_are_followed_as_they_stand(machine):
         assert "✓ engine" in answer
         machine.end()
         answer = machine.run([program, "uninstall", "--drop-tables"], {"HEADRACE_SOURCE": source})
-        assert answer == "result table public.totals dropped\nheadrace removed\n"
+        assert answer == 'result table "public"."totals" dropped\nheadrace removed\n'
         assert conn.execute("SELECT to_regclass('totals')").fetchone() == (None,)
         conn.execute("DROP TABLE orders")
         shutil.rmtree(machine.data)
