@@ -1,4 +1,4 @@
-"""A machine on which the pages are followed as they stand: Headrace from a wheel, a server of its own.
+"""A machine on which pages are followed as they stand: Headrace from a wheel or a clone, and a server.
 
 Names of the pages (``db``, ``/opt/headrace``, port 6432 …) are those of things here: ``stand_ins``.  What needs
 another machine, root or Docker is checked only (``shells.py``).
@@ -33,16 +33,27 @@ FIGURE = re.compile(r"\d+(\.\d+)?")
 
 
 class Machine:
-    """See the module; ``wheel`` is what is installed where a page says so."""
+    """See the module; ``wheel`` is what is installed where a page says so.
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    ``clone``: there is the source, and ``make``, in that folder, and no wheel.
+    """
+
+    def __init__(
+        self, folder: Path, wheel: Path | None = None, *, clone: Path | None = None
+    ) -> None:
         folder.mkdir()
-        self.folder, self.venv, self.data = folder, folder / "venv", folder / "data"
+        self.data = folder / "data"
+        self.folder = clone or folder
+        self.venv = self.folder / (".venv" if clone else "venv")
         self._wheel = wheel
+        self._run = (*RUN, "make") if clone else RUN
         self.server = EmbeddedPostgres(None, 16, durable=False)
         self._running: list[subprocess.Popen[str]] = []
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        with (
+            socket.create_server(("127.0.0.1", 0)) as one,
+            socket.create_server(("127.0.0.1", 0)) as other,
+        ):
+            self.port, self._http = (int(free.getsockname()[1]) for free in (one, other))
 
     def __enter__(self) -> Self:
         """Start the server of the database, which has an owner of tables."""
@@ -70,6 +81,7 @@ class Machine:
         return {
             "host=db": f"host=127.0.0.1 port={self.server.port}",
             "127.0.0.1:6432": f"127.0.0.1:{self.port}",
+            "127.0.0.1:8080": f"127.0.0.1:{self._http}",
             "/opt/headrace": str(self.venv),
             "/var/lib/headrace": str(self.data),
         }
@@ -77,11 +89,11 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         """That of a new user: nothing of the repository, no compiler."""
-        ours = ("HEADRACE_", "PYTHON", "VIRTUAL_ENV", "CFLAGS")
+        ours = ("HEADRACE_", "PYTHON", "VIRTUAL_ENV", "CFLAGS", "MAKE")
         path = (self.venv / "bin", Path(sys.base_prefix) / "bin", "/usr/bin", "/bin")
         return {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
             "PATH": os.pathsep.join(map(str, path)),
-            "CC": "/nonexistent",
+            **({"CC": "/nonexistent"} if self._wheel else {}),
             "PIP_CONSTRAINT": str(ROOT / "requirements.lock"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "HEADRACE_DATA_DIR": str(self.data),
@@ -91,6 +103,11 @@ class Machine:
     def dsn(self, user: str) -> str:
         """The database of the pages, through Headrace."""
         return f"host=127.0.0.1 port={self.port} dbname=shop user={user}"
+
+    @property
+    def console(self) -> str:
+        """Where that is, once it is served."""
+        return f"http://127.0.0.1:{self._http}/"
 
     def follow(self, page: str, user: str, until: str = "") -> int:
         """Do what a page says, to the block that begins so; how many statements were sent."""
@@ -126,7 +143,7 @@ class Machine:
         while "=" in words[0]:
             name, _, value = words.pop(0).partition("=")
             given[name] = value
-        if Path(words[0]).name not in RUN or typed.words.startswith("make"):
+        if Path(words[0]).name not in self._run:
             return
         if Path(words[0]).name == "headrace" and words[1] in SERVERS:
             self._serve(words, given, typed.answer)
