@@ -18,6 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.compared import differs
+from tests.outside import pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -194,3 +195,29 @@ def test_what_cannot_be_altered_is_made_anew(project, conn):
     told = project.run("run", "--select", "revenue", fails=True)
     assert "not supported" in told or "volatile" in told
     assert sys.version_info >= (3, 11)
+
+
+def test_the_models_of_the_page(project, conn):
+    """As they stand in the manual, in place of the example's."""
+    conn.execute("CREATE ROLE reporting")
+    try:
+        models = project.folder / "models"
+        (models / "large.sql").unlink()
+        [model] = pages.fences("integrations", "jinja")
+        (models / "revenue.sql").write_text(model)
+        _, said = pages.fences("integrations", "yaml")
+        sources = (models / "schema.yml").read_text().split("\nmodels:")[0]
+        (models / "schema.yml").write_text(f"{sources}\n{said}\n")
+        assert project.did() == {"revenue": "CREATE VIEW"}
+        assert differs(conn, "analytics.revenue", REVENUE) == []
+        assert "btree (orders)" in indexes(conn, "revenue")
+        options = (
+            "SELECT options->'key', (options->>'history')::interval = '2 hours' FROM headrace.views"
+        )
+        assert conn.execute(options).fetchall() == [(["country"], True)]
+        granted = "SELECT has_table_privilege('reporting', 'analytics.revenue', 'SELECT')"
+        assert conn.execute(granted).fetchone() == (True,)
+        assert re.search(r"PASS=1 .*ERROR=0", project.run("test"))
+        assert project.did() == {"revenue": "UP TO DATE"}
+    finally:
+        conn.execute("DROP OWNED BY reporting; DROP ROLE reporting")
