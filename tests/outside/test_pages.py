@@ -71,6 +71,27 @@ def test_a_page_is_followed(engine, elsewhere, page):
         assert Follower(conn, engine.source, stand_ins).follow(page)
 
 
+def test_what_a_page_has_made_goes_with_it_however_it_ends(engine):
+    def fail() -> None:
+        with emptied(engine.dsn) as conn:
+            conn.execute("CREATE TABLE items (id int PRIMARY KEY)")
+            conn.execute("CALL headrace.create_view('large', 'SELECT id FROM items')")
+            conn.execute("CREATE ROLE bookkeeper; GRANT SELECT ON items TO bookkeeper")
+            conn.execute("CREATE ROLE other_than_pages")
+            conn.execute("CREATE VIEW hangs AS SELECT * FROM large")
+            conn.execute("CALL headrace.add_worker('w1')")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        query = "SELECT rolname FROM pg_roles WHERE rolname IN ('bookkeeper', 'other_than_pages')"
+        assert conn.execute(query).fetchall() == [("other_than_pages",)], "nobody else's"
+        conn.execute("DROP ROLE other_than_pages")
+        assert conn.execute("SELECT name FROM headrace.list_views()").fetchall() == []
+        assert len(conn.execute("SELECT * FROM headrace.workers()").fetchall()) == 1
+
+
 @pytest.mark.slow  # another server of ours
 @pytest.mark.parametrize("page", [MANUAL / "workers.md", DOCS / "operating.md"], ids=named)
 def test_a_worker_joins_as_the_page_says(engine, tmp_path, page):

@@ -185,7 +185,11 @@ def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
 def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:
     """Refuse a relation of the system's, or of ours."""
     if oid < FIRST_USER_OID or schema in ("pg_catalog", "information_schema", "headrace"):
-        raise UnsupportedError(f'system relation "{name}" is not supported', position=position)
+        raise UnsupportedError(
+            f'system relation "{name}" is not supported',
+            hint="Its changes are not told by logical replication.",
+            position=position,
+        )
 
 
 def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:

@@ -204,6 +204,7 @@ class Sources:
             raise UnsupportedError(
                 f'row security of table "{name}" is not supported',
                 detail=f'It applies to role "{reader}".',
+                hint="Make the view as a role that it does not apply to, such as the table's owner.",
             )
         self._need("open", role, oid)
         self.relations.add((oid, entry.flag("inh")))
