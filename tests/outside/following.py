@@ -56,8 +56,12 @@ class Follower:
             self._sql(first)
         for block in all_of_it:
             self.take(block)
-        assert self._error is None, f"{page}: {self._error}"
+        self.end()
         return self.sent
+
+    def end(self) -> None:
+        """There is no more: an error that nothing was said of is one."""
+        assert self._error is None, self._error
 
     def take(self, block: Block) -> None:
         """Do what one block says."""

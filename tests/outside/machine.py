@@ -109,13 +109,11 @@ class Machine:
         """Where that is, once it is served."""
         return f"http://127.0.0.1:{self._http}/"
 
-    def follow(self, page: str, user: str, until: str = "") -> int:
-        """Do what a page says, to the block that begins so; how many statements were sent."""
+    def follow(self, page: str, user: str) -> int:
+        """Do what a page says; how many statements were sent."""
         with contextlib.ExitStack() as stack:
             follower: Follower | None = None
             for block in pages.blocks(pages.page_of(page)):
-                if until and block.body.startswith(until):
-                    break
                 if block.kind in ("console", "sh"):
                     for typed in pages.session(block.body):
                         self.typed(typed)
@@ -125,6 +123,8 @@ class Machine:
                         stack.enter_context(contextlib.closing(conn))
                         follower = Follower(conn, self.server.dsn("shop"))
                     follower.take(block)
+            if follower is not None:
+                follower.end()
             return follower.sent if follower else 0
 
     def typed(self, typed: Typed) -> None:
