@@ -217,8 +217,8 @@ class Engine:
         self._commits.take()
         self._lane.take()
         self._commands()
-        # Also in a cycle that only moved the position on.
-        self.waits.check()
+        # Also in a cycle that only moved the position on, or let a view go on.
+        self.waits.caught_up()
         self.taps.check()
         self._capacity.look(self._commits.written_s)
         if not self._lane.working:
