@@ -96,7 +96,16 @@ RUNTIME: dict[str, set[str]] = {
     ".operators": {".book", "records"},
     ".engine": {
         *(".ahead", ".attaching", ".book", ".capacity", ".commits", ".durability", ".healing"),
-        *(".hosts", ".intake", ".lane", ".leaving", ".lifecycle", ".loading", ".moving"),
+        *(
+            ".hosts",
+            ".intake",
+            ".keeping",
+            ".lane",
+            ".leaving",
+            ".lifecycle",
+            ".loading",
+            ".moving",
+        ),
         *(
             ".recovery",
             ".returning",
@@ -114,6 +123,7 @@ RUNTIME: dict[str, set[str]] = {
         *("records", "threads"),
     },
     ".moving": {".book", ".durability", ".lifecycle", ".loading", "records"},
+    ".keeping": {".book", ".durability", ".lifecycle", "records"},
     ".lifecycle": {".book", ".leaving", ".loading", ".taps", ".waits", "records"},
     ".capacity": {".book", "threads"},
     ".lane": {".book", ".commits", ".intake", ".taps", "records", "threads"},

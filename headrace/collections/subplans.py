@@ -89,19 +89,26 @@ def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, 
     the form of a key in which it came first (1.0 or 1.00) - the form depends on when the view
     began.
     """
-    names: dict[str, str] = {}
+    names = meanings(whole, settings)
     worth: set[str] = set()
     never: set[str] = set()
-    context = json.dumps(dict(sorted(settings.items())))
     for node in whole.nodes[:-1]:
-        text = context + meaning(over(node, names))
-        names[node.id] = hashlib.sha256(text.encode()).hexdigest()
         below = p.inputs(node)
         if isinstance(node, _STATEFUL) or not worth.isdisjoint(below):
             worth.add(node.id)
         if _depends_on_history(node, whole) or not never.isdisjoint(below):
             never.add(node.id)
     return {name: names[name] for name in worth - never}
+
+
+def meanings(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, str]:
+    """Per node but the sink: what it and all below it compute, under session ``settings``."""
+    names: dict[str, str] = {}
+    context = json.dumps(dict(sorted(settings.items())))
+    for node in whole.nodes[:-1]:
+        text = context + meaning(over(node, names))
+        names[node.id] = hashlib.sha256(text.encode()).hexdigest()
+    return names
 
 
 def _depends_on_history(node: p.Node, whole: p.PhysicalPlan) -> bool:
@@ -123,6 +130,11 @@ def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
     nodes = tuple(n for n in whole.nodes if n.id in needed)
     sink = p.SinkSpec(whole.sink.id, node_id, whole.node(node_id).schema)
     return p.PhysicalPlan((*nodes, sink))
+
+
+def needed(whole: p.PhysicalPlan, top: str) -> set[str]:
+    """A node and all that its rows are computed of."""
+    return _needed(whole, [top], ())
 
 
 def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:

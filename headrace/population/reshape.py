@@ -214,6 +214,28 @@ class Reshape:
         conn.execute(sql.SQL("ANALYZE {}").format(name))
         return Replaced(removed, added)
 
+    def narrow(self, conn: Connection, before: ResultTable, target: ResultTable) -> int:
+        """Drop columns of the table, whose rows stay as they are; how many these are.
+
+        REQUIRES: as ``refill``, but that no columns are made, or get another type.
+
+        Raises:
+            UserError: as ``check``.
+        """
+        name = target.identifier
+        if not self.nothing:
+            conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(name))
+        self.check(conn, before, target)
+        if not self.nothing:
+            self.change(conn, target)
+            faults.point(faults.RESULT_RESHAPED)
+            self.index(conn, target)
+        row = conn.execute(
+            sql.SQL("SELECT pg_catalog.count(*) FROM ONLY {}").format(name)
+        ).fetchone()
+        assert row is not None, "an aggregate gives a row"
+        return int(row[0])
+
     def index(self, conn: Connection, target: ResultTable) -> None:
         """Give the table, whose rows are there, its key, or the index of its rows."""
         if not target.key:

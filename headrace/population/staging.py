@@ -196,7 +196,7 @@ def is_moved(staging_dir: Path, view_id: int) -> bool:
         facts = msgspec.json.decode((staging_dir / str(view_id) / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return False
-    return "mark" in facts
+    return "mark" in facts and "kept" not in facts
 
 
 def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:

@@ -48,6 +48,8 @@ PUBLISHED: Final = "cp08b"
 ADOPTED: Final = "cp08c"
 MOVE_STAGED: Final = "cp08d"
 MOVE_SAID: Final = "cp08e"
+STATES_KEPT: Final = "cp08f"
+ROWS_REMADE: Final = "cp08g"
 BEFORE_DROP: Final = "cp19"
 DROPPED: Final = "cp20"
 WORKER_FORGOT: Final = "cp20b"
@@ -72,6 +74,8 @@ BEFORE_JOIN: Final = "cp23"
 JOINED: Final = "cp23b"
 BEFORE_PART: Final = "cp24"
 PARTED: Final = "cp24b"
+BEFORE_INHERIT: Final = "cp25"
+INHERITED: Final = "cp25b"
 
 
 @dataclass(slots=True)

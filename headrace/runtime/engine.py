@@ -45,6 +45,7 @@ from headrace.runtime.durability import Durability
 from headrace.runtime.healing import Healing
 from headrace.runtime.hosts import Hosts
 from headrace.runtime.intake import Intake
+from headrace.runtime.keeping import Keeping
 from headrace.runtime.lane import SideLane
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
@@ -123,6 +124,7 @@ class Engine:
             book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
         )
         self.moving: Final = Moving(book, loading, self.lifecycle, self.durability)
+        self.keeping: Final = Keeping(book, self.lifecycle, self.durability)
 
     # --- for other threads
 

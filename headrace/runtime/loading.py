@@ -29,7 +29,7 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.sharing import FeedLost, Sharing
 from headrace.runtime.suspects import LOADING
-from headrace.runtime.views import View
+from headrace.runtime.views import Manifest, View
 from headrace.runtime.watch import Watch
 from headrace.sql import states
 from headrace.sql import views as catalog
@@ -312,6 +312,9 @@ class Loading:
             raise StateDamaged("what was known of the view's staged state is lost", hint=RESYNC)
         if mark is None:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
+        if found.kept:
+            self._inherit(view, found, mark)
+            return True
         txid = mark.txid
         self._durability.still()
         if self._sharing.cut(view.id):  # until it moved
@@ -341,6 +344,33 @@ class Loading:
         _revive(view)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
         return True
+
+    def _inherit(self, view: View, found: Manifest, mark: StateMark) -> None:
+        """Give a view the states of the one that it was made of, as of ``mark``.
+
+        Raises:
+            StateDamaged: that has gone on, or its states are gone.
+        """
+        book = self._book
+        self._durability.still()
+        if positions.views(book.db).get(found.kept) != mark:
+            raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
+        before = book.views.get(found.kept)
+        if before is not None:
+            before.release()  # nobody may work on them any more
+        view.start_lsn = found.lsn
+        meta: positions.Meta = {}
+        positions.put_view(meta, found.kept, None)
+        positions.put_view(meta, view.id, mark)
+        faults.point(faults.BEFORE_INHERIT)
+        book.db.inherit(
+            found.kept, view.id, lambda state: subplans.owner(state) in found.nodes, meta
+        )
+        faults.point(faults.INHERITED)
+        view.restore(book.db.view(view.id, mark.txid), mark)
+        _revive(view)
+        view.story.add("inherited", of=found.kept, txid=mark.txid, lsn=found.lsn)
+        _log.info("view keeps states", view=view.id, of=found.kept, txid=mark.txid)
 
     def _txid_before(self, lsn: int, held_txid: int) -> int:
         """The last batch that is wholly before ``lsn``, and so in the population.

@@ -7,6 +7,7 @@ resync and hold back nothing.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -336,6 +337,22 @@ class Manifest:
     """Of states that were exported; None: of a population."""
     lineage: str
     """Beside whose records that mark means something."""
+    kept: int
+    """The view whose states it goes on with (``keeping.py``); 0: it has its own."""
+    nodes: frozenset[str]
+    """Whose states these are."""
+
+
+def heir(config: Settings, view_id: int) -> int:
+    """The view that is to go on with the states of ``view_id``, as is staged; 0: none."""
+    folder = config.staging_dir
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.name.isdecimal():
+            with contextlib.suppress(StateDamaged, OSError):
+                found = manifest(config, int(path.name))
+                if found is not None and found.kept == view_id:
+                    return int(path.name)
+    return 0
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -361,6 +378,8 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             int(data.get("fed_by", 0)),
             StateMark(*map(int, data["mark"])) if "mark" in data else None,
             str(data.get("lineage", "")),
+            int(data.get("kept", 0)),
+            frozenset(map(str, data.get("nodes", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

@@ -92,6 +92,7 @@ class Worker:
                 "stats": _telling_of_view(self._engine, operators.stats),
                 "carries": self._doing(_carries(self._engine)),
                 "move": _move(self._engine, self._suspending),
+                "keep": _keep(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),
                 "stop": self._stop,
             },
@@ -396,6 +397,28 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
         return facts
 
     return move
+
+
+def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
+    """Have a view stand still with states that are durable; what there is to say of them."""
+
+    async def keep(params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
+
+        async def ask(work: Callable[[], Any]) -> Any:
+            return await asyncio.wrap_future(engine.submit(work))
+
+        suspending.add(job)
+        why = await ask(lambda: engine.keeping.begin(view_id, job))
+        if why is not None:
+            return {"why": why}
+        facts: dict[str, Any] | None = None
+        while facts is None:
+            facts = await ask(lambda: engine.keeping.ready(view_id, job))
+            await asyncio.sleep(0 if facts else _SOON_S)
+        return facts
+
+    return keep
 
 
 def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:

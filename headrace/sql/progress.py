@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -40,6 +40,25 @@ def begin(conn: Connection, view_id: int, txid: int, lsn: str) -> None:
         " VALUES (%s, %s, %s, clock_timestamp())",
         (view_id, txid, lsn),
     )
+
+
+def carried(conn: Connection, before: int, after: int) -> Callable[[], None]:
+    """What puts the progress that view ``before`` has now as the first one of view ``after``."""
+    row = conn.execute(
+        "SELECT txid, attempt, lsn::text, source_commit_at, applied_at"
+        " FROM headrace.progress WHERE view_id = %s",
+        (before,),
+    ).fetchone()
+
+    def put() -> None:
+        conn.execute(
+            "INSERT INTO headrace.progress"
+            " (view_id, txid, attempt, lsn, source_commit_at, applied_at)"
+            " VALUES (%s, %s, %s, %s::pg_lsn, %s, %s)",
+            (after, *(row or ())),
+        )
+
+    return put
 
 
 def end(conn: Connection, view_id: int) -> None:

@@ -125,6 +125,26 @@ class RocksDatabase:
         self.disk.write([], {**meta, **moved}, sync=True)
         self._homes.moved(moved)
 
+    def inherit(
+        self,
+        view_id: int | str,
+        taker: int | str,
+        keep: Callable[[str], bool],
+        meta: Meta,
+    ) -> None:
+        """Make those states of a view that are to ``keep`` those of ``taker``; see ``hand_over``.
+
+        A repetition after a crash is harmless, as long as ``meta`` is not written.
+
+        REQUIRES: as ``hand_over``.
+        """
+        checkpoint.finish(self.disk)
+        self.demand_rest()
+        name = f"v{view_id}"
+        self._retract(name)
+        self.disk.clear(self._homes.home(name), keep, {})
+        self.hand_over(view_id, taker, meta)
+
     def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
         """Drop the states of a view but for those to ``keep``, and write ``meta``, all at once.
 

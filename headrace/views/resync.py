@@ -13,7 +13,7 @@ to that moment, and catches up before the call returns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -255,13 +255,14 @@ class Resync(Population):
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""
         self._owner = names.role_of(conn, self._owner.oid)
-        self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
+        self._suspend()
         # Nobody may drop or renew it meanwhile; the worker may write its status.
         held = views.hold(conn, self._view.id)
         if held is None:
             raise UndefinedError(f'view "{self._view.name}" was dropped', sqlstate="42P01")
         with _hinting():
             oid = self._write_rows(conn, held[0], staged, facts)
+        begin = self._progress(conn, facts)
         progress.end(conn, self._view.id)
         moved = self._owner.oid if self._moves else None
         if moved is not None:
@@ -276,9 +277,18 @@ class Resync(Population):
             views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
         # Who removes one waits until the view is there, or this sees that it is gone.
         placing.check_all(conn, self._options.placement, self._planned.parts)
-        start_lsn = put_progress(conn, self._view_id, facts)
+        begin()
+        start_lsn = format_lsn(int(facts["start_lsn"]))
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)
+
+    def _suspend(self) -> None:
+        """Have the worker write nothing more of the view as it was."""
+        self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
+
+    def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
+        """What puts the first progress of the view as it is to be; asked while the old is there."""
+        return lambda: put_progress(conn, self._view_id, facts)
 
     def _write_rows(
         self, conn: Connection, oid: int | None, staged: Staging, facts: dict[str, Any]
@@ -336,10 +346,14 @@ class Resync(Population):
                 publication = self._settings.publication_name
                 table.check(conn, self._as_is(oid), publication, filling=True)
 
-    def _adopt(self) -> None:
+    def _leave(self) -> None:
+        """Have the worker forget the view as it was."""
         # A worker that is down finds out by itself: the old id is not in the catalog.
         with contextlib.suppress(TransientError):
             self._context.worker.call("drop", {"view_id": self._view.id})
+
+    def _adopt(self) -> None:
+        self._leave()
         super()._adopt()
         try:
             unpublish_unused(self._context, self._read_before)

@@ -1,0 +1,88 @@
+"""The rows of an altered view, made of those that its table has.
+
+The table is locked, and the view stands still: so its rows are of the moment of the states that
+are kept.  They are read, computed and written some at a time, for nothing is kept of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from headrace.collections.dataflow import Dataflow
+from headrace.collections.keeping import Keeping
+from headrace.collections.plan import SourceColumn, SourceSpec
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.population import reader, rows
+from headrace.population.job import Job
+from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.process import bounds
+from headrace.sink.table import ResultTable
+from headrace.state.memory import MemoryStore
+from headrace.types import arrow_type
+
+_PART = "0"
+
+
+def remake(
+    job: Job,
+    conn: Connection,
+    target: ResultTable,
+    keeping: Keeping,
+    remote: RemoteEvaluator | None,
+    staging: Staging,
+) -> int:
+    """Stage the rows of the new query, of those of ``target`` as it is; how many they are.
+
+    REQUIRES: ``conn`` is in a transaction that has the table locked.
+    """
+    return staging.write_rows(_PART, _made(job, conn, target, keeping, remote))
+
+
+def _made(
+    job: Job,
+    conn: Connection,
+    target: ResultTable,
+    keeping: Keeping,
+    remote: RemoteEvaluator | None,
+) -> Iterator[tuple[int, bytes]]:
+    """COPY text of the new rows."""
+    source = _source(target, keeping)
+    numbers = {column.attnum: at for at, column in enumerate(source.columns)}
+    schema = keeping.upper.node(keeping.top).schema
+    done = 0
+    with contextlib.closing(reader.read(conn, source)) as batches:
+        for columns in batches:
+            count = len(columns[0])
+            given = [
+                pa.nulls(count, arrow_type(field.oid))
+                if place is None
+                else columns[numbers[place + 1]]
+                for field, place in zip(schema, keeping.places, strict=True)
+            ]
+            # One for each: it keeps what it gives until its end.
+            flow = Dataflow(keeping.upper, MemoryStore(undo=False), remote, 0, repeats=True)
+            flow.load_feed(keeping.top, given)
+            yield from rows.render(keeping.upper.sink.schema, flow.end(0))
+            bounds.progress()
+            done += count
+            job.rows(done)
+    job.complete(done)
+
+
+def _source(target: ResultTable, keeping: Keeping) -> SourceSpec:
+    """The columns of the table that are needed, and one at least, as those of a source."""
+    places = sorted({place for place in keeping.places if place is not None}) or [0]
+    fields = [target.schema[place] for place in places]
+    columns = tuple(
+        SourceColumn(place + 1, f.name, f.oid, f.typmod, f.collation)
+        for place, f in zip(places, fields, strict=True)
+    )
+    return SourceSpec(
+        *(keeping.top, target.oid, target.schema_name, target.table_name, columns, ()),
+        full_identity=True,
+        schema=tuple(fields),
+    )

@@ -1,0 +1,66 @@
+"""A view that stands still, on the engine's thread, so that another one can go on with its states.
+
+    suspend ─► durable ─► (catalog: a view of another id) ─► that one inherits (``loading.py``)
+
+Nothing is exported: the states are where they are, as of a mark that the database on disk has.  They
+go to the other view only if that mark is still theirs; who has the view go on, or drops it, while
+that one is staged leaves them where they are (``Leaving.drop_state``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import QueryCancelled, TransientError
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
+from headrace.runtime.lifecycle import Lifecycle
+from headrace.runtime.views import View
+
+
+@dataclass(slots=True)
+class Keeping:
+    """Views of one engine whose states are kept; every method runs on the engine's thread."""
+
+    _book: Book
+    _lifecycle: Lifecycle
+    _durability: Durability
+
+    def begin(self, view_id: int, job: str) -> str | None:
+        """Suspend a view; what stands against keeping its states, in words, if something does."""
+        book = self._book
+        if job not in book.holds.jobs():
+            raise QueryCancelled(f'job "{job}" has ended')
+        view = book.views.get(view_id)
+        if view is None or not (view.live or view.suspended == job):
+            return "it does not run"
+        if view.placed or view.parts or book.missing(view) is not None:
+            return "other workers have states of it"
+        if view.feeds:
+            return "some of its states are kept together with those of other views"
+        self._lifecycle.suspend(view_id, job)
+        return None
+
+    def ready(self, view_id: int, job: str) -> dict[str, Any] | None:
+        """What is to be said of the states, once all of them are durable; None: ask again."""
+        view = self._suspended(view_id, job)
+        self._durability.end()
+        mark = view.mark
+        if view.durable != mark:
+            if not self._book.checkpoints.underway:
+                self._durability.begin()
+            return None
+        return {
+            "start_lsn": view.start_lsn,
+            "txid": mark.txid,
+            "lsn": mark.lsn,
+            "mark": [mark.txid, mark.lsn, mark.sink_txid],
+            "lineage": self._book.lineage,
+        }
+
+    def _suspended(self, view_id: int, job: str) -> View:
+        view = self._book.views.get(view_id)
+        if view is None or view.suspended != job:
+            raise TransientError("the worker has begun anew while the view was altered")
+        return view

@@ -1,0 +1,121 @@
+"""A view that becomes another: other columns, other rows, and the table stays."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg import sql
+
+from headrace.collections import plan
+from headrace.population import names, reshape
+from headrace.population.context import JobContext
+from headrace.population.job import Job
+from headrace.population.replace import Replaced, replace_rows
+from headrace.population.reshape import Reshape
+from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.sink import keys, table
+from headrace.sql import views
+from headrace.sql.history import Kept
+from headrace.sql.views import StoredView, ViewRow
+from headrace.types import Schema
+from headrace.views.pause import check_not_live
+from headrace.views.resync import Replanned, Resync
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a view is to become."""
+
+    query: str
+    settings: dict[str, str]
+    options: dict[str, Any]
+    """All that hold from then on, as they were given."""
+    same: bool = False
+    """Whether a view that is that already is left alone."""
+
+
+class Altered(Resync):
+    """One alter_view after planning."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        job: Job,
+        view: ViewRow,
+        stored: StoredView,
+        again: Replanned,
+        wanted: Wanted,
+    ) -> None:
+        now = replace(stored, options=wanted.options)
+        super().__init__(context, job, view, now, again, wanted.query)
+        self._before = stored
+        self._had_columns = _columns_of(stored)
+
+    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
+        """See ``Resync``."""
+        check_not_live(self._context, self._view)
+        with conn.transaction():
+            names.lock(conn, self._view)  # what was planned is of the view as it was then
+        super().register(conn, undo)
+
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """See ``Resync``; the options are others as well."""
+        super().appear(conn, staged, facts)
+        before, after = self._before.options, self._stored.options
+        views.put_options(
+            conn,
+            self._view_id,
+            {k: v for k, v in after.items() if before.get(k) != v},
+            [k for k in before if k not in after],
+        )
+
+    def check_table(self, conn: Connection) -> None:
+        """See ``Resync``; and refuse what breaks something."""
+        super().check_table(conn)
+        oid = self._view.result_oid
+        if oid is not None and table.fingerprint(conn, oid) is not None:
+            shape = Reshape.of(table.attributes(conn, oid), self._planned.columns)
+            shape.check(conn, self._as_is(oid), self._target(oid))
+
+    def _had(self) -> tuple[str, ...]:
+        """See ``Resync``."""
+        return _key_of(self._before)
+
+    def _as_is(self, oid: int) -> table.ResultTable:
+        """See ``Resync``."""
+        target = self._target(oid)
+        columns = target.schema if self._had_columns is None else self._had_columns
+        return replace(target, schema=columns, key=self._had())
+
+    def _exchange(self, conn: Connection, oid: int, staged: Staging, kept: Kept | None) -> Replaced:
+        """See ``Resync``; the columns change as well."""
+        target, before = self._target(oid), self._as_is(oid)
+        shape = Reshape.of(table.attributes(conn, oid), target.schema)
+        if shape.makes and not reshape.is_referred(conn, oid):
+            return shape.refill(self._job, conn, before, target, staged)
+        if not shape.nothing:
+            conn.execute(
+                sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(target.identifier)
+            )
+        shape.check(conn, before, target)
+        if not shape.nothing:
+            shape.change(conn, target)
+        return replace_rows(self._job, conn, target, self._planned, staged, kept=kept)
+
+
+def _columns_of(stored: StoredView) -> Schema | None:
+    """The columns that a view has had; None: its plan is of an earlier version."""
+    try:
+        return plan.from_json(stored.plan).sink.schema
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _key_of(stored: StoredView) -> tuple[str, ...]:
+    try:
+        return keys.chosen(stored.options, plan.from_json(stored.plan).sink.key)
+    except (ValueError, TypeError, KeyError):  # it is made anew whatever it was
+        return ()

@@ -1,0 +1,227 @@
+"""An altered view that goes on with its states, where its query has changed above them only.
+
+    suspend ─► states durable at mark m ─► one transaction: rows made of the table's, catalog
+            ─► the worker gives the states to the view of the new id, and it goes on after m
+
+For the worker it is another view, as after any alter_view, but one that inherits.  Nothing is read
+from the tables of the query, and no state is touched.  Where something stands against it, the view
+is filled anew as ever, and it is said why.
+
+* Invariant: the rows that the table has are those of the states at m: nothing was written since,
+  the table is locked, and if the states are found at any other mark they are not inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from headrace.collections import keeping, plan
+from headrace.collections.keeping import Keeping, NotKept
+from headrace.errors import SnapshotLost
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.population import remade, uses
+from headrace.population.context import JobContext
+from headrace.population.job import Job, cancelled
+from headrace.population.replace import Replaced, put_right
+from headrace.population.reshape import Reshape
+from headrace.population.staging import Staging
+from headrace.postgres import fingerprint
+from headrace.postgres.connect import Connection
+from headrace.process import bounds, faults
+from headrace.process.bounds import Bound
+from headrace.sink import table
+from headrace.sql import history, nodes, progress, watched
+from headrace.sql.views import StoredView, ViewRow
+from headrace.views.altered import Altered, Wanted
+from headrace.views.resync import Replanned
+
+
+class Kept(Altered):
+    """One alter_view after planning, which keeps the states if it can."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        job: Job,
+        view: ViewRow,
+        stored: StoredView,
+        again: Replanned,
+        wanted: Wanted,
+    ) -> None:
+        super().__init__(context, job, view, stored, again, wanted)
+        self._told: dict[str, Any] = {}
+        """What the worker has said of the states."""
+        self._keeping: Keeping | None = None
+        self._why = ""
+        self._rows = 0
+        try:
+            self._keeping = self._found()
+        except NotKept as reason:
+            self._why = str(reason)
+
+    def _found(self) -> Keeping:
+        """What the two queries have in common.
+
+        Raises:
+            NotKept: nothing that is kept.
+        """
+        if self._moves:
+            raise NotKept("it gets another owner")
+        if self._planned.parts or nodes.whole(self._options.placement):
+            raise NotKept("other workers have states of it")
+        try:
+            before = plan.from_json(self._before.plan)
+        except (ValueError, TypeError, KeyError):
+            raise NotKept("its plan is of an earlier version of headrace") from None
+        old = (before, self._before.settings)
+        return keeping.find(old, (self._planned.physical, self._planned.settings))
+
+    # --- steps
+
+    def _warm(self) -> None:
+        if self._keeping is None:
+            super()._warm()
+
+    def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
+        if self._keeping is not None:
+            try:
+                return self._go_on(self._keeping, staged, position)
+            except NotKept as reason:
+                self._keeping, self._why = None, str(reason)
+                self._kept = self._replaced = None
+                # It goes on following its tables meanwhile.
+                self._worker.release()
+                position = self._worker.hold()
+        self._log.info("view is filled anew", reason=self._why)
+        return super()._populate(staged, position, attempt)
+
+    def _go_on(self, found: Keeping, staged: Staging, position: dict[str, Any]) -> int:
+        """Have the view go on as another one; how many rows it has.
+
+        Raises:
+            NotKept: something stands against it.
+        """
+        staged.make()
+        self._told = self._ask()
+        facts = {
+            **self._told,
+            **{"view_id": self._view_id, "held": position},
+            **{"kept": self._view.id, "nodes": sorted(found.nodes)},
+        }
+        faults.point(faults.STATES_KEPT)
+        with self._connect() as conn:
+            taken = self._facts_now(conn, self._planned_under)
+        uses.check_planned(self._planned_under, self._planned.physical, taken)
+        none: Future[None] = Future()
+        none.set_result(None)
+        self._publish(staged, facts, taken, none)
+        self._log.info("view keeps its states", nodes=sorted(found.nodes))
+        return self._rows
+
+    def _ask(self) -> dict[str, Any]:
+        """Have the view stand still, with states that are durable; what there is to say of them.
+
+        Raises:
+            NotKept: they cannot be had.
+        """
+        about = {"view_id": self._view.id, "job": self._job.name}
+        told: dict[str, Any] = self._worker.call("keep", about)
+        if "why" in told:
+            raise NotKept(str(told["why"]))
+        return told
+
+    def _since(self, facts: dict[str, Any]) -> int:
+        """See ``Population``: the worker has kept what the view lacks all the time."""
+        held = facts.get("held")
+        if held is None:
+            return super()._since(facts)
+        if self._worker.hold() != held:
+            raise SnapshotLost("what the view lacks is not kept")
+        return 0 if self._settings.wal_retention == "local" else int(held["lsn"])
+
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """See ``Resync``; the facts that the states were made under must hold."""
+        super().appear(conn, staged, facts)
+        if self._keeping is None:
+            return
+        if self._ask() != self._told:
+            raise SnapshotLost("the view went on while it was altered")
+        uses.check_kept(self._planned_under, self._facts_now(conn, self._planned_under))
+
+    def _suspend(self) -> None:
+        if self._keeping is None:
+            super()._suspend()
+
+    def _write_rows(
+        self, conn: Connection, oid: int | None, staged: Staging, facts: dict[str, Any]
+    ) -> int:
+        found = self._keeping
+        if found is None:
+            return super()._write_rows(conn, oid, staged, facts)
+        self._check_facts(conn)
+        if oid is None or table.fingerprint(conn, oid) is None:
+            raise NotKept("its table was dropped")
+        key, publication = self._planned.physical.sink.key, self._settings.publication_name
+        if not put_right(conn, self._as_is(oid), publication, key):
+            raise NotKept("its table was altered")
+        mark = facts["mark"]
+        if progress.written(conn, self._view.id) != mark[2]:
+            raise SnapshotLost("the view went on while it was altered")
+        if history.find(conn, self._view.id, int(facts["txid"]), "0/0") is not None:
+            raise NotKept("its changes are kept")
+        self._replaced = self._remake(conn, oid, found, staged)
+        return oid
+
+    def _check_facts(self, conn: Connection) -> None:
+        """Raise NotKept unless what the states were made of is as it was then."""
+        view_id = self._view.id
+        before = watched.load(conn, [view_id]).get(view_id)
+        if before is None or before.get("ended"):
+            raise NotKept("it is not known what it was made of")
+        if fingerprint.difference(before, self._facts_now(conn, before)) is not None:
+            raise NotKept("what its query relies on was altered")
+
+    def _remake(self, conn: Connection, oid: int, found: Keeping, staged: Staging) -> Replaced:
+        """Make the rows of the table, which is locked, those of the new query."""
+        before, target = self._as_is(oid), self._target(oid)
+        shape = Reshape.of(table.attributes(conn, oid), target.schema)
+        same = found.unchanged >= {f.name for f in target.schema} and before.key == target.key
+        if same and not (shape.makes or shape.retyped):
+            self._rows = shape.narrow(conn, before, target)
+            return Replaced(0, 0)
+        limits = bounds.of_filling(self._settings, self._options.limits)
+        bound = Bound(limits, "a step of its population")
+        remote = RemoteEvaluator(
+            self._dsn,
+            self._planned.settings,
+            self._settings.eval_dsn or None,
+            value_bytes_max=limits.value_bytes,
+        )
+        self._job.phase("remaking")
+        try:
+            with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
+                self._rows = remade.remake(self._job, conn, before, found, remote, staged)
+        finally:
+            remote.close()
+        faults.point(faults.ROWS_REMADE)
+        return self._exchange(conn, oid, staged, None)
+
+    def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
+        """See ``Resync``: it is where it was."""
+        if self._keeping is None:
+            return super()._progress(conn, facts)
+        return progress.carried(conn, self._view.id, self._view_id)
+
+    def _leave(self) -> None:
+        # The states are the old one's until they are given away.
+        if self._keeping is None:
+            super()._leave()
+
+    def _notice(self) -> str:
+        """See ``Resync``; and whether the states were kept."""
+        said = super()._notice()
+        if self._keeping is not None:
+            return f"{said}; its states were kept"
+        return f"{said}; it was filled anew, for {self._why}"
