@@ -70,6 +70,8 @@ def find(
         raise NotKept("it is made of the rows of another view")
     if old[0].outdated:
         raise NotKept("it was planned by an earlier version of headrace")
+    if dict(old[1]) != dict(new[1]):
+        raise NotKept("the session has other settings than the one that made it")
     had, has = subplans.meanings(before, old[1]), subplans.meanings(after, new[1])
     of = {meaning: node for node, meaning in reversed(had.items())}
     top = _largest(after, {node for node, meaning in has.items() if meaning in of})

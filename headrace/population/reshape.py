@@ -57,6 +57,8 @@ SELECT pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::regclass, k.oid
 _EASY: Final = frozenset(("pg_class", "pg_statistic_ext", "pg_publication_rel"))
 """Of what catalogs those are that a column's other type does no harm: indexes, and what only names
 the column."""
+_ROWS_KEY_LATER: Final = 20_000
+"""From so many rows on a key is made when they are there."""
 _SAID: Final = """
 SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped"""
@@ -208,6 +210,8 @@ class Reshape:
                 raise _broken(target, wrong)
         self.change(conn, target)
         faults.point(faults.RESULT_RESHAPED)
+        if target.key and staging.row_count() >= _ROWS_KEY_LATER:
+            keys.set_aside(conn, target)
         added = copy_rows(job, conn, name, staging)
         job.phase("indexing")
         self.index(conn, target)

@@ -355,6 +355,9 @@ class Loading:
         self._durability.still()
         if positions.views(book.db).get(found.kept) != mark:
             raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
+        if mark.txid < book.position.txid and mark.txid + 1 not in book.records:
+            # What it lacks could not be cut as before.
+            raise ContinuityLost("the stream has moved on since the view was altered", hint=RESYNC)
         before = book.views.get(found.kept)
         if before is not None:
             before.release()  # nobody may work on them any more

@@ -71,6 +71,39 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
         ) from error
 
 
+_PLAIN: Final = """
+SELECT k.conname FROM pg_catalog.pg_constraint k
+  JOIN pg_catalog.pg_index i ON i.indexrelid = k.conindid
+  JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+  JOIN pg_catalog.pg_class t ON t.oid = k.conrelid
+ WHERE k.conrelid = %s AND k.contype = 'p' AND t.relreplident = 'd'
+   AND k.conname OPERATOR(pg_catalog.=) t.relname OPERATOR(pg_catalog.||) '_pkey'
+   AND NOT i.indisclustered AND x.reloptions IS NULL AND x.reltablespace = 0
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_description d
+        WHERE (d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid)
+           OR (d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = x.oid))"""
+"""A key that is as ``add`` has made it, so that nobody notices when that is done once more."""
+
+
+def set_aside(conn: Connection, target: ResultTable) -> bool:
+    """Take away the primary key while rows are written, where nothing hangs on it.
+
+    Making it anew (``add``) takes a tenth of the time that entries one by one do.
+    """
+    row = conn.execute(_PLAIN, (target.oid,)).fetchone()
+    if row is None:
+        return False
+    statement = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(
+        target.identifier, sql.Identifier(row[0])
+    )
+    try:
+        with conn.transaction():
+            conn.execute(statement)
+    except psycopg.errors.DependentObjectsStillExist:
+        return False
+    return True
+
+
 def drop(conn: Connection, target: ResultTable) -> None:
     """Take the primary key from a result table that is to have another, or none.
 

@@ -1,0 +1,259 @@
+"""alter_view where the query changes only above what has states: these are kept, and all is right.
+
+The judge is Postgres, which computes the new query over the tables of now, while they change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+import psycopg
+import pytest
+
+from tests.compared import differs
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TYPE mood AS ENUM ('good', 'bad');
+CREATE TABLE items (id int PRIMARY KEY, g int, x numeric, f float8, s text, m mood, d date,
+                    a int[], w varchar(7) COLLATE "C");
+INSERT INTO items SELECT i, nullif(i % 7, 6), CASE i % 9 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL
+  ELSE i * 1.50 END, CASE i % 11 WHEN 0 THEN '-0' WHEN 1 THEN 'Infinity' ELSE i / 3.0 END,
+  CASE WHEN i % 5 > 0 THEN E'a\\\\b\\t' || i % 4 END, CASE WHEN i % 2 = 0 THEN 'good' ELSE 'bad' END::mood,
+  date '2020-01-01' + i, ARRAY[i, NULL, i % 3], 'w' || i % 3 FROM generate_series(1, 200) i;
+CREATE TABLE kinds (g int PRIMARY KEY, name text, ok bool);
+INSERT INTO kinds SELECT i, 'kind ' || i, i <> 3 FROM generate_series(0, 5) i;
+"""
+GROUPS = "SELECT g, count(*) AS n, sum(x) AS s, min(f) AS lo, max(m) AS m FROM items GROUP BY g"
+JOINED = "SELECT i.id, i.x, i.s, k.name FROM items i LEFT JOIN kinds k ON k.g = i.g"
+PLAIN = "SELECT id, g, x, f, s, m, d, a, w FROM items"
+KEPT = "its states were kept"
+ANEW = "it was filled anew, for "
+
+
+class Writer:
+    """Changes the tables until it is over."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        rng = random.Random(1)
+        statements = (
+            "UPDATE items SET g = (coalesce(g, 2) + 1) % 7 WHERE id % 13 = {0}",
+            "UPDATE items SET x = x + 0.10, f = -f WHERE id % 11 = {0}",
+            "DELETE FROM items WHERE id % 17 = {0}",
+            "INSERT INTO items SELECT i, i % 7, i, i, 'new', 'bad', '2021-01-01', '{{}}', 'v'"
+            " FROM generate_series(1, 300, {0} + 1) i ON CONFLICT DO NOTHING",
+            "UPDATE kinds SET name = name || {0} WHERE g = {0} % 6",
+        )
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            while not self._over.wait(0.01):
+                conn.execute(rng.choice(statements).format(rng.randrange(11)))
+
+
+class Altering:
+    """A view that is altered, and what was said of it."""
+
+    def __init__(self, conn: psycopg.Connection, source: psycopg.Connection, name: str) -> None:
+        self._conn, self._source, self.name = conn, source, name
+        self._said: list[str] = []
+        conn.add_notice_handler(lambda d: self._said.append(d.message_primary or ""))
+
+    def create(self, query: str, options: str = '{"sharing": false}') -> None:
+        self._conn.execute("CALL headrace.create_view(%s, %s, %s)", (self.name, query, options))
+
+    def alter(self, query: str, options: str = "{}") -> str:
+        """Alter it; what was done with the states."""
+        self._said.clear()
+        self._conn.execute("CALL headrace.alter_view(%s, %s, %s)", (self.name, query, options))
+        said = [n for n in self._said if KEPT in n or ANEW in n]
+        assert len(said) == 1, self._said
+        return KEPT if KEPT in said[0] else said[0].partition(ANEW)[2]
+
+    def is_right(self, query: str) -> None:
+        """It shows what its query gives, now and after changes."""
+        for _ in range(2):
+            self._source.execute(
+                "UPDATE items SET g = (coalesce(g, 2) + 1) % 7, x = x - 1 WHERE id % 3 = 0"
+            )
+            self._conn.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (self.name,))
+            assert differs(self._source, self.name, query) == []
+
+    def drop(self) -> None:
+        self._conn.execute(f"CALL headrace.drop_view('{self.name}')")
+
+
+@pytest.fixture
+def view(commander, source):
+    made = Altering(commander, source, "v")
+    yield made
+    with contextlib.suppress(psycopg.Error):
+        made.drop()
+
+
+OVER_GROUPS = (
+    ("SELECT *, s / n AS mean, g + 1 AS h FROM ({}) q", KEPT),
+    ("SELECT * FROM ({}) q", KEPT),
+    ("SELECT g, n AS many, s, lo, m, coalesce(lo, 0) * 2 AS twice FROM ({}) q", KEPT),
+    ("SELECT g, n, s, lo, m FROM ({}) q WHERE n > 25", KEPT),
+    ("SELECT g, n, s, lo, m FROM ({}) q WHERE n > 2", ""),
+    ("SELECT m::text || n AS t, g, s, lo, n, m FROM ({}) q", KEPT),
+    ("SELECT lo, m, s, n, g, upper(m::text) AS u FROM ({}) q", KEPT),
+    ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part keeps rows of its own"),
+    ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was made of are not"),
+)
+
+
+def test_what_is_made_of_groups(view, source, engine):
+    view.create(GROUPS)
+    before = GROUPS
+    for shape, wanted in OVER_GROUPS:
+        query = shape.format(GROUPS)
+        with Writer(engine.source):
+            done = view.alter(query)
+        # Of the groups that are not shown, the table tells nothing.
+        lacks = "n > 25" in before
+        assert done.startswith("the rows that it was made of are not" if lacks else wanted), shape
+        view.is_right(query)
+        before = query
+
+
+def test_rows_of_tables_and_of_joins(view, source, engine):
+    view.create(PLAIN)
+    wider = "SELECT *, x * 2 AS twice, f / 2 AS half, s || w AS t, a[1] AS first, d + 1 AS next FROM items"
+    with Writer(engine.source):
+        assert view.alter(wider) == KEPT
+    view.is_right(wider)
+    view.drop()
+    view.create(JOINED, '{"sharing": false, "key": ["id"]}')
+    source.execute("CREATE TABLE refers (id int REFERENCES v DEFERRABLE INITIALLY DEFERRED)")
+    wider = JOINED.replace(" FROM", ", x * 3 AS m, k.name || i.s AS both FROM")
+    assert view.alter(wider) == KEPT
+    view.is_right(wider)
+    assert view.alter(JOINED) == KEPT
+    view.is_right(JOINED)
+    source.execute("DROP TABLE refers")
+
+
+def test_rows_that_are_there_several_times(view):
+    view.create("SELECT g, m FROM items")
+    assert view.alter("SELECT g, m, g + 1 AS h, m::text AS t FROM items") == KEPT
+    view.is_right("SELECT g, m, g + 1 AS h, m::text AS t FROM items")
+
+
+def test_a_column_that_goes_leaves_the_rows_where_they_are(view, source):
+    query = f"SELECT *, s / n AS mean, n + 1 AS more FROM ({GROUPS}) q"
+    view.create(query)
+    places = source.execute("SELECT g, ctid FROM v ORDER BY g").fetchall()
+    fewer = f"SELECT *, s / n AS mean FROM ({GROUPS}) q"
+    assert view.alter(fewer) == KEPT
+    assert source.execute("SELECT g, ctid FROM v ORDER BY g").fetchall() == places
+    view.is_right(fewer)
+
+
+def test_what_cannot_be_kept_is_filled_anew(view, commander, source):
+    wide = f"SELECT *, s / n AS mean FROM ({GROUPS}) q"
+    view.create(GROUPS)
+    commander.execute("CALL headrace.pause_view('v')")
+    assert view.alter(wide) == "it does not run"
+    view.is_right(wide)
+    commander.execute("CALL headrace.set_history('v', '1 hour')")
+    assert view.alter(GROUPS) == "its changes are kept"
+    view.is_right(GROUPS)
+    commander.execute("CALL headrace.set_history('v', NULL)")
+    commander.execute("SET timezone = 'Asia/Tokyo'")
+    assert view.alter(wide) == "the session has other settings than the one that made it"
+    assert view.alter(GROUPS) == KEPT
+    commander.execute("SET timezone = 'UTC'")
+    view.alter(wide)
+    view.is_right(wide)
+
+
+def test_a_row_that_cannot_be_computed_changes_nothing(view, source):
+    view.create(GROUPS)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        view.alter(f"SELECT *, 1 / (n - n) AS z FROM ({GROUPS}) q")
+    view.is_right(GROUPS)
+
+
+def test_what_a_function_means_changes_just_before(view, source):
+    source.execute(
+        "CREATE OR REPLACE FUNCTION weigh(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 * 2"
+    )
+    query = "SELECT g, sum(weigh(id)) AS w FROM items GROUP BY g"
+    view.create(query)
+    source.execute(
+        "CREATE OR REPLACE FUNCTION weigh(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 * 3"
+    )
+    wider = f"SELECT *, w + 1 AS more FROM ({query}) q"
+    view.alter(wider)
+    view.is_right(wider)
+
+
+POINTS = (
+    *("cp06", "cp07b", "cp08", "cp08b", "cp08c", "cp08f", "cp08g"),
+    *("cp25", "cp25b", "cp16", "cp17"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["builder", "worker"])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point(start_engine, database, tmp_path, point, whose):
+    """Under writers: the old or the new, whole; and the worker may die while the builder lasts."""
+    if (whose == "worker") != (point in ("cp25", "cp25b", "cp16", "cp17")):
+        pytest.skip("it is never there")
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    wide = f"SELECT *, s / n AS mean FROM ({GROUPS}) q"
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        source.execute(TABLES)
+        view = Altering(commander, source, "v")
+        view.create(GROUPS)
+        with Writer(engine.source):
+            (traps / point).write_text("kill:1")
+            with contextlib.suppress(psycopg.Error):
+                view.alter(wide)
+            wait_until((traps / f"{point}.sprung").exists, "it was killed")
+            query = wait_until(lambda: settled(source, wide), "it runs again")
+            other = GROUPS if query == wide else wide
+            wait_until(lambda: again(view, other), "it can be altered")
+        view.is_right(other)
+
+
+def settled(source: psycopg.Connection, wide: str) -> str | None:
+    """The query of the view, once it follows."""
+    try:
+        source.execute("CALL headrace.wait_for('v', timeout => '20 s')")
+    except psycopg.Error:
+        return None
+    row = source.execute("SELECT query FROM headrace.views WHERE view_name = 'v'").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def again(view: Altering, query: str) -> bool:
+    try:
+        view.alter(query)
+    except (psycopg.errors.ObjectInUse, psycopg.OperationalError):
+        return False
+    return True
