@@ -40,7 +40,7 @@ class NotKept(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class Common:
     """What another query of a view has in common with the old one, and how the rest follows."""
 
     nodes: frozenset[str]
@@ -57,7 +57,7 @@ class Keeping:
 
 def find(
     old: tuple[p.PhysicalPlan, Mapping[str, str]], new: tuple[p.PhysicalPlan, Mapping[str, str]]
-) -> Keeping:
+) -> Common:
     """What is kept of a plan and its settings in another one.
 
     Raises:
@@ -96,7 +96,7 @@ def find(
     if any(found[column] is None for column in used):
         raise NotKept("the table lacks a column that the new query needs")
     kept = frozenset(n.id for n in new[0].nodes if n.id in nodes)
-    return Keeping(kept, top, found, upper, _unchanged(before.sink.schema, found, upper, top))
+    return Common(kept, top, found, upper, _unchanged(before.sink.schema, found, upper, top))
 
 
 def _apart(whole: p.PhysicalPlan) -> p.PhysicalPlan:

@@ -178,7 +178,9 @@ class Population:
         """Everything from the catalog row to the adoption; returns the rows."""
         started = clock.monotonic()
         with contextlib.closing(self), contextlib.ExitStack() as undo:
-            self._warm()
+            if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
+                # It starts behind what else there is to wait for.
+                self._context.spark.begin()
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
@@ -186,12 +188,6 @@ class Population:
         return rows
 
     # --- steps
-
-    def _warm(self) -> None:
-        """Have started what the first contents will need."""
-        if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
-            # It starts behind what else there is to wait for.
-            self._context.spark.begin()
 
     def _register(self, undo: contextlib.ExitStack) -> None:
         """Hold, catalog row, publication; undone in the opposite order."""
@@ -384,7 +380,15 @@ class Population:
         """The result appears; while its rows are written, so may be the ``states``."""
         timeout = f"{self._settings.lock_timeout_ms}ms"
         job = self._job
-        since = self._since(facts)
+        # Of states that are kept, what the view lacks is held since before their mark.
+        held = facts.get("held")
+        since = facts["start_lsn"] if held is None else held["lsn"]
+        if self._settings.wal_retention == "local":
+            # The slot need not have it: the worker does, as long as it knows the hold.  Should it
+            # lose that from here on, it does not adopt the view.
+            since = 0
+            if self._worker.hold() != (held or {"txid": facts["txid"], "lsn": facts["lsn"]}):
+                raise SnapshotLost("what came after the snapshot of the population is not kept")
         with job.connection(
             self._dsn, what="publish", autocommit=False, settings={"lock_timeout": timeout}
         ) as conn:
@@ -399,20 +403,6 @@ class Population:
             faults.point(faults.BEFORE_PUBLISH)
             self._commit(conn)
             faults.point(faults.PUBLISHED)
-
-    def _since(self, facts: dict[str, Any]) -> int:
-        """The position from which the slot must have what follows; 0: it need not.
-
-        Raises:
-            SnapshotLost: what follows is not kept.
-        """
-        if self._settings.wal_retention != "local":
-            return int(facts["start_lsn"])
-        # The slot need not have it: the worker does, as long as it knows the hold.  Should it
-        # lose that from here on, it does not adopt the view.
-        if self._worker.hold() != {"txid": facts["txid"], "lsn": facts["lsn"]}:
-            raise SnapshotLost("what came after the snapshot of the population is not kept")
-        return 0
 
     def _commit(self, conn: Connection) -> None:
         row: Any = conn.execute("SELECT pg_current_xact_id()::text").fetchone()

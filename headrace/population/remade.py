@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from headrace.collections.dataflow import Dataflow
-from headrace.collections.keeping import Keeping
+from headrace.collections.keeping import Common
 from headrace.collections.plan import SourceColumn, SourceSpec
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
@@ -31,7 +31,7 @@ def remake(
     job: Job,
     conn: Connection,
     target: ResultTable,
-    keeping: Keeping,
+    keeping: Common,
     remote: RemoteEvaluator | None,
     staging: Staging,
 ) -> int:
@@ -46,7 +46,7 @@ def _made(
     job: Job,
     conn: Connection,
     target: ResultTable,
-    keeping: Keeping,
+    keeping: Common,
     remote: RemoteEvaluator | None,
 ) -> Iterator[tuple[int, bytes]]:
     """COPY text of the new rows."""
@@ -73,7 +73,7 @@ def _made(
     job.complete(done)
 
 
-def _source(target: ResultTable, keeping: Keeping) -> SourceSpec:
+def _source(target: ResultTable, keeping: Common) -> SourceSpec:
     """The columns of the table that are needed, and one at least, as those of a source."""
     places = sorted({place for place in keeping.places if place is not None}) or [0]
     fields = [target.schema[place] for place in places]

@@ -2,9 +2,9 @@
 
     suspend ─► durable ─► (catalog: a view of another id) ─► that one inherits (``loading.py``)
 
-Nothing is exported: the states are where they are, as of a mark that the database on disk has.  They
-go to the other view only if that mark is still theirs; who has the view go on, or drops it, while
-that one is staged leaves them where they are (``Leaving.drop_state``).
+Nothing is exported: the states are where they are, as of a mark that the database on disk has.
+They go to the other view only if that mark is still theirs; who has the view go on, or drops it,
+while that one is staged leaves them where they are (``Leaving.drop_state``).
 """
 
 from __future__ import annotations

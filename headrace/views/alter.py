@@ -26,7 +26,7 @@ from headrace.sql.verbs import AlterView, CreateView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.views import texts
 from headrace.views.altered import Wanted
-from headrace.views.kept import Kept
+from headrace.views.continued import Continued
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, owner_of, read
 
@@ -113,7 +113,7 @@ def _alter(
         if wanted.same and runs and _is_that(conn, view, stored, again, wanted.options):
             notice = f"view {view.shown} is that already: nothing was changed"
             return {"view_id": view.id, "notice": notice}
-        altered = Kept(context, job, view, stored, again, wanted)
+        altered = Continued(context, job, view, stored, again, wanted)
         altered.check_table(conn)
     return altered.run()
 

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from headrace.collections import keeping, plan
-from headrace.collections.keeping import Keeping, NotKept
+from headrace.collections.keeping import Common, NotKept
 from headrace.errors import SnapshotLost
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.population import remade, uses
+from headrace.population import choice, remade, uses
+from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.job import Job, cancelled
 from headrace.population.replace import Replaced, put_right
 from headrace.population.reshape import Reshape
 from headrace.population.staging import Staging
+from headrace.population.tables import TableSize
 from headrace.postgres import fingerprint
 from headrace.postgres.connect import Connection
 from headrace.process import bounds, faults
@@ -38,7 +41,7 @@ from headrace.views.altered import Altered, Wanted
 from headrace.views.resync import Replanned
 
 
-class Kept(Altered):
+class Continued(Altered):
     """One alter_view after planning, which keeps the states if it can."""
 
     def __init__(
@@ -53,7 +56,7 @@ class Kept(Altered):
         super().__init__(context, job, view, stored, again, wanted)
         self._told: dict[str, Any] = {}
         """What the worker has said of the states."""
-        self._keeping: Keeping | None = None
+        self._keeping: Common | None = None
         self._why = ""
         self._rows = 0
         try:
@@ -61,7 +64,7 @@ class Kept(Altered):
         except NotKept as reason:
             self._why = str(reason)
 
-    def _found(self) -> Keeping:
+    def _found(self) -> Common:
         """What the two queries have in common.
 
         Raises:
@@ -80,9 +83,10 @@ class Kept(Altered):
 
     # --- steps
 
-    def _warm(self) -> None:
-        if self._keeping is None:
-            super()._warm()
+    def _choose(self, sizes: dict[str, TableSize]) -> Choice:
+        """See ``Population``: nothing is loaded where the states are kept."""
+        chosen = super()._choose(sizes)
+        return chosen if self._keeping is None else replace(chosen, mode=choice.LOCAL)
 
     def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
         if self._keeping is not None:
@@ -97,7 +101,7 @@ class Kept(Altered):
         self._log.info("view is filled anew", reason=self._why)
         return super()._populate(staged, position, attempt)
 
-    def _go_on(self, found: Keeping, staged: Staging, position: dict[str, Any]) -> int:
+    def _go_on(self, found: Common, staged: Staging, position: dict[str, Any]) -> int:
         """Have the view go on as another one; how many rows it has.
 
         Raises:
@@ -131,15 +135,6 @@ class Kept(Altered):
         if "why" in told:
             raise NotKept(str(told["why"]))
         return told
-
-    def _since(self, facts: dict[str, Any]) -> int:
-        """See ``Population``: the worker has kept what the view lacks all the time."""
-        held = facts.get("held")
-        if held is None:
-            return super()._since(facts)
-        if self._worker.hold() != held:
-            raise SnapshotLost("what the view lacks is not kept")
-        return 0 if self._settings.wal_retention == "local" else int(held["lsn"])
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """See ``Resync``; the facts that the states were made under must hold."""
@@ -183,7 +178,7 @@ class Kept(Altered):
         if fingerprint.difference(before, self._facts_now(conn, before)) is not None:
             raise NotKept("what its query relies on was altered")
 
-    def _remake(self, conn: Connection, oid: int, found: Keeping, staged: Staging) -> Replaced:
+    def _remake(self, conn: Connection, oid: int, found: Common, staged: Staging) -> Replaced:
         """Make the rows of the table, which is locked, those of the new query."""
         before, target = self._as_is(oid), self._target(oid)
         shape = Reshape.of(table.attributes(conn, oid), target.schema)
