@@ -44,7 +44,7 @@ class Common:
     """What another query of a view has in common with the old one, and how the rest follows."""
 
     nodes: frozenset[str]
-    """The nodes that are kept, with their states."""
+    """The nodes that are kept, with their states, and are called what they were."""
     top: str
     """Of which of them the rows are those of the result table."""
     places: tuple[int | None, ...]
@@ -95,7 +95,8 @@ def find(
     used = _used(upper, top, len(schema))
     if any(found[column] is None for column in used):
         raise NotKept("the table lacks a column that the new query needs")
-    kept = frozenset(n.id for n in new[0].nodes if n.id in nodes)
+    # A step of a chain may be a chain of its own, or of another number, in the other plan.
+    kept = frozenset(n.id for n in new[0].nodes if n.id in nodes and had.get(n.id) == has[n.id])
     return Common(kept, top, found, upper, _unchanged(before.sink.schema, found, upper, top))
 
 

@@ -9,6 +9,7 @@ while that one is staged leaves them where they are (``Leaving.drop_state``).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,11 @@ class Keeping:
     _lifecycle: Lifecycle
     _durability: Durability
 
-    def begin(self, view_id: int, job: str) -> str | None:
-        """Suspend a view; what stands against keeping its states, in words, if something does."""
+    def begin(self, view_id: int, job: str, nodes: Collection[str]) -> str | None:
+        """Suspend a view; what stands against keeping the states of ``nodes``, in words.
+
+        Nothing stands against it: None.
+        """
         book = self._book
         if job not in book.holds.jobs():
             raise QueryCancelled(f'job "{job}" has ended')
@@ -37,8 +41,12 @@ class Keeping:
             return "it does not run"
         if view.placed or view.parts or book.missing(view) is not None:
             return "other workers have states of it"
-        if view.feeds:
-            return "some of its states are kept together with those of other views"
+        if any(
+            feed.table_oid == view.target.oid for v in book.views.values() for feed in v.plan.feeds
+        ):
+            return "other views are fed from it"
+        if not view.feeds.keys() <= set(nodes):
+            return "what it has in common with other views is no part of the new query"
         self._lifecycle.suspend(view_id, job)
         return None
 

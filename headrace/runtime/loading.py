@@ -102,7 +102,7 @@ class Loading:
         """Take over a view that was populated; the engine runs."""
         book = self._book
         self._durability.still()
-        mark = positions.views(book.db).get(view.id)
+        mark, known = positions.views(book.db).get(view.id), book.views.get(view.id)
         with book.suspects.during(view.id, LOADING):
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
                 self._leaving.fail(fed, _refilled())
@@ -126,7 +126,6 @@ class Loading:
                 self._leaving.fail(view, error)
                 return
         self._replace(view)
-        known = book.views.get(view.id)
         book.views[view.id] = view
         try:
             self._own(view, new=mark is None)
@@ -363,6 +362,7 @@ class Loading:
             before.release()  # nobody may work on them any more
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
+        self._sharing.inherit(view, found.kept, found.nodes, meta)
         positions.put_view(meta, found.kept, None)
         positions.put_view(meta, view.id, mark)
         faults.point(faults.BEFORE_INHERIT)
@@ -370,6 +370,9 @@ class Loading:
             found.kept, view.id, lambda state: subplans.owner(state) in found.nodes, meta
         )
         faults.point(faults.INHERITED)
+        # Before the other one goes: what shared subplans have sent since is kept for this one.
+        book.views[view.id] = view
+        self._sharing.inherited(view, found.kept)
         view.restore(book.db.view(view.id, mark.txid), mark)
         _revive(view)
         view.story.add("inherited", of=found.kept, txid=mark.txid, lsn=found.lsn)

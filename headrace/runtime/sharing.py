@@ -54,7 +54,7 @@ Views are kept out by their option ``sharing``, all of them by the setting of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -207,6 +207,28 @@ class Sharing:
         feeds = self._feeds.get(view_id, {})
         known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
+
+    def inherit(self, view: View, kept: int, nodes: Collection[str], meta: Meta) -> None:
+        """Have a view read what ``kept`` reads, whose ``nodes`` it goes on with; see ``inherited``.
+
+        Raises:
+            StateDamaged: it would not have all that it needs.
+        """
+        feeds = self._feeds.get(kept, {})
+        if not (feeds.keys() <= set(nodes) and self._book.subplans.keys() >= set(feeds.values())):
+            raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
+        view.feed_on(feeds)
+        _check_fed(view)
+        records.put_feeds(meta, kept, {})
+        records.put_feeds(meta, view.id, feeds)
+
+    def inherited(self, view: View, kept: int) -> None:
+        """What ``inherit`` has added is durable."""
+        self._feeds.pop(kept, None)
+        self._signed.pop(kept, None)
+        self._joining.pop(kept, None)
+        if view.feeds:
+            self._feeds[view.id] = dict(view.feeds)
 
     def reach(self, view: View) -> None:
         """Have the parts of a view that are on other workers at hand.

@@ -408,8 +408,9 @@ def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
         async def ask(work: Callable[[], Any]) -> Any:
             return await asyncio.wrap_future(engine.submit(work))
 
+        nodes = [str(node) for node in _need(params, "nodes")]
         suspending.add(job)
-        why = await ask(lambda: engine.keeping.begin(view_id, job))
+        why = await ask(lambda: engine.keeping.begin(view_id, job, nodes))
         if why is not None:
             return {"why": why}
         facts: dict[str, Any] | None = None

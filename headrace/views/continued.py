@@ -108,7 +108,7 @@ class Continued(Altered):
             NotKept: something stands against it.
         """
         staged.make()
-        self._told = self._ask()
+        self._told = self._ask(found)
         facts = {
             **self._told,
             **{"view_id": self._view_id, "held": position},
@@ -124,13 +124,13 @@ class Continued(Altered):
         self._log.info("view keeps its states", nodes=sorted(found.nodes))
         return self._rows
 
-    def _ask(self) -> dict[str, Any]:
+    def _ask(self, found: Common) -> dict[str, Any]:
         """Have the view stand still, with states that are durable; what there is to say of them.
 
         Raises:
             NotKept: they cannot be had.
         """
-        about = {"view_id": self._view.id, "job": self._job.name}
+        about = {"view_id": self._view.id, "job": self._job.name, "nodes": sorted(found.nodes)}
         told: dict[str, Any] = self._worker.call("keep", about)
         if "why" in told:
             raise NotKept(str(told["why"]))
@@ -141,7 +141,7 @@ class Continued(Altered):
         super().appear(conn, staged, facts)
         if self._keeping is None:
             return
-        if self._ask() != self._told:
+        if self._ask(self._keeping) != self._told:
             raise SnapshotLost("the view went on while it was altered")
         uses.check_kept(self._planned_under, self._facts_now(conn, self._planned_under))
 

@@ -210,6 +210,35 @@ def test_what_a_function_means_changes_just_before(view, source):
     view.is_right(wider)
 
 
+def shares(conn: psycopg.Connection, name: str) -> bool:
+    rows = conn.execute("SELECT * FROM headrace.explain_view(%s, 'physical')", (name,)).fetchall()
+    return any("kept once" in str(row) for row in rows)
+
+
+def test_what_is_shared_is_read_on(view, commander, source, engine):
+    other = Altering(commander, source, "w")
+    view.create(GROUPS, "{}")
+    over = f"SELECT *, n + 1 AS more FROM ({GROUPS}) q"
+    other.create(over, "{}")
+    wait_until(lambda: shares(commander, "v") and shares(commander, "w"), "they share")
+    wide = f"SELECT *, s / n AS mean FROM ({GROUPS}) q"
+    with Writer(engine.source):
+        assert view.alter(wide) == KEPT
+        assert shares(commander, "v")
+        commander.execute("CALL headrace.pause_view('w')")
+        assert view.alter(GROUPS) == KEPT
+    view.is_right(GROUPS)
+    commander.execute("CALL headrace.resume_view('w')")
+    other.is_right(over)
+    # What is shared is not what the new query has in common with the old one.
+    fewer = "SELECT g, sum(x) AS s FROM items GROUP BY g"
+    assert other.alter(fewer) != KEPT
+    other.is_right(fewer)
+    view.is_right(GROUPS)
+    other.drop()
+    view.is_right(GROUPS)
+
+
 POINTS = (
     *("cp06", "cp07b", "cp08", "cp08b", "cp08c", "cp08f", "cp08g"),
     *("cp25", "cp25b", "cp16", "cp17"),
@@ -217,12 +246,10 @@ POINTS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whose", ["builder", "worker"])
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_point(start_engine, database, tmp_path, point, whose):
-    """Under writers: the old or the new, whole; and the worker may die while the builder lasts."""
-    if (whose == "worker") != (point in ("cp25", "cp25b", "cp16", "cp17")):
-        pytest.skip("it is never there")
+def test_killed_at_any_point(start_engine, database, tmp_path, point, sharing):
+    """Under writers: the old or the new, whole, whether the builder dies there or the worker."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
@@ -232,17 +259,22 @@ def test_killed_at_any_point(start_engine, database, tmp_path, point, whose):
         psycopg.connect(engine.dsn, autocommit=True) as commander,
     ):
         source.execute(TABLES)
-        view = Altering(commander, source, "v")
-        view.create(GROUPS)
+        view, other = (Altering(commander, source, name) for name in "vw")
+        view.create(GROUPS, "{}")
+        if sharing:
+            other.create(GROUPS, "{}")
+            wait_until(lambda: shares(commander, "v"), "they share")
         with Writer(engine.source):
             (traps / point).write_text("kill:1")
             with contextlib.suppress(psycopg.Error):
                 view.alter(wide)
             wait_until((traps / f"{point}.sprung").exists, "it was killed")
             query = wait_until(lambda: settled(source, wide), "it runs again")
-            other = GROUPS if query == wide else wide
-            wait_until(lambda: again(view, other), "it can be altered")
-        view.is_right(other)
+            another = GROUPS if query == wide else wide
+            wait_until(lambda: again(view, another), "it can be altered")
+        view.is_right(another)
+        if sharing:
+            other.is_right(GROUPS)
 
 
 def settled(source: psycopg.Connection, wide: str) -> str | None:
