@@ -6,12 +6,17 @@ The judge is Postgres, which computes the new query over the tables of now, whil
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
+from functools import partial
 
 import psycopg
 import pytest
 
+from headrace.embedded.engine import EmbeddedEngine
+from tests.amounts import seeds
 from tests.compared import differs
 from tests.waiting import wait_until
 
@@ -294,3 +299,72 @@ def again(view: Altering, query: str) -> bool:
     except (psycopg.errors.ObjectInUse, psycopg.OperationalError):
         return False
     return True
+
+
+CORES = {
+    GROUPS: ("g", "n", "s", "lo"),
+    "SELECT i.id, i.x, i.f, k.name, k.g FROM items i JOIN kinds k ON k.g = i.g WHERE k.ok": (
+        *("id", "x", "f", "g"),
+    ),
+    "SELECT DISTINCT g, id % 40 AS x, m FROM items": ("g", "x"),
+    "SELECT id, g, x, f FROM items WHERE g < 5": ("id", "g", "x", "f"),
+    "SELECT g, x FROM items UNION ALL SELECT g, id FROM items": ("g", "x"),
+    "SELECT g, id, x, row_number() OVER (PARTITION BY g ORDER BY id) AS n FROM items": (
+        *("g", "id", "x", "n"),
+    ),
+    "SELECT g, array_agg(s ORDER BY id) AS a, count(DISTINCT m) AS n FROM items GROUP BY g": (
+        *("g", "n"),
+    ),
+    "SELECT id, x, g FROM items i WHERE EXISTS (SELECT FROM kinds k WHERE k.g = i.g AND k.ok)": (
+        *("id", "x", "g"),
+    ),
+}
+
+
+def derived(rng: random.Random, core: str, numbers: tuple[str, ...]) -> str:
+    """A query over ``core``: columns computed, left out, in another order; rows left out."""
+    made = [
+        rng.choice(
+            ("{0} + {1} AS c{2}", "coalesce({0}, 0) * 2 AS c{2}", "({0})::text || 'x' AS c{2}")
+        ).format(rng.choice(numbers), rng.choice(numbers), number)
+        for number in range(rng.randrange(3))
+    ]
+    wanted = rng.choice(("*", "*", ", ".join(rng.sample(numbers, len(numbers)))))
+    where = f" WHERE {rng.choice(numbers)} > 1" if rng.random() < 0.2 else ""
+    return f"SELECT {', '.join([wanted, *made])} FROM ({core}) q{where}"
+
+
+@pytest.mark.parametrize("seed", seeds(0, 8, quick=0))
+def test_altered_again_and_again(start_engine, database, seed):
+    """Pairs of queries under writers, and now and then a process dies: Postgres is right."""
+    rng = random.Random(seed)
+    engine = start_engine(database)
+    core, numbers = list(CORES.items())[seed % len(CORES)]
+    kept = 0
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        source.execute(TABLES)
+        view, query = Altering(commander, source, "v"), core
+        view.create(core, rng.choice(("{}", '{"sharing": false}')))
+        commander.execute("CALL headrace.create_view('w', %s)", (core,))
+        for _ in range(10):
+            wanted = derived(rng, core, numbers)
+            victim = rng.choice((None, None, "headrace.runtime.worker", "headrace.views.builder"))
+            killer = threading.Timer(rng.uniform(0, 0.4), kill, (engine, victim))
+            with Writer(engine.source):
+                killer.start()
+                with contextlib.suppress(psycopg.OperationalError, psycopg.errors.ObjectInUse):
+                    kept += view.alter(wanted) == KEPT
+                killer.join()
+                query = wait_until(partial(settled, source, wanted), "it runs again")
+            view.is_right(query)
+    assert kept, "some are kept"
+
+
+def kill(engine: EmbeddedEngine, victim: str | None) -> None:
+    pid = engine.child(victim) if victim is not None else None
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -165,6 +165,32 @@ def at_move_point(point: str, how: str) -> Card:
     return Card(f"move {point} {how}", do)
 
 
+def at_alter_point(point: str, how: str) -> Card:
+    """A view becomes another that keeps its states, and again; whoever dies, it is one of both."""
+
+    def do(world: World) -> None:
+        name, query = "altered", "SELECT tag, count(*) AS n, sum(size) AS s FROM notes GROUP BY tag"
+        wider = f"SELECT *, s / n AS mean FROM ({query}) q"
+        error = world.attempt_create(name, query, placement="main")
+        assert error is None, error
+        world.views[name] = query
+        world.trap(point, how)
+        for wanted in (wider, query):
+            error = world.call(f"CALL headrace.alter_view('{name}', '{wanted}')")
+            world.say(f"alter_view: {describe(error)}")
+        wait_until(lambda: world.sprung(point), f"{point} is passed", PATIENCE_S)
+        with connect(world.dsn) as conn:
+            row = conn.execute(
+                "SELECT query FROM headrace.views WHERE view_name = %s", (name,)
+            ).fetchone()
+        assert row is not None, "it stays"
+        assert decide(world, name, str(row[0])), "it stays"
+        world.settle()
+        world.drop(name)
+
+    return Card(f"alter {point} {how}", do)
+
+
 CREATE_POINTS = (
     faults.TABLES_PUBLISHED, faults.SLOT_ASKED, faults.SLOT_MADE,
     faults.POPULATION_BEGINS, faults.POPULATION_LOADED, faults.POPULATION_SEALED,
@@ -215,6 +241,10 @@ def builder_cards(rng: random.Random) -> list[Card]:
         at_move_point(point, how)
         for point in (faults.MOVE_STAGED, faults.MOVE_SAID)
         for how in ("kill:1", "alarm:1:0.1", "raise:1")
+    ]
+    cards += [
+        at_alter_point(point, "kill:1")
+        for point in (faults.STATES_KEPT, faults.PUBLISHED, faults.BEFORE_INHERIT)
     ]
     return cards + [churn(victim) for victim in (None, "worker", "builder", "engine")]
 
