@@ -233,6 +233,7 @@ class Reshape:
         if not self.nothing:
             self.change(conn, target)
             faults.point(faults.RESULT_RESHAPED)
+        if target.key or not table.has_hash_index(conn, target.oid):
             self.index(conn, target)
         row = conn.execute(
             sql.SQL("SELECT pg_catalog.count(*) FROM ONLY {}").format(name)

@@ -362,7 +362,7 @@ class Loading:
             before.release()  # nobody may work on them any more
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
-        self._sharing.inherit(view, found.kept, found.nodes, meta)
+        inherited = self._sharing.inherit(view, found.kept, found.nodes, meta)
         positions.put_view(meta, found.kept, None)
         positions.put_view(meta, view.id, mark)
         faults.point(faults.BEFORE_INHERIT)
@@ -372,11 +372,11 @@ class Loading:
         faults.point(faults.INHERITED)
         # Before the other one goes: what shared subplans have sent since is kept for this one.
         book.views[view.id] = view
-        self._sharing.inherited(view, found.kept)
+        inherited()
         view.restore(book.db.view(view.id, mark.txid), mark)
         _revive(view)
         view.story.add("inherited", of=found.kept, txid=mark.txid, lsn=found.lsn)
-        _log.info("view keeps states", view=view.id, of=found.kept, txid=mark.txid)
+        _log.info("states inherited", view=view.id, of=found.kept, txid=mark.txid)
 
     def _txid_before(self, lsn: int, held_txid: int) -> int:
         """The last batch that is wholly before ``lsn``, and so in the population.

@@ -208,8 +208,12 @@ class Sharing:
         known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
 
-    def inherit(self, view: View, kept: int, nodes: Collection[str], meta: Meta) -> None:
-        """Have a view read what ``kept`` reads, whose ``nodes`` it goes on with; see ``inherited``.
+    def inherit(
+        self, view: View, kept: int, nodes: Collection[str], meta: Meta
+    ) -> Callable[[], None]:
+        """Have a view read what ``kept`` reads, whose ``nodes`` it goes on with.
+
+        To be called once what is added to ``meta`` is durable: the answer.
 
         Raises:
             StateDamaged: it would not have all that it needs.
@@ -222,13 +226,14 @@ class Sharing:
         records.put_feeds(meta, kept, {})
         records.put_feeds(meta, view.id, feeds)
 
-    def inherited(self, view: View, kept: int) -> None:
-        """What ``inherit`` has added is durable."""
-        self._feeds.pop(kept, None)
-        self._signed.pop(kept, None)
-        self._joining.pop(kept, None)
-        if view.feeds:
-            self._feeds[view.id] = dict(view.feeds)
+        def inherited() -> None:
+            self._feeds.pop(kept, None)
+            self._signed.pop(kept, None)
+            self._joining.pop(kept, None)
+            if view.feeds:
+                self._feeds[view.id] = dict(view.feeds)
+
+        return inherited
 
     def reach(self, view: View) -> None:
         """Have the parts of a view that are on other workers at hand.
@@ -323,7 +328,7 @@ class Sharing:
 
     def _common(self, view: View) -> list[str]:
         """The largest subplans of a new view that others keep for themselves."""
-        if not self._may(view):
+        if not _may(self._book, view):
             return []
         mine = self._signatures(view)
         outputs = {shared.signature for shared in self._book.subplans.values()}
@@ -484,13 +489,12 @@ class Sharing:
 
     # --- inside
 
-    def _may(self, view: View) -> bool:
-        return view.shares and self._book.settings.sharing
-
     def _units(self) -> list[Unit]:
         """Everything that may share."""
         views = [
-            v for v in self._book.views.values() if v.owned and v.store is not None and self._may(v)
+            v
+            for v in self._book.views.values()
+            if v.owned and v.store is not None and _may(self._book, v)
         ]
         return [*views, *(s for s in self._book.subplans.values() if not s.placed)]
 
@@ -500,6 +504,10 @@ class Sharing:
             known = (unit.plan, subplans.signatures(unit.plan, unit.settings))
             self._signed[unit.id] = known
         return known[1]
+
+
+def _may(book: Book, view: View) -> bool:
+    return view.shares and book.settings.sharing
 
 
 def _check_fed(unit: Unit) -> None:

@@ -26,6 +26,7 @@ from headrace.population import choice, remade, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.job import Job, cancelled
+from headrace.population.options import ViewOptions
 from headrace.population.replace import Replaced, put_right
 from headrace.population.reshape import Reshape
 from headrace.population.staging import Staging
@@ -74,6 +75,8 @@ class Continued(Altered):
             raise NotKept("it gets another owner")
         if self._planned.parts or nodes.whole(self._options.placement):
             raise NotKept("other workers have states of it")
+        if self._options.sharing != ViewOptions.of(self._before.options).sharing:
+            raise NotKept("whether it shares with other views is changed")
         try:
             before = plan.from_json(self._before.plan)
         except (ValueError, TypeError, KeyError):
@@ -143,7 +146,8 @@ class Continued(Altered):
             return
         if self._ask(self._keeping) != self._told:
             raise SnapshotLost("the view went on while it was altered")
-        uses.check_kept(self._planned_under, self._facts_now(conn, self._planned_under))
+        now = self._facts_now(conn, self._planned_under)
+        uses.check_planned(self._planned_under, self._planned.physical, now)
 
     def _suspend(self) -> None:
         if self._keeping is None:
@@ -194,7 +198,7 @@ class Continued(Altered):
             self._settings.eval_dsn or None,
             value_bytes_max=limits.value_bytes,
         )
-        self._job.phase("remaking")
+        self._job.phase("reading")
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 self._rows = remade.remake(self._job, conn, before, found, remote, staged)
