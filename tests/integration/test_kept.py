@@ -368,3 +368,35 @@ def kill(engine: EmbeddedEngine, victim: str | None) -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_worker_finds_the_altered_view_by_itself(start_engine, database, tmp_path):
+    """Its connections end between the commit and the call that tells it: no state is dropped."""
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    wide = f"SELECT *, s / n AS mean FROM ({GROUPS}) q"
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        source.execute(TABLES)
+        view = Altering(commander, source, "v")
+        view.create(GROUPS)
+        with Writer(engine.source):
+            (traps / "cp08b").write_text("hang:1")
+            call = threading.Thread(target=again, args=(view, wide))
+            call.start()
+            wait_until((traps / "cp08b.sprung").exists, "it is committed")
+            begin = len(engine.log)
+            source.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                " AND (application_name LIKE 'headrace%' OR backend_type = 'walsender')"
+            )
+            wait_until(lambda: "states inherited" in engine.log[begin:], "it has the states")
+            assert settled(source, wide) == wide
+            assert "population" not in engine.log[begin:], "nothing is filled anew"
+            call.join()
+        view.is_right(wide)
