@@ -77,7 +77,7 @@ SELECT k.conname FROM pg_catalog.pg_constraint k
   JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
   JOIN pg_catalog.pg_class t ON t.oid = k.conrelid
  WHERE k.conrelid = %s AND k.contype = 'p' AND t.relreplident = 'd'
-   AND k.conname OPERATOR(pg_catalog.=) t.relname OPERATOR(pg_catalog.||) '_pkey'
+   AND k.conname = (t.relname OPERATOR(pg_catalog.||) '_pkey')
    AND NOT i.indisclustered AND x.reloptions IS NULL AND x.reltablespace = 0
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_description d
         WHERE (d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid)

@@ -194,6 +194,27 @@ def test_what_cannot_be_kept_is_filled_anew(view, commander, source):
     view.is_right(wide)
 
 
+def test_the_key_of_many_rows_is_there_again(view, source):
+    source.execute(
+        "CREATE TABLE many AS SELECT i AS id, i % 9 AS g FROM generate_series(1, 21000) i"
+    )
+    source.execute("ALTER TABLE many ADD PRIMARY KEY (id)")
+    keys = "SELECT oid, pg_get_constraintdef(oid), conname FROM pg_constraint WHERE conrelid = 'v'::regclass"
+    view.create("SELECT id, g FROM many")
+    before = source.execute(keys).fetchall()
+    wide = "SELECT id, g, g + 1 AS h FROM many"
+    assert view.alter(wide) == KEPT
+    (after,) = source.execute(keys).fetchall()
+    assert [after[1:]] == [row[1:] for row in before] == [("PRIMARY KEY (id)", "v_pkey")]
+    view.is_right(wide)
+    # Where something hangs on it, it stays as it is.
+    source.execute("COMMENT ON CONSTRAINT v_pkey ON v IS 'mine'")
+    wide = "SELECT id, g, g + 1 AS h, g + 2 AS i FROM many"
+    assert view.alter(wide) == KEPT
+    assert source.execute(keys).fetchall() == [after]
+    view.is_right(wide)
+
+
 def test_a_row_that_cannot_be_computed_changes_nothing(view, source):
     view.create(GROUPS)
     with pytest.raises(psycopg.errors.DivisionByZero):
