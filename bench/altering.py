@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import ClassVar, Final
 
@@ -9,12 +10,17 @@ import psycopg
 
 from bench.scenario import Figures, Options, Scenario, bed
 
-_OLD: Final = "SELECT customer, count(*) AS n, sum(amount) AS total FROM sales GROUP BY customer"
+_OLD: Final = "SELECT {0}, count(*) AS n, sum(amount) AS total FROM sales GROUP BY {0}"
 _NEW: Final = {
     "computed": f"SELECT s.*, total / n AS mean FROM ({_OLD}) s",
     "aggregate": _OLD.replace(" FROM", ", sum(units) AS units FROM"),
 }
 """A column made of those that are there; one that needs another column of the table."""
+_OPTIONS: Final = {
+    "customer": '{"population": "local"}',
+    "account": '{"population": "local", "key": ["account"]}',
+}
+"""By what rows are grouped by: without a key of the result table, and with one."""
 
 
 class Altering(Scenario):
@@ -34,19 +40,20 @@ class Altering(Scenario):
                 with psycopg.connect(on.source, autocommit=True) as conn:
                     conn.execute(
                         "CREATE TABLE sales (id int PRIMARY KEY, customer int,"
-                        " amount numeric(10, 2), units int)"
+                        " account int NOT NULL, amount numeric(10, 2), units int)"
                     )
                     conn.execute(
-                        "INSERT INTO sales SELECT i, i %% %s, i %% 1000 * 1.25, i %% 7"
+                        "INSERT INTO sales SELECT i, i %% %s, i %% %s, i %% 1000 * 1.25, i %% 7"
                         " FROM generate_series(1, %s) i",
-                        (groups, rows),
+                        (groups, groups, rows),
                     )
                     conn.execute("VACUUM ANALYZE sales")
                 on.engine.start()
-                for kind, query in _NEW.items():
-                    made_s = on.create_view("v", query, '{"population": "local"}')
+                for by, (kind, shape) in itertools.product(_OPTIONS, _NEW.items()):
+                    query = shape.format(by)
+                    made_s = on.create_view("v", query, _OPTIONS[by])
                     on.drop_view("v")
-                    on.create_view("v", _OLD, '{"population": "local"}')
+                    on.create_view("v", _OLD.format(by), _OPTIONS[by])
                     begin = time.monotonic()
                     with psycopg.connect(on.engine.dsn, autocommit=True) as conn:
                         conn.execute("CALL headrace.alter_view('v', %s)", (query,))
@@ -57,6 +64,7 @@ class Altering(Scenario):
                         {
                             "rows": rows,
                             "groups": groups,
+                            "key": "key" in _OPTIONS[by],
                             "added": kind,
                             "create_s": round(made_s, 2),
                             "alter_s": round(took_s, 2),
