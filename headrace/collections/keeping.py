@@ -96,7 +96,9 @@ def find(
     if any(found[column] is None for column in used):
         raise NotKept("the table lacks a column that the new query needs")
     # A step of a chain may be a chain of its own, or of another number, in the other plan.
-    kept = frozenset(n.id for n in new[0].nodes if n.id in nodes and had.get(n.id) == has[n.id])
+    same = [n for n in new[0].nodes if n.id in nodes and had.get(n.id) == has[n.id]]
+    # Those within a recursion are called in its meaning what they are called.
+    kept = frozenset(subplans.owners(replace(new[0], nodes=tuple(same))))
     return Common(kept, top, found, upper, _unchanged(before.sink.schema, found, upper, top))
 
 
