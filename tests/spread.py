@@ -17,18 +17,20 @@ import psycopg
 from headrace.embedded.engine import EmbeddedEngine
 from tests.far import FarWorker, token
 
+_FOLDER = Path(__file__).parent / "spreading"
+_READ = {"PYTHONPATH": os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH"))))}
+ALTERED = {**_READ, "HEADRACE_TEST_ALTERED": "1"}
+"""What an engine has to know whose views are to be altered as soon as they are there."""
 WANTED = bool(os.environ.get("HEADRACE_TEST_SPREAD"))
 ELSEWHERE = {"w2": ("127.0.0.2", 0.0005, 5e7), "w3": ("127.0.0.3", 0.001, 1e7)}
 """Address, seconds one way, bytes per second."""
-_FOLDER = Path(__file__).parent / "spreading"
 
 
 def environment() -> dict[str, str]:
     """What an engine has to know for it."""
     if not WANTED:
         return {}
-    path = os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "HEADRACE_TEST_PLACES": ",".join(("main", *ELSEWHERE))}
+    return {**_READ, "HEADRACE_TEST_PLACES": ",".join(("main", *ELSEWHERE))}
 
 
 @contextlib.contextmanager

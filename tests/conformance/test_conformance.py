@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import spread
+
 FOLDER = Path(
     os.environ.get(
         "HEADRACE_CONFORMANCE", Path(__file__).resolve().parents[3] / "shared" / "conformance"
@@ -62,6 +64,18 @@ def test_sample_of_60(engine, tmp_path):
     counts = assert_no_defect(results)
     assert len(results) == 60
     assert counts["pass"] >= SAMPLE_PASSES, counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_whole_corpus_of_altered_views(start_engine, database, tmp_path):
+    """With a column more, and back: what each kind of node has kept is what it needs later."""
+    engine = start_engine(database, **spread.ALTERED)
+    results = run(engine, tmp_path / "conf")
+    counts = assert_no_defect(results)
+    assert counts["pass"] >= CORPUS_PASSES, counts
+    said = engine.log_path.read_text()
+    assert said.count("view keeps its states") > len(results) / 2
 
 
 @pytest.mark.slow
