@@ -73,7 +73,9 @@ class PositionWaits:
         for waiting in self._adopted:
             view = self._book.views.get(waiting.view_id)
             if view is None:
-                waiting.future.set_exception(DefiniteFailure("the view was dropped"))
+                waiting.future.set_exception(
+                    UndefinedError("the view was dropped", sqlstate="42P01")
+                )
             elif not view.owned:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")

@@ -24,7 +24,7 @@ import structlog
 
 from headrace import events
 from headrace.config import Settings
-from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.population import snapshot as snapshots
 from headrace.population import staging
 from headrace.population.context import JobContext
@@ -243,6 +243,8 @@ class Builder:
                 await self._worker.request("adopt", {"view_id": view_id})
             except TransientError:
                 await asyncio.sleep(_RETRY_S)
+            except UndefinedError:
+                break  # dropped, or another by now: nobody will ask for what is staged
             except HeadraceError as error:
                 _log.warning("view not adopted", view=view_id, reason=error.message)
                 return
