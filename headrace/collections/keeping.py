@@ -74,7 +74,8 @@ def find(
         raise NotKept("the session has other settings than the one that made it")
     had, has = subplans.meanings(before, old[1]), subplans.meanings(after, new[1])
     of = {meaning: node for node, meaning in reversed(had.items())}
-    top = _largest(after, {node for node, meaning in has.items() if meaning in of})
+    common = {node for node, meaning in has.items() if meaning in of}
+    top, upper = _divided(after, common)
     nodes = subplans.needed(after, top)
     for node in after.nodes:
         if (
@@ -83,7 +84,6 @@ def find(
             and had.get(node.id) != has[node.id]
         ):
             raise NotKept("what the queries have in common stands elsewhere in the new one")
-    upper = subplans.over_feeds(after, [top])
     for node in upper.nodes[:-1]:
         if not isinstance(node, (*_STATELESS, p.FeedSpec)):
             raise NotKept("its new part keeps rows of its own")
@@ -114,30 +114,19 @@ def _apart(whole: p.PhysicalPlan) -> p.PhysicalPlan:
     return replace(whole, nodes=tuple(nodes))
 
 
-def _largest(whole: p.PhysicalPlan, common: set[str]) -> str:
-    """The common node that all of ``whole`` is made of.
+def _divided(whole: p.PhysicalPlan, common: set[str]) -> tuple[str, p.PhysicalPlan]:
+    """The common node that all of ``whole`` is made of, and how: the plan over its rows.
 
     Raises:
         NotKept: there is none, or there are several.
     """
-    found: set[str] = set()
-    left = [whole.sink.input]
-    seen: set[str] = set()
-    while left:
-        name = left.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in common:
-            found.add(name)
-            continue
-        below = p.inputs(whole.node(name))
-        if not below:
-            raise NotKept("it needs columns or rows that were not kept")
-        left.extend(below)
-    if len(found) != 1:
+    tops = subplans.largest(whole, common)
+    upper = subplans.over_feeds(whole, tops)
+    if any(not p.inputs(n) and not isinstance(n, p.FeedSpec) for n in upper.nodes):
+        raise NotKept("it needs columns or rows that were not kept")
+    if len(tops) != 1:
         raise NotKept("it is made of several parts of the old query")
-    return found.pop()
+    return tops[0], upper
 
 
 def _chosen(whole: p.PhysicalPlan, top: str) -> list[int | None] | None:

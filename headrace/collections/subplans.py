@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -130,6 +130,23 @@ def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
     nodes = tuple(n for n in whole.nodes if n.id in needed)
     sink = p.SinkSpec(whole.sink.id, node_id, whole.node(node_id).schema)
     return p.PhysicalPlan((*nodes, sink))
+
+
+def largest(whole: p.PhysicalPlan, wanted: Container[str]) -> list[str]:
+    """The nodes that are ``wanted``, but for those that only such nodes need."""
+    found: list[str] = []
+    left = [whole.sink.input]
+    seen: set[str] = set()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in wanted:
+            found.append(name)
+        else:
+            left.extend(p.inputs(whole.node(name)))
+    return found
 
 
 def needed(whole: p.PhysicalPlan, top: str) -> set[str]:

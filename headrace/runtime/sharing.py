@@ -54,7 +54,7 @@ Views are kept out by their option ``sharing``, all of them by the setting of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -62,7 +62,7 @@ from typing import Final
 import structlog
 
 from headrace import clock
-from headrace.collections import plan, subplans
+from headrace.collections import subplans
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import (
     RESYNC,
@@ -342,7 +342,7 @@ class Sharing:
                 signed = self._signatures(unit)
                 kept |= {signed[n.id] for n in unit.own.nodes if n.id in signed}
         kept |= outputs
-        found = _largest(view.plan, {n for n, s in mine.items() if s in kept})
+        found = subplans.largest(view.plan, {n for n, s in mine.items() if s in kept})
         return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
 
     # --- who reads what
@@ -371,7 +371,7 @@ class Sharing:
             signed = self._signatures(unit)
             other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
             other |= unit.feeds  # of these it keeps no state
-            found = {n: other[n] for n in _largest(unit.plan, other)}
+            found = {n: other[n] for n in subplans.largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
         self._durability.trim()
@@ -514,20 +514,3 @@ def _check_fed(unit: Unit) -> None:
     """Raise StateDamaged unless all rows that come to a unit from elsewhere do."""
     if any(feed.id not in unit.feeds for feed in unit.own.feeds):
         raise StateDamaged("what it is fed from is not known", hint=RESYNC)
-
-
-def _largest(whole: PhysicalPlan, wanted: Container[str]) -> list[str]:
-    """The nodes that are ``wanted``, but for those that only such nodes need."""
-    found: list[str] = []
-    left = [whole.sink.input]
-    seen: set[str] = set()
-    while left:
-        name = left.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in wanted:
-            found.append(name)
-        else:
-            left.extend(plan.inputs(whole.node(name)))
-    return found
