@@ -48,8 +48,8 @@ def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, A
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         stored = read(conn, view)
-    given = _given(request.options)
-    options = {k: v for k, v in {**stored.options, **given}.items() if v is not None}
+    said = given(request.options)
+    options = {k: v for k, v in {**stored.options, **said}.items() if v is not None}
     wanted = Wanted(request.query, request.settings, options)
     return _alter(context, job, view, wanted, request.caller)
 
@@ -60,22 +60,27 @@ def replaced(context: JobContext, job: Job, request: CreateView) -> dict[str, An
     Raises:
         HeadraceError: as ``alter_view``.
     """
-    given = _given(request.options)
+    said = given(request.options)
     with planning(context, job) as conn:
         view = names.find_here(conn, request.name, request.caller, request.settings)
         if view is None:
             return None
         names.check_owner(conn, view, request.caller)
         stored = read(conn, view)
-    options = {k: v for k, v in given.items() if v is not None}
+    options = {k: v for k, v in said.items() if v is not None}
     options |= {k: stored.options[k] for k in _STAY if k in stored.options}
-    if given.get("latency_ms") is not None:
-        options["latency_ms"] = given["latency_ms"]
+    if said.get("latency_ms") is not None:
+        options["latency_ms"] = said["latency_ms"]
     wanted = Wanted(request.query, request.settings, options, same=True)
     return _alter(context, job, view, wanted, request.caller)
 
 
-def _given(options: object) -> dict[str, Any]:
+def given(options: object) -> dict[str, Any]:
+    """Options as somebody has written them.
+
+    Raises:
+        UserError: 22023, they are no object.
+    """
     if options is None:
         return {}
     if not isinstance(options, dict):

@@ -45,7 +45,8 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     options = ViewOptions.of(request.options)
     options.check(context.settings)
     if request.replace:
-        altered = {k: v for k, v in request.options.items() if k not in _STAY}
+        given = alter.given(request.options)
+        altered = {k: v for k, v in given.items() if k not in _STAY}
         answer = alter.replaced(context, job, dataclasses.replace(request, options=altered))
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))

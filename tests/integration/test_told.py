@@ -84,3 +84,13 @@ def test_a_query_of_few_words_is_a_query(commander):
     assert any("public.t" in line for (line,) in plan)
     with pytest.raises(psycopg.errors.SyntaxError):
         commander.execute("SELECT * FROM headrace.explain_view('no pe')")
+
+
+@pytest.mark.parametrize("options", ["[]", '["history"]', "1"])
+def test_options_that_are_no_object_are_refused(commander, options):
+    with pytest.raises(psycopg.Error) as caught:
+        commander.execute(
+            "CALL headrace.create_view('no_such', 'SELECT 1 AS one', options => %s, replace => true)",
+            (options,),
+        )
+    assert caught.value.sqlstate == "22023"
