@@ -4,6 +4,8 @@
 started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 from the wheel, any other
 from the system's packages.  A failed test shows the end of the log of every engine it used.
 
+``HEADRACE_TEST_STREAMED`` has these send transactions before they end (``forwarder/streamed.py``).
+
 ``make test`` runs two processes (pytest-xdist), each with a server of its own: one file's tests
 stay together and in order, and all that want Spark share one session.
 """
@@ -21,6 +23,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from headrace.embedded import postgres as servers
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests import spread as spreading
@@ -28,6 +31,10 @@ from tests.amounts import Run
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
+
+if os.environ.get("HEADRACE_TEST_STREAMED"):
+    # Every server sends each change at once, of transactions that may still be rolled back.
+    servers._DEFAULTS["debug_logical_replication_streaming"] = "immediate"
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)

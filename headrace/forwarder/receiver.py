@@ -11,8 +11,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -21,6 +22,7 @@ from psycopg import pq, sql
 
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError, TransientError
+from headrace.forwarder import streamed
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.types import format_lsn
@@ -53,6 +55,10 @@ class Origin:
     """Of the connections, as the server shows them."""
     slot: str
     publication: str
+    spool_dir: Path
+    """Where what is too large for memory waits for the end of its transaction."""
+    bytes_max: int
+    """Memory for that, in bytes."""
     messages: bool = False
     """Whether logical messages are sent as well (pg_logical_emit_message)."""
 
@@ -83,6 +89,9 @@ class Receiver:
         self.start_lsn: Final = start_lsn
         self.received = start_lsn
         """Last position that the server has sent."""
+        self._streams = streamed.Streams(origin.spool_dir, origin.bytes_max)
+        self._whole: Iterator[list[bytes]] | None = None
+        """Of a transaction that has ended: it comes before all that the server sends next."""
         self._notice: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._conn = self._connect()
@@ -124,10 +133,11 @@ class Receiver:
     def _start(self, ordinary: psycopg.Connection[Any]) -> None:
         origin = self._origin
         command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})"
+            "START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {}{})"
         ).format(
             sql.SQL(origin.slot),
             sql.SQL(format_lsn(self.start_lsn)),
+            sql.SQL(streamed.OPTIONS),
             sql.Literal(f'"{origin.publication}"'),
             sql.SQL(", messages 'true'" if origin.messages else ""),
         )
@@ -196,15 +206,26 @@ class Receiver:
         Raises:
             HeadraceError: the server has ended the stream, and why.
         """
+        if self._whole is not None:
+            more = next(self._whole, None)
+            if more is not None:
+                return more, False
+            self._whole = None
         out: list[bytes] = []
-        pgconn = self._conn.pgconn
+        pgconn, streams = self._conn.pgconn, self._streams
         get = pgconn.get_copy_data
         while len(out) < _READ_CHUNK:
             size, data = get(1)
             if size > 0:
                 kind = data[0]
                 if kind == b"w"[0]:
-                    out.append(bytes(data[_HEADER:]))
+                    message = bytes(data[_HEADER:])
+                    if not streams.inside and message[0] not in streamed.KINDS:
+                        out.append(message)
+                        continue
+                    self._whole = streams.take(message)
+                    if self._whole is not None:
+                        break
                 elif kind == b"k"[0]:
                     _, lsn, _, ask = _KEEPALIVE.unpack(bytes(data))
                     self.received = max(self.received, lsn)
@@ -217,6 +238,11 @@ class Receiver:
             else:
                 raise self._ended(pgconn)
         return out, False
+
+    @property
+    def streamed(self) -> tuple[int, int]:
+        """Bytes that transactions which have not ended take in memory and on disk."""
+        return self._streams.held
 
     def check_notices(self) -> None:
         """Raise ContinuityLost if the server has sent one.
@@ -264,6 +290,7 @@ class Receiver:
     def close(self) -> None:
         """Disconnect."""
         self._conn.close()
+        self._streams.close()
         self._wake_in.close()
         self._wake_out.close()
 

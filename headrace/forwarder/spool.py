@@ -7,15 +7,29 @@ done, or the process ends, however it does.
 
 from __future__ import annotations
 
+import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
 from headrace.errors import BugError
 
 _LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Between two messages of a spool: how many come before, with how many bytes."""
+
+    messages: int = 0
+    size: int = 0
+
+    def after(self, messages: Sequence[bytes]) -> Place:
+        """The place behind ``messages``, which stand from here on."""
+        return Place(self.messages + len(messages), self.size + sum(map(len, messages)))
 
 
 class Spool:
@@ -35,6 +49,17 @@ class Spool:
         self._file.write(b"".join(x for m in messages for x in (pack(len(m)), m)))
         self.messages += len(messages)
         self.bytes += sum(map(len, messages))
+
+    @property
+    def end(self) -> Place:
+        """The place behind the last message."""
+        return Place(self.messages, self.bytes)
+
+    def cut(self, place: Place) -> None:
+        """Forget the messages from ``place`` on."""
+        self._file.truncate(place.size + place.messages * _LENGTH.size)
+        self._file.seek(0, os.SEEK_END)
+        self.messages, self.bytes = place.messages, place.size
 
     def read(self, bytes_max: int) -> Iterator[list[bytes]]:
         """All messages in order, in chunks of about ``bytes_max``."""

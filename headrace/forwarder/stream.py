@@ -77,6 +77,7 @@ class Stream:
         self._opener = None if token is None else Opener(token)
         origin = Origin(
             *(settings.source, "headrace stream", settings.slot_name, settings.publication_name),
+            *(settings.spool_dir, settings.memory.transaction),
             messages=token is not None,
         )
         self._receiver = Receiver(origin, source, start_lsn, self._on_keepalive, expected)
@@ -139,6 +140,11 @@ class Stream:
     def received(self) -> int:
         """Last position the server has sent."""
         return self._receiver.received
+
+    @property
+    def streamed(self) -> tuple[int, int]:
+        """See ``Receiver``."""
+        return self._receiver.streamed
 
     @property
     def carries(self) -> bool:

@@ -262,7 +262,9 @@ def _changes(book: Book) -> list[MemoryRow]:
     if stream is not None:
         numbers = stream.batcher.statistics()
         out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
-        out.append(MemoryRow("changes on disk", numbers["spooled_bytes"]))
+        in_memory, on_disk = stream.streamed
+        out.append(MemoryRow("changes not committed", in_memory, book.settings.memory.transaction))
+        out.append(MemoryRow("changes on disk", numbers["spooled_bytes"] + on_disk))
     out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes, limit))
     grants = book.grants
     out.append(MemoryRow("batches at work", grants.granted_bytes, grants.budget_bytes))

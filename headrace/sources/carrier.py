@@ -106,7 +106,7 @@ class SourceCarrier:
         if row is None or token is None:
             return  # it was dropped: the commander ends us
         try:
-            session = _Session(main, row, token, self._stopping)
+            session = _Session(main, row, token, self._stopping, self._settings)
         except (HeadraceError, psycopg.Error) as error:
             self._tell(main, error)
             raise
@@ -141,6 +141,7 @@ class _Session:
         row: origins.SourceRow,
         token: str,
         stopping: threading.Event,
+        settings: Settings,
     ) -> None:
         self._main = main
         self._name = row.name
@@ -159,7 +160,10 @@ class _Session:
         """Places of the columns that are sent on, of tables that have got more of them."""
         self._described: dict[int, bytes] = {}
         """Descriptions of tables, as they are sent on, by OID in the source."""
-        origin = Origin(row.dsn, f"headrace carrier {row.name}", row.slot, row.slot)
+        origin = Origin(
+            *(row.dsn, f"headrace carrier {row.name}", row.slot, row.slot),
+            *(settings.spool_dir, settings.memory.transaction),
+        )
         identity = Identity(row.system_id, row.timeline)
         self._ordinary = connect(row.dsn, name="headrace carrier")
         self._slot, self._published = row.slot, row.published
