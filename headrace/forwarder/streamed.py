@@ -12,7 +12,7 @@ came since its first change goes: nobody else has written meanwhile.
 
 * Invariant: what is handed on is what a server gives that streams nothing.
 
-Source: Postgres manual, "Logical Replication Message Formats", and ``worker.c``, which does the same.
+Source: Postgres manual, "Logical Replication Message Formats"; ``worker.c``, which does the same.
 """
 
 from __future__ import annotations

@@ -185,11 +185,12 @@ class Reshape:
         before: ResultTable,
         target: ResultTable,
         staging: Staging,
+        removed: int | None = None,
     ) -> Replaced:
         """Give the table its new columns and the staged rows, in the caller's transaction.
 
         From then on readers wait for the commit.  Whoever has a snapshot of before sees the rows of
-        then.  ``before``: the table as it is.
+        then.  ``before``: the table as it is; ``removed``: it was emptied of so many rows.
 
         REQUIRES: ``put_right`` in this transaction; no foreign key refers to the table; ``makes``.
 
@@ -199,7 +200,7 @@ class Reshape:
         name = target.identifier
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(name))
         self.check(conn, before, target)
-        removed = conn.execute(sql.SQL("DELETE FROM ONLY {}").format(name)).rowcount
+        removed = empty(conn, target) if removed is None else removed
         table.drop_hash_index(conn, target.schema_name, target.oid)
         # Without rows nothing is evaluated, whatever a type's name is that of by now.
         for field in (f for f in target.schema if f.name in self.retyped):
@@ -305,6 +306,14 @@ class Reshape:
                         sql.SQL(" WITH GRANT OPTION" if grantable else ""),
                     )
                 )
+
+
+def empty(conn: Connection, target: ResultTable) -> int:
+    """Delete the rows of a result table; how many they were.
+
+    REQUIRES: ``put_right`` in this transaction.
+    """
+    return conn.execute(sql.SQL("DELETE FROM ONLY {}").format(target.identifier)).rowcount
 
 
 def is_referred(conn: Connection, oid: int) -> bool:

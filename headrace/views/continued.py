@@ -22,7 +22,7 @@ from headrace.collections import keeping, plan
 from headrace.collections.keeping import Common, NotKept
 from headrace.errors import SnapshotLost
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.population import choice, remade, uses
+from headrace.population import choice, remade, reshape, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.job import Job, cancelled
@@ -198,13 +198,19 @@ class Continued(Altered):
             self._settings.eval_dsn or None,
             value_bytes_max=limits.value_bytes,
         )
+        # All of them go where there are new columns: while those of the others are computed.
+        anew = shape.makes and not reshape.is_referred(conn, oid)
         self._job.phase("reading")
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                self._rows = remade.remake(self._job, conn, before, found, remote, staged)
+                self._rows, had = remade.remake(
+                    *(self._job, conn, before, found, remote, staged), emptying=anew
+                )
         finally:
             remote.close()
         faults.point(faults.ROWS_REMADE)
+        if anew:
+            return shape.refill(self._job, conn, before, target, staged, had)
         return self._exchange(conn, oid, staged, None)
 
     def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
