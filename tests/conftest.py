@@ -4,7 +4,8 @@
 started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 from the wheel, any other
 from the system's packages.  A failed test shows the end of the log of every engine it used.
 
-``HEADRACE_TEST_STREAMED`` has these send transactions before they end (``forwarder/streamed.py``).
+``HEADRACE_TEST_STREAMED`` has these send transactions before they end (``forwarder/streamed.py``):
+``immediate`` each change by itself, which is slow; ``64kB`` what is more than that.
 
 ``make test`` runs two processes (pytest-xdist), each with a server of its own: one file's tests
 stay together and in order, and all that want Spark share one session.
@@ -32,9 +33,13 @@ from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
 
-if os.environ.get("HEADRACE_TEST_STREAMED"):
-    # Every server sends each change at once, of transactions that may still be rolled back.
-    servers._DEFAULTS["debug_logical_replication_streaming"] = "immediate"
+if streamed := os.environ.get("HEADRACE_TEST_STREAMED"):
+    # Of transactions that may still be rolled back.
+    servers._DEFAULTS |= (
+        {"debug_logical_replication_streaming": streamed}
+        if streamed == "immediate"
+        else {"logical_decoding_work_mem": streamed}
+    )
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
