@@ -35,7 +35,7 @@ from tests.waiting import wait_until
 
 if streamed := os.environ.get("HEADRACE_TEST_STREAMED"):
     # Of transactions that may still be rolled back.
-    servers._DEFAULTS |= (
+    servers._DEFAULTS.update(
         {"debug_logical_replication_streaming": streamed}
         if streamed == "immediate"
         else {"logical_decoding_work_mem": streamed}

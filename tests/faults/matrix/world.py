@@ -67,12 +67,21 @@ class World:
         """Whether one of the commit groups is processed beside the others (the side lane)."""
         self.placed = seed % 3 == 1
         """Whether some views are on another worker."""
+        self.streamed = seed % 5 in (1, 3)
+        """Whether the server sends each change at once, before its transaction ends."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
         self.disk: Path | None = None
         with connect(server.dsn()) as conn:
-            conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+            name = sql.Identifier(self.name)
+            conn.execute(sql.SQL("CREATE DATABASE {}").format(name))
+            if self.streamed:
+                conn.execute(
+                    sql.SQL(
+                        "ALTER DATABASE {} SET debug_logical_replication_streaming = immediate"
+                    ).format(name)
+                )
         self.dsn = server.dsn(self.name)
         self.traps = folder / "traps"
         self.traps.mkdir()
