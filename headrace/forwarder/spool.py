@@ -27,10 +27,6 @@ class Place:
     messages: int = 0
     size: int = 0
 
-    def after(self, messages: Sequence[bytes]) -> Place:
-        """The place behind ``messages``, which stand from here on."""
-        return Place(self.messages + len(messages), self.size + sum(map(len, messages)))
-
 
 class Spool:
     """Messages on disk, written once and read any number of times."""
@@ -49,11 +45,6 @@ class Spool:
         self._file.write(b"".join(x for m in messages for x in (pack(len(m)), m)))
         self.messages += len(messages)
         self.bytes += sum(map(len, messages))
-
-    @property
-    def end(self) -> Place:
-        """The place behind the last message."""
-        return Place(self.messages, self.bytes)
 
     def cut(self, place: Place) -> None:
         """Forget the messages from ``place`` on."""

@@ -53,34 +53,38 @@ class _Transaction:
     size: int = 0
     """Bytes of these in memory."""
     spool: Spool | None = None
+    end: Place = field(default_factory=Place)
+    """Behind all of them."""
     firsts: dict[int, Place] = field(default_factory=dict)
-    """By subtransaction: where it begins."""
+    """By subtransaction: where it begins; in that order, for there may be a million of them."""
 
     def add(self, xid: int, message: bytes) -> None:
         """Append a message of a subtransaction, or of the transaction itself."""
+        end = self.end
         if xid not in self.firsts:
-            self.firsts[xid] = self._end()
+            self.firsts[xid] = end
         self.messages.append(message)
         self.size += len(message) + _MESSAGE_BYTES
-
-    def _end(self) -> Place:
-        on_disk = Place() if self.spool is None else self.spool.end
-        return on_disk.after(self.messages)
+        self.end = Place(end.messages + 1, end.size + len(message))
 
     def undo(self, xid: int) -> None:
         """Forget all from where a subtransaction begins, if it does."""
         at = self.firsts.get(xid)
         if at is None:
             return
-        on_disk = Place() if self.spool is None else self.spool.end
-        if at.messages < on_disk.messages:
+        while self.firsts.popitem()[0] != xid:
+            continue
+        in_memory = self.end.messages - len(self.messages)
+        if at.messages < in_memory:
             assert self.spool is not None, "there is something on disk"
             self.spool.cut(at)
             self.messages.clear()
+            self.size = 0
         else:
-            del self.messages[at.messages - on_disk.messages :]
-        self.size = sum(len(m) + _MESSAGE_BYTES for m in self.messages)
-        self.firsts = {x: p for x, p in self.firsts.items() if p.messages < at.messages}
+            kept = at.messages - in_memory
+            self.size -= sum(len(m) + _MESSAGE_BYTES for m in self.messages[kept:])
+            del self.messages[kept:]
+        self.end = at
 
     def spill(self, folder: Path) -> None:
         """Move what is in memory to disk."""
@@ -92,7 +96,7 @@ class _Transaction:
 
     @property
     def empty(self) -> bool:
-        return self._end().messages == 0
+        return self.end.messages == 0
 
     def read(self) -> Iterator[list[bytes]]:
         """All of it, in pieces of bounded size if it is large."""
