@@ -22,6 +22,7 @@ from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
 from bench.lanes import Lanes
+from bench.large import Large
 from bench.links import Links
 from bench.memory import Memory
 from bench.moving import Moving
@@ -53,6 +54,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Freshness,
         Growth,
         Lanes,
+        Large,
         Links,
         Memory,
         Moving,
