@@ -190,7 +190,8 @@ class Reshape:
         """Give the table its new columns and the staged rows, in the caller's transaction.
 
         From then on readers wait for the commit.  Whoever has a snapshot of before sees the rows of
-        then.  ``before``: the table as it is; ``removed``: it was emptied of so many rows.
+        then.  ``before``: the table as it is; ``removed``: it was emptied of so many rows.  Of new
+        columns there are no statistics yet.
 
         REQUIRES: ``put_right`` in this transaction; no foreign key refers to the table; ``makes``.
 
@@ -216,7 +217,6 @@ class Reshape:
         added = copy_rows(job, conn, name, staging)
         job.phase("indexing")
         self.index(conn, target)
-        conn.execute(sql.SQL("ANALYZE {}").format(name))
         return Replaced(removed, added)
 
     def narrow(self, conn: Connection, before: ResultTable, target: ResultTable) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from headrace.collections import plan
-from headrace.population import names, reshape
+from headrace.errors import HeadraceError, UndefinedError
+from headrace.population import names, reshape, tables
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.replace import Replaced, replace_rows
@@ -53,6 +56,8 @@ class Altered(Resync):
         super().__init__(context, job, view, now, again, wanted.query)
         self._before = stored
         self._had_columns = _columns_of(stored)
+        self._refilled: table.ResultTable | None = None
+        """The table, if all of its rows are new."""
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """See ``Resync``."""
@@ -95,7 +100,7 @@ class Altered(Resync):
         target, before = self._target(oid), self._as_is(oid)
         shape = Reshape.of(table.attributes(conn, oid), target.schema)
         if shape.makes and not reshape.is_referred(conn, oid):
-            return shape.refill(self._job, conn, before, target, staged)
+            return self._refill(conn, shape, staged)
         if not shape.nothing:
             conn.execute(
                 sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(target.identifier)
@@ -104,6 +109,36 @@ class Altered(Resync):
         if not shape.nothing:
             shape.change(conn, target)
         return replace_rows(self._job, conn, target, self._planned, staged, kept=kept)
+
+    def _refill(
+        self, conn: Connection, shape: Reshape, staged: Staging, removed: int | None = None
+    ) -> Replaced:
+        """See ``Reshape.refill``."""
+        oid = self._view.result_oid
+        assert oid is not None, "it is refilled"
+        self._refilled = self._target(oid)
+        return shape.refill(self._job, conn, self._as_is(oid), self._refilled, staged, removed)
+
+    def _adopt(self) -> None:
+        """See ``Population``; statistics of a table that has new columns are made meanwhile."""
+        with ThreadPoolExecutor(1, "headrace-statistics") as beside:
+            if self._refilled is not None:
+                beside.submit(self._measure, self._refilled)
+            super()._adopt()
+
+    def _measure(self, target: table.ResultTable) -> None:
+        # It may have been renamed or dropped by now, or be locked; autovacuum comes to it as well.
+        timeout = {"lock_timeout": f"{self._settings.lock_timeout_ms}ms"}
+        gone = UndefinedError(f"table {target.shown} is another one now")
+        try:
+            with (
+                self._job.connection(self._dsn, what="statistics", settings=timeout) as conn,
+                conn.transaction(),
+            ):
+                tables.hold(conn, target.identifier, target.oid, gone)
+                conn.execute(sql.SQL("ANALYZE {}").format(target.identifier))
+        except (HeadraceError, psycopg.Error) as error:
+            self._log.warning("statistics not made", reason=str(error))
 
 
 def _columns_of(stored: StoredView) -> Schema | None:

@@ -210,7 +210,7 @@ class Continued(Altered):
             remote.close()
         faults.point(faults.ROWS_REMADE)
         if anew:
-            return shape.refill(self._job, conn, before, target, staged, had)
+            return self._refill(conn, shape, staged, had)
         return self._exchange(conn, oid, staged, None)
 
     def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:

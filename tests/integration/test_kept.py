@@ -206,6 +206,8 @@ def test_the_key_of_many_rows_is_there_again(view, source):
     assert view.alter(wide) == KEPT
     (after,) = source.execute(keys).fetchall()
     assert [after[1:]] == [row[1:] for row in before] == [("PRIMARY KEY (id)", "v_pkey")]
+    known = "SELECT attname FROM pg_stats WHERE tablename = 'v' AND n_distinct <> 0 ORDER BY 1"
+    assert source.execute(known).fetchall() == [("g",), ("h",), ("id",)]
     view.is_right(wide)
     # Where something hangs on it, it stays as it is.
     source.execute("COMMENT ON CONSTRAINT v_pkey ON v IS 'mine'")
