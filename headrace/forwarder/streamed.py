@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import ContinuityLost
+from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.spool import Place, Spool
 
 OPTIONS: Final = "proto_version '2', streaming 'on'"
@@ -138,8 +138,16 @@ class Streams:
 
         Raises:
             ContinuityLost: it makes no sense here.
+            TransientError: there is no room for it on disk.
         """
-        kind = message[0]
+        try:
+            return self._take(message[0], message)
+        except OSError as error:
+            raise TransientError(
+                "a transaction that is not committed cannot be kept", detail=str(error)
+            ) from error
+
+    def _take(self, kind: int, message: bytes) -> Iterator[list[bytes]] | None:
         if self._block is None:
             return self._between(kind, message)
         if kind == _E:

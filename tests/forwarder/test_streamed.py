@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from headrace.errors import ContinuityLost
+from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.receiver import Origin, Receiver
 from headrace.forwarder.streamed import KINDS, Streams
 from headrace.postgres.connect import connect
@@ -107,6 +107,12 @@ def test_a_transaction_with_nothing_left_is_none(streams):
 def test_what_makes_no_sense_is_refused(tmp_path, messages):
     with pytest.raises(ContinuityLost):
         handed_on(Streams(tmp_path, 1000), *messages)
+
+
+def test_no_room_on_disk(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TransientError):
+        handed_on(Streams(tmp_path / "file", 100), *block(change("a" * 200)))
 
 
 def test_any_undoing_in_any_memory(tmp_path):
