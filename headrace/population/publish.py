@@ -115,15 +115,22 @@ def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> st
     return start_lsn
 
 
-def copy_rows(job: Job, conn: Connection, name: sql.Identifier, staging: Staging) -> int:
-    """Copy the staged rows into the table ``name``; returns how many they are."""
+def copy_rows(
+    job: Job, conn: Connection, name: sql.Identifier, staging: Staging, *, frozen: bool = False
+) -> int:
+    """Copy the staged rows into the table ``name``; returns how many they are.
+
+    ``frozen``: whoever sees the table sees them, whatever its snapshot.
+    REQUIRES then: it was truncated in this transaction, outside of any within it.
+    """
+    how = sql.SQL(" (FREEZE)" if frozen else "")
     total = staging.row_count()
     job.phase("writing", total=total)
     files = staging.row_files()
     bytes_total = sum(path.stat().st_size for path in files) or 1
     sent = 0
     with conn.cursor() as cursor:
-        with cursor.copy(sql.SQL("COPY {} FROM STDIN").format(name)) as copy:
+        with cursor.copy(sql.SQL("COPY {} FROM STDIN{}").format(name, how)) as copy:
             for path in files:
                 with path.open("rb") as file:
                     while piece := file.read(_PIECE_BYTES):

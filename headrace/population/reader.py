@@ -106,7 +106,11 @@ def read(
     Raises:
         TableChanged: the table has lost its name to another, or has another owner.
     """
-    columns = _held(conn, source)
+    columns = load_columns(source)
+    if not columns:
+        raise BugError(f'source "{source.id}" reads no column')
+    name = sql.Identifier(source.schema_name, source.table_name)
+    tables.hold(conn, name, source.table_oid, tables.changed(source))
     planned = not plain and tables.may_plan(conn, source)
     if planned:
         statement = copy_statement(source, columns, blocks)
@@ -116,35 +120,9 @@ def read(
         raise tables.changed(source)
     with contextlib.closing(_copy(conn, statement.as_string(conn).encode())) as pieces:
         for data in pieces:
-            batch = typed(source, data)
+            arrays = copytext.split(data, len(columns))
+            batch = [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
             yield batch if planned else only_wanted(source, batch)
-
-
-def pieces(conn: Connection, source: SourceSpec) -> Generator[bytes, None, None]:
-    """What ``read`` reads of all rows, piece by piece, for ``typed``; nothing is planned.
-
-    Raises:
-        TableChanged: see ``read``.
-    """
-    statement = plain_statement(source, _held(conn, source))
-    return _copy(conn, statement.as_string(conn).encode())
-
-
-def typed(source: SourceSpec, piece: bytes) -> list[pa.Array]:
-    """Typed columns of a piece."""
-    columns = load_columns(source)
-    arrays = copytext.split(piece, len(columns))
-    return [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
-
-
-def _held(conn: Connection, source: SourceSpec) -> tuple[SourceColumn, ...]:
-    """The columns to be read, of a table that keeps its name from here on."""
-    columns = load_columns(source)
-    if not columns:
-        raise BugError(f'source "{source.id}" reads no column')
-    name = sql.Identifier(source.schema_name, source.table_name)
-    tables.hold(conn, name, source.table_oid, tables.changed(source))
-    return columns
 
 
 def copy_statement(

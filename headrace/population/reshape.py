@@ -28,7 +28,7 @@ from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.table import ResultColumn, ResultTable
-from headrace.sql import points, reads
+from headrace.sql import points, progress, reads
 from headrace.types import FIRST_USER_OID, Field
 
 _DEPENDENTS: Final = """
@@ -59,6 +59,16 @@ _EASY: Final = frozenset(("pg_class", "pg_statistic_ext", "pg_publication_rel"))
 the column."""
 _ROWS_KEY_LATER: Final = 20_000
 """From so many rows on a key is made when they are there."""
+_PLAIN: Final = """
+SELECT pg_catalog.has_table_privilege(c.oid, 'TRUNCATE')
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                    WHERE s.plugin <> 'pgoutput' AND s.database = pg_catalog.current_database())
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables t
+                    WHERE t.schemaname = n.nspname AND t.tablename = c.relname)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = %s"""
+"""Whether nobody minds a TRUNCATE: who is told of deleted rows may not be told of that."""
 _SAID: Final = """
 SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped"""
@@ -185,13 +195,13 @@ class Reshape:
         before: ResultTable,
         target: ResultTable,
         staging: Staging,
-        removed: int | None = None,
+        had: int | None = None,
     ) -> Replaced:
         """Give the table its new columns and the staged rows, in the caller's transaction.
 
         From then on readers wait for the commit.  Whoever has a snapshot of before sees the rows of
-        then.  ``before``: the table as it is; ``removed``: it was emptied of so many rows.  Of new
-        columns there are no statistics yet.
+        then.  ``before``: the table as it is; ``had``: the staged rows are made of those that it
+        has, so many.  Of new columns there are no statistics yet.
 
         REQUIRES: ``put_right`` in this transaction; no foreign key refers to the table; ``makes``.
 
@@ -201,7 +211,11 @@ class Reshape:
         name = target.identifier
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(name))
         self.check(conn, before, target)
-        removed = empty(conn, target) if removed is None else removed
+        frozen = had is not None and _made_in_place(conn, target)
+        if frozen:
+            conn.execute(sql.SQL("TRUNCATE ONLY {}").format(name))
+        else:
+            had = conn.execute(sql.SQL("DELETE FROM ONLY {}").format(name)).rowcount
         table.drop_hash_index(conn, target.schema_name, target.oid)
         # Without rows nothing is evaluated, whatever a type's name is that of by now.
         for field in (f for f in target.schema if f.name in self.retyped):
@@ -214,10 +228,11 @@ class Reshape:
         faults.point(faults.RESULT_RESHAPED)
         if target.key and staging.row_count() >= _ROWS_KEY_LATER:
             keys.set_aside(conn, target)
-        added = copy_rows(job, conn, name, staging)
+        added = copy_rows(job, conn, name, staging, frozen=frozen)
         job.phase("indexing")
         self.index(conn, target)
-        return Replaced(removed, added)
+        assert had is not None, "it was said, or counted"
+        return Replaced(had, added)
 
     def narrow(self, conn: Connection, before: ResultTable, target: ResultTable) -> int:
         """Drop columns of the table, whose rows stay as they are; how many these are.
@@ -308,12 +323,16 @@ class Reshape:
                 )
 
 
-def empty(conn: Connection, target: ResultTable) -> int:
-    """Delete the rows of a result table; how many they were.
+def _made_in_place(conn: Connection, target: ResultTable) -> bool:
+    """Whether rows that are made of the table's may be shown to whoever sees the table.
 
-    REQUIRES: ``put_right`` in this transaction.
+    So they may if each snapshot that there is, or may come, has the rows of now.  Then these need
+    not be deleted one by one, and the new ones not be those of a new transaction.
+
+    REQUIRES: it is locked; nobody but the sink writes it.
     """
-    return conn.execute(sql.SQL("DELETE FROM ONLY {}").format(target.identifier)).rowcount
+    row = conn.execute(_PLAIN, (target.oid,)).fetchone()
+    return row is not None and bool(row[0]) and progress.seen_by_all(conn, target.view_id)
 
 
 def is_referred(conn: Connection, oid: int) -> bool:

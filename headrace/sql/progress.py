@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -21,6 +21,20 @@ from headrace.postgres.pipelined import Sent
 from headrace.types import Lsn, Txid, format_lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
+_SEEN: Final = """
+SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')
+   AND pg_catalog.current_setting('archive_mode') = 'off'
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_type = 'physical')
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_stat_replication r
+        WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                           WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_stat_activity a
+        WHERE a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
+          AND pg_catalog.age(a.backend_xmin) >= pg_catalog.age(p.xmin))
+  FROM headrace.progress p WHERE p.view_id = %s"""
+"""A snapshot has what was committed by whoever is older than all that it takes to be running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,17 @@ def written(conn: Connection, view_id: int) -> Txid | None:
         "SELECT txid FROM headrace.progress WHERE view_id = %s", (view_id,)
     ).fetchone()
     return None if row is None else Txid(row[0])
+
+
+def seen_by_all(conn: Connection, view_id: int) -> bool:
+    """Whether each snapshot of this database, taken or yet to be, has a view's last change.
+
+    With each write of its table goes one of its progress.
+    Where nobody can tell (standbys have snapshots of their own), it is taken not to be.
+    REQUIRES: whoever writes the view has committed, and stands still.
+    """
+    row = conn.execute(_SEEN, (view_id,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def take_over(conn: Connection, view_ids: Sequence[int]) -> dict[int, Progress]:

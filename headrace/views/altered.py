@@ -111,13 +111,13 @@ class Altered(Resync):
         return replace_rows(self._job, conn, target, self._planned, staged, kept=kept)
 
     def _refill(
-        self, conn: Connection, shape: Reshape, staged: Staging, removed: int | None = None
+        self, conn: Connection, shape: Reshape, staged: Staging, had: int | None = None
     ) -> Replaced:
         """See ``Reshape.refill``."""
         oid = self._view.result_oid
         assert oid is not None, "it is refilled"
         self._refilled = self._target(oid)
-        return shape.refill(self._job, conn, self._as_is(oid), self._refilled, staged, removed)
+        return shape.refill(self._job, conn, self._as_is(oid), self._refilled, staged, had)
 
     def _adopt(self) -> None:
         """See ``Population``; statistics of a table that has new columns are made meanwhile."""

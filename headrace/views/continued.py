@@ -198,18 +198,15 @@ class Continued(Altered):
             self._settings.eval_dsn or None,
             value_bytes_max=limits.value_bytes,
         )
-        # All of them go where there are new columns: while those of the others are computed.
-        anew = shape.makes and not reshape.is_referred(conn, oid)
         self._job.phase("reading")
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                self._rows, had = remade.remake(
-                    *(self._job, conn, before, found, remote, staged), emptying=anew
-                )
+                self._rows, had = remade.remake(self._job, conn, before, found, remote, staged)
         finally:
             remote.close()
         faults.point(faults.ROWS_REMADE)
-        if anew:
+        if shape.makes and not reshape.is_referred(conn, oid):
+            # What was read and what is to be written are of one moment.
             return self._refill(conn, shape, staged, had)
         return self._exchange(conn, oid, staged, None)
 
