@@ -64,10 +64,7 @@ SELECT pg_catalog.has_table_privilege(c.oid, 'TRUNCATE')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                     WHERE s.plugin <> 'pgoutput' AND s.database = pg_catalog.current_database())
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables t
-                    WHERE t.schemaname = n.nspname AND t.tablename = c.relname)
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = %s"""
+  FROM pg_catalog.pg_class c WHERE c.oid = %s"""
 """Whether nobody minds a TRUNCATE: who is told of deleted rows may not be told of that."""
 _SAID: Final = """
 SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
@@ -332,7 +329,9 @@ def _made_in_place(conn: Connection, target: ResultTable) -> bool:
     REQUIRES: it is locked; nobody but the sink writes it.
     """
     row = conn.execute(_PLAIN, (target.oid,)).fetchone()
-    return row is not None and bool(row[0]) and progress.seen_by_all(conn, target.view_id)
+    found = table.fingerprint(conn, target.oid)
+    plain = row is not None and bool(row[0]) and found is not None and not found.published
+    return plain and progress.seen_by_all(conn, target.view_id)
 
 
 def is_referred(conn: Connection, oid: int) -> bool:
