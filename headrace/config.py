@@ -151,8 +151,8 @@ class Settings:
     """Bytes of changes waiting in memory before the stream is held back, and of rows waiting to be
     written before no more batches are taken; 0: a sixteenth of ``memory_bytes`` each."""
     spool_bytes_min: int = 0
-    """Bytes of one transaction beyond which its changes go to a file in the data dir; 0: half of
-    what may wait."""
+    """Bytes of one transaction, or of all that are not committed yet, beyond which their changes go
+    to files in the data dir; 0: half of what may wait."""
     batch_memory_bytes: int = 0
     """Bytes that views at work side by side may make of the rows they take up at a time; 0: an
     eighth of ``memory_bytes``."""

@@ -7,11 +7,13 @@ import itertools
 import random
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.receiver import Origin, Receiver
 from headrace.forwarder.streamed import KINDS, Streams
@@ -180,6 +182,17 @@ def until_commit_of(receiver: Receiver, commits: int) -> list[bytes]:
 @pytest.mark.parametrize("how", ["immediate", "64kB"])
 def test_it_is_what_a_server_sends_that_streams_nothing(database, tmp_path, how):
     """Two slots of one server, and sessions that write beside each other and roll back."""
+    _compare(database, tmp_path, how, _written)
+
+
+@pytest.mark.slow
+def test_it_is_so_of_prepared_transactions(tmp_path):
+    settings = {"max_prepared_transactions": "10"}
+    with EmbeddedPostgres(None, 16, settings, durable=False) as server:
+        _compare(server.dsn(), tmp_path, "immediate", _prepared)
+
+
+def _compare(database: str, folder: Path, how: str, written: Callable[[str], int]) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (a int PRIMARY KEY, b text); CREATE TABLE other (a int)")
         conn.execute(
@@ -189,12 +202,12 @@ def test_it_is_what_a_server_sends_that_streams_nothing(database, tmp_path, how)
         for name in names:
             conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
     try:
-        commits = _written(database)
+        commits = written(database)
         setting = {
             "immediate": "-c debug_logical_replication_streaming=immediate",
             "64kB": "-c logical_decoding_work_mem=64kB",
         }[how]
-        with receiving(database + f" options='{setting}'", names[0], tmp_path) as receiver:
+        with receiving(database + f" options='{setting}'", names[0], folder) as receiver:
             streamed = until_commit_of(receiver, commits)
         with psycopg.connect(database, autocommit=True) as conn:
             ((count,),) = conn.execute(
@@ -229,6 +242,26 @@ def _tables(messages: list[bytes]) -> set[bytes]:
         elif message[:1] in (b"I", b"U", b"D"):
             assert message[1:5] in known, "it is described before"
     return known
+
+
+def _prepared(dsn: str) -> int:
+    """Transactions in two phases, others in between; how many have changed a published table."""
+    with psycopg.connect(dsn) as conn, psycopg.connect(dsn, autocommit=True) as other:
+        for number in range(6):
+            conn.execute(
+                "INSERT INTO t SELECT %s + i, 'x' FROM generate_series(0, 9) i", (number * 10,)
+            )
+            conn.execute("SAVEPOINT s")
+            conn.execute("INSERT INTO late VALUES (%s)", (number,))
+            if number % 3 == 0:
+                conn.execute("ROLLBACK TO s")
+            conn.execute(f"PREPARE TRANSACTION 'g{number}'")
+            conn.rollback()
+            other.execute("INSERT INTO late VALUES (%s)", (100 + number,))
+        for number in (3, 0, 5, 1, 4, 2):
+            end = "ROLLBACK" if number in (1, 5) else "COMMIT"
+            other.execute(f"{end} PREPARED 'g{number}'")
+    return 10
 
 
 def _written(dsn: str) -> int:
