@@ -32,6 +32,8 @@ from headrace.sql.commands import Taken
 from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
+IDLE_S: Final = 60.0
+"""Seconds until the writer looks again where nothing is under way."""
 MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
@@ -174,9 +176,11 @@ class Direct:
 
     async def _write(self, conn: Connection) -> None:
         """Write progress and outcomes, and look whether callers still wait."""
+        if self._outbox:  # a connection was lost before it was told of them
+            self._wake.set()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if self._tasks else 60.0):
+                async with asyncio.timeout(LOOK_S if self._tasks else IDLE_S):
                     await self._wake.wait()
             self._wake.clear()
             while self._outbox:

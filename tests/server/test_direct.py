@@ -7,6 +7,7 @@ import re
 import psycopg
 import pytest
 
+from headrace.server import direct as direct_of_server
 from headrace.sql import install
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -185,6 +186,32 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
         )
         wait_until(lambda: state(conn, number) == "done", "it is carried out after all")
     assert [method for method, _ in commander.builder.calls] == ["drop_view"]
+
+
+def test_an_outcome_that_was_not_told_is_told_by_the_next_connection(commander, monkeypatch):
+    """At once, not when the writer looks again."""
+    monkeypatch.setattr(direct_of_server, "IDLE_S", 3600.0)
+    with direct(commander) as conn, direct(commander) as other:
+        number = conn.execute(
+            "INSERT INTO headrace.commands (procedure, arguments, settings) VALUES"
+            """ ('create_view', '{"name": "held", "query": "SELECT 1"}', '{}')"""
+            " RETURNING id"
+        ).fetchone()[0]
+        assert commander.builder.started.wait(PATIENCE_S)
+        with other.transaction():
+            other.execute("SELECT FROM headrace.commands WHERE id = %s FOR UPDATE", (number,))
+            commander.builder.go_on()
+            sessions = (
+                "SELECT pid, wait_event_type FROM pg_stat_activity WHERE datname ="
+                " current_database() AND application_name = 'headrace commands'"
+            )
+            for _ in range(2):  # the first may be at its progress
+                (waits,) = wait_until(
+                    lambda: [pid for pid, what in conn.execute(sessions) if what == "Lock"],
+                    "it is being told",
+                )
+                conn.execute("SELECT pg_terminate_backend(%s, 5000)", (waits,))
+        wait_until(lambda: state(conn, number) == "done", "it is told")
 
 
 def test_a_command_that_runs_when_the_connection_breaks_runs_once(commander):
