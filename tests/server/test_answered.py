@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import struct
 import termios
+import threading
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from headrace.server.messages import ResultSet
 from headrace.server.states import SessionState
 from headrace.types import TEXT
 from tests.security import wire as w
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 CALL = "CALL headrace.create_view('slow', 'SELECT 1')"
 
@@ -51,8 +52,11 @@ def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, databa
         source = client._upstream.transport.get_extra_info("socket").fileno()
         requests = other._transport.get_extra_info("socket").fileno()
 
+        begun = threading.Event()
+
         async def meet() -> None:
             """Hold the loop from the question who calls until a cancel request has come too."""
+            begun.set()
             while client.session.state is not SessionState.CONTEXT:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)  # uvloop sends at the end of a round
@@ -64,6 +68,7 @@ def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, databa
             wait_until(lambda: has_come(requests), "the request comes")
 
         met = asyncio.run_coroutine_threadsafe(meet(), commander._loop)
+        assert begun.wait(PATIENCE_S), "else it may come too late"
         one.send(sent)
         assert w.kinds(one.until("Z")).replace("N", "") == kinds
         met.result()
