@@ -81,7 +81,7 @@ class MemoryParts:
     changes: int
     """That wait, in memory; as much again for rows to be written."""
     transaction: int
-    """Of one transaction's changes; what is more goes to a file."""
+    """Of one transaction's changes, and of those that are not committed; more goes to files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,16 +214,18 @@ class Receiver:
         out: list[bytes] = []
         pgconn, streams = self._conn.pgconn, self._streams
         get = pgconn.get_copy_data
+        inside = streams.inside
         while len(out) < _READ_CHUNK:
             size, data = get(1)
             if size > 0:
                 kind = data[0]
                 if kind == b"w"[0]:
                     message = bytes(data[_HEADER:])
-                    if not streams.inside and message[0] not in streamed.KINDS:
+                    if not inside and message[0] not in streamed.KINDS:
                         out.append(message)
                         continue
                     self._whole = streams.take(message)
+                    inside = streams.inside
                     if self._whole is not None:
                         break
                 elif kind == b"k"[0]:

@@ -53,19 +53,22 @@ class _Transaction:
     size: int = 0
     """Bytes of these in memory."""
     spool: Spool | None = None
-    end: Place = field(default_factory=Place)
-    """Behind all of them."""
+    count: int = 0
+    """Of all of them."""
+    content: int = 0
+    """Bytes in all of them."""
     firsts: dict[int, Place] = field(default_factory=dict)
     """By subtransaction: where it begins; in that order, for there may be a million of them."""
 
     def add(self, xid: int, message: bytes) -> None:
         """Append a message of a subtransaction, or of the transaction itself."""
-        end = self.end
         if xid not in self.firsts:
-            self.firsts[xid] = end
+            self.firsts[xid] = Place(self.count, self.content)
         self.messages.append(message)
-        self.size += len(message) + _MESSAGE_BYTES
-        self.end = Place(end.messages + 1, end.size + len(message))
+        length = len(message)
+        self.size += length + _MESSAGE_BYTES
+        self.count += 1
+        self.content += length
 
     def undo(self, xid: int) -> None:
         """Forget all from where a subtransaction begins, if it does."""
@@ -74,17 +77,17 @@ class _Transaction:
             return
         while self.firsts.popitem()[0] != xid:
             continue
-        in_memory = self.end.messages - len(self.messages)
-        if at.messages < in_memory:
+        on_disk = self.count - len(self.messages)
+        if at.messages < on_disk:
             assert self.spool is not None, "there is something on disk"
             self.spool.cut(at)
             self.messages.clear()
             self.size = 0
         else:
-            kept = at.messages - in_memory
+            kept = at.messages - on_disk
             self.size -= sum(len(m) + _MESSAGE_BYTES for m in self.messages[kept:])
             del self.messages[kept:]
-        self.end = at
+        self.count, self.content = at.messages, at.size
 
     def spill(self, folder: Path) -> None:
         """Move what is in memory to disk."""
@@ -93,10 +96,6 @@ class _Transaction:
         self.spool.write(self.messages)
         self.messages.clear()
         self.size = 0
-
-    @property
-    def empty(self) -> bool:
-        return self.end.messages == 0
 
     def read(self) -> Iterator[list[bytes]]:
         """All of it, in pieces of bounded size if it is large."""
@@ -130,7 +129,8 @@ class Streams:
     @property
     def held(self) -> tuple[int, int]:
         """What open transactions take in memory and on disk."""
-        spools = [t.spool.bytes for t in self._open.values() if t.spool is not None]
+        # Asked by other threads: those that are open now.
+        spools = [t.spool.bytes for t in list(self._open.values()) if t.spool is not None]
         return self._size, sum(spools)
 
     def take(self, message: bytes) -> Iterator[list[bytes]] | None:
@@ -184,7 +184,7 @@ class Streams:
             if whole is None:
                 raise ContinuityLost(f"the stream has a commit of transaction {top}, but no block")
             self._size -= whole.size
-            if not whole.empty:
+            if whole.count:
                 return _whole(
                     _BEGIN.pack(b"B", commit_lsn, time_us, top),
                     whole,

@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import random
 import struct
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +111,36 @@ def test_a_transaction_with_nothing_left_is_none(streams):
 def test_what_makes_no_sense_is_refused(tmp_path, messages):
     with pytest.raises(ContinuityLost):
         handed_on(Streams(tmp_path, 1000), *messages)
+
+
+def test_who_asks_meanwhile_what_they_take(tmp_path):
+    """Another thread does, while transactions come and go."""
+    streams = Streams(tmp_path, 100)
+    over = threading.Event()
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not over.is_set():
+                assert min(streams.held) >= 0
+        except BaseException as error:  # noqa: BLE001  looked at below
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for number in range(100):
+            handed_on(streams, *block(change("a" * 60, number), xid=number))
+        for number in range(100, 3000):
+            handed_on(streams, *block(change("a" * 60, number), xid=number), abort(number, number))
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(before)
+        streams.close()
+    assert not errors
 
 
 def test_no_room_on_disk(tmp_path):
