@@ -7,7 +7,6 @@ are kept.  They are read, computed and written some at a time, for nothing is ke
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -41,38 +40,40 @@ def remake(
     REQUIRES: ``conn`` is in a transaction that has the table locked.
     """
     source = _source(target, keeping)
-    had = Counter[str]()
-    return staging.write_rows(_PART, _made(job, conn, source, keeping, remote, had)), had.total()
+    had = 0
+
+    def read() -> Iterator[list[pa.Array]]:
+        nonlocal had
+        with contextlib.closing(reader.read(conn, source)) as batches:
+            for columns in batches:
+                yield columns
+                had += len(columns[0])
+                job.rows(had)
+        job.complete(had)
+
+    return staging.write_rows(_PART, _made(source, keeping, remote, read())), had
 
 
 def _made(
-    job: Job,
-    conn: Connection,
     source: SourceSpec,
     keeping: Common,
     remote: RemoteEvaluator | None,
-    had: Counter[str],
+    batches: Iterator[list[pa.Array]],
 ) -> Iterator[tuple[int, bytes]]:
-    """COPY text of the new rows; those that the table ``had`` are counted."""
+    """COPY text of the new rows, of those of the table."""
     numbers = {column.attnum: at for at, column in enumerate(source.columns)}
     schema = keeping.upper.node(keeping.top).schema
-    with contextlib.closing(reader.read(conn, source)) as batches:
-        for columns in batches:
-            count = len(columns[0])
-            given = [
-                pa.nulls(count, arrow_type(field.oid))
-                if place is None
-                else columns[numbers[place + 1]]
-                for field, place in zip(schema, keeping.places, strict=True)
-            ]
-            # One for each: it keeps what it gives until its end.
-            flow = Dataflow(keeping.upper, MemoryStore(undo=False), remote, 0, repeats=True)
-            flow.load_feed(keeping.top, given)
-            yield from rows.render(keeping.upper.sink.schema, flow.end(0))
-            bounds.progress()
-            had[_PART] += count
-            job.rows(had.total())
-    job.complete(had.total())
+    for columns in batches:
+        count = len(columns[0])
+        given = [
+            pa.nulls(count, arrow_type(field.oid)) if place is None else columns[numbers[place + 1]]
+            for field, place in zip(schema, keeping.places, strict=True)
+        ]
+        # One for each: it keeps what it gives until its end.
+        flow = Dataflow(keeping.upper, MemoryStore(undo=False), remote, 0, repeats=True)
+        flow.load_feed(keeping.top, given)
+        yield from rows.render(keeping.upper.sink.schema, flow.end(0))
+        bounds.progress()
 
 
 def _source(target: ResultTable, keeping: Common) -> SourceSpec:

@@ -61,7 +61,6 @@ _ROWS_KEY_LATER: Final = 20_000
 """From so many rows on a key is made when they are there."""
 _PLAIN: Final = """
 SELECT pg_catalog.has_table_privilege(c.oid, 'TRUNCATE')
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                     WHERE s.plugin <> 'pgoutput' AND s.database = pg_catalog.current_database())
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
@@ -326,7 +325,7 @@ def _made_in_place(conn: Connection, target: ResultTable) -> bool:
     So they may if each snapshot that there is, or may come, has the rows of now.  Then these need
     not be deleted one by one, and the new ones not be those of a new transaction.
 
-    REQUIRES: it is locked; nobody but the sink writes it.
+    REQUIRES: ``put_right`` in this transaction (it has no trigger); nobody but the sink writes it.
     """
     row = conn.execute(_PLAIN, (target.oid,)).fetchone()
     found = table.fingerprint(conn, target.oid)
