@@ -83,3 +83,28 @@ def test_take_over_waits_for_a_commit_under_way(conn, database):
             progress.take_over(conn, [1])
         slow.commit()
     assert progress.take_over(conn, [1])[1].txid == 5
+
+
+def test_who_has_a_snapshot_of_before_is_seen_by_who_may(conn, database):
+    """Whoever may not see what snapshots others have, takes one to be there."""
+    role = f"r_{conn.info.dbname}"
+    conn.execute(
+        f"CREATE ROLE {role} LOGIN BYPASSRLS; GRANT USAGE ON SCHEMA headrace TO {role};"
+        f" GRANT SELECT ON headrace.progress TO {role}"
+    )
+    try:
+        with psycopg.connect(database, autocommit=True, user=role) as other:
+            assert progress.seen_by_all(conn, 1)
+            assert not progress.seen_by_all(other, 1)
+            with psycopg.connect(database) as old:
+                old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                old.execute("SELECT FROM headrace.progress")
+                assert progress.seen_by_all(conn, 1), "it has all of it"
+                advance(conn, list(progress.take_over(conn, [1]).values()), 5)
+                assert not progress.seen_by_all(conn, 1)
+                assert progress.seen_by_all(conn, 2), "of which nothing has changed"
+                assert not progress.seen_by_all(other, 1)
+            assert progress.seen_by_all(conn, 1)
+            assert not progress.seen_by_all(conn, 4), "there is none"
+    finally:
+        conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
