@@ -1,7 +1,8 @@
 """The process that reads: questions come on its standard input, a line each, and answers go out.
 
-    {"do": "tree" | "translate", "text": …, "dialect": …}
-    {"tree": […], "text": …} | {"text": …} | {"refused": message, "at": …, "hint": …}
+    {"do": "tree" | "tables" | "translate", "text": …, "dialect": …, "columns": …}
+    {"tree": […], "text": …} | {"tables": […]} | {"text": …}
+    | {"refused": message, "at": …, "hint": …}
 
 It may be ended at any moment, and ends by itself when nobody asks for a while, when who asks is
 gone, or when a question takes more processor time or memory than it may.
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.reading.dialects import tidy, translated
+from headrace.reading.dialects import tables, tidy, translated
 from headrace.reading.trees import POSTGRES, Unsaid, parsed, plain
 
 CPU_S: Final = 5
@@ -36,7 +37,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     text, dialect = str(asked["text"]), str(asked.get("dialect") or POSTGRES)
     try:
         if asked["do"] == "translate":
-            return {"text": translated(text, dialect)}
+            return {"text": translated(text, dialect, asked["columns"])}
+        if asked["do"] == "tables":
+            return {"tables": tables(text, dialect)}
         tree = parsed(text, dialect)
         return {"tree": plain(tree), "text": tidy(tree)}
     except Unsaid as refused:

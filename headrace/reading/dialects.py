@@ -1,111 +1,79 @@
 """Queries of other dialects as SQL of Postgres: all of it, or not at all.
 
-sqlglot passes on what it does not know, and only warns of what it cannot say.  Here each of these
-is refused, with its place: a function that sqlglot does not know would else be taken for the one of
-that name in Postgres, which may mean something else.  The translation is read again, and must be
-read as what was written.
+sqlglot reads the query.  Its own translation is lenient: it passes on constructs that it does not
+know, and ignores differences of NULL, zero, sign and type.  So each node of the tree must be on a
+positive list: a clause that means the same everywhere (``structure.py``), or a construct with a
+rule for its dialect and the types of its arguments (``forms/``).  Everything else is refused, with
+its place.  The translation is read again, and must be read as the tree that was written.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import SqlglotError
 
-from headrace.reading import DIALECTS
-from headrace.reading.trees import POSTGRES, Unsaid, parsed, position
+from headrace.reading.forms import aggregates, casts, mathematics, operators, strings, times
+from headrace.reading.forms.rule import OWN, Form, TranslationRules
+from headrace.reading.kinds import Columns, Kinds, table_key
+from headrace.reading.structure import STRUCTURE, check
+from headrace.reading.trees import POSTGRES, Unsaid, nearest, parsed, position
 
-_ANY: Final = frozenset(DIALECTS)
-_DEFAULTS: Final = {
-    "CHAR": frozenset(("oracle", "redshift", "snowflake")),
-    "NCHAR": frozenset(("oracle", "redshift", "snowflake")),
-    "VARCHAR": _ANY - {"tsql"},
-    "NVARCHAR": _ANY - {"tsql"},
-    "DECIMAL": frozenset(("oracle", "sqlite")),
-}
-"""By type: where it means without parameters what it means so in Postgres."""
-_LENIENT: Final = re.compile(r"\b(?:try|safe)_cast\b", re.IGNORECASE)
 _ROUNDS: Final = 3
-_NULLS_IGNORED: Final = ("databricks", "duckdb", "redshift", "spark", "tsql")
-"""Where GREATEST and LEAST leave NULLs out, as Postgres does."""
-_SAME: Final = frozenset(
-    (
-        *("Abs", "Acos", "ArrayAgg", "Ascii", "Asin", "Atan", "Atan2", "Avg", "Ceil", "Coalesce"),
-        *("Corr", "Cos", "Count", "CovarPop", "CovarSamp", "CumeDist", "DateTrunc", "Degrees"),
-        *("DenseRank", "Exp", "FirstValue", "Floor", "Grouping", "Lag", "LastValue", "Lead"),
-        *("Left", "Ln", "Lower", "MD5", "Max", "Min", "NthValue", "Ntile", "Nullif", "PercentRank"),
-        *("PercentileCont", "PercentileDisc", "Pi", "Pow", "Radians", "Rank", "Repeat", "Replace"),
-        *("Reverse", "Right", "RowNumber", "Sign", "Sin", "SplitPart", "Sqrt", "StartsWith"),
-        *("StddevPop", "StddevSamp", "Sum", "Tan", "Translate", "Upper", "VariancePop"),
-    )
-)
-"""Functions (sqlglot's classes) that are the same in all dialects under Postgres' name."""
-_OWN: Final = "Write it in SQL of Postgres; a function of this database is written with its schema."
+_LENIENT: Final = re.compile(r"\b(?:try|safe)_cast\b", re.IGNORECASE)
+RULES: Final[TranslationRules] = {
+    **operators.RULES,
+    **times.RULES,
+    **strings.RULES,
+    **aggregates.RULES,
+    **casts.RULES,
+    **mathematics.RULES,
+}
+"""All constructs that are translated."""
+_PARTS_OF_RULES: Final = ("to", "unit", "spec", "return_type")
+"""Arguments that the rule of a construct looks at itself."""
 
 
-def translated(text: str, dialect: str) -> str:
-    """The query in SQL of Postgres.
+def tables(text: str, dialect: str) -> list[str]:
+    """The tables that a query names, as SQL of Postgres writes them.
 
     Raises:
-        Unsaid: it cannot be read, or something in it cannot be said.
+        Unsaid: the query cannot be read.
     """
-    tree = parsed(text, dialect)
-    if not isinstance(tree, exp.Query):
-        raise Unsaid("a view is made of a query", position(tree))
-    for call in tree.find_all(exp.Anonymous, exp.AnonymousAggFunc):
-        if not isinstance(call.parent, exp.Dot):
-            raise Unsaid(
-                f'function "{call.name}" of dialect {dialect} cannot be translated',
-                position(call),
-                _OWN,
-            )
-    _refuse_lenient_casts(tree, text, dialect)
-    _refuse_bare_types(tree, dialect)
-    said, missing = _generated(tree, dialect)
+    tree = _query(text, dialect)
+    inner = {one.alias.lower() for one in tree.find_all(exp.CTE)}
+    named = [one for one in tree.find_all(exp.Table) if isinstance(one.this, exp.Identifier)]
+    outer = [one for one in named if one.args.get("db") or one.name.lower() not in inner]
+    return list(dict.fromkeys(table_key(one) for one in outer))
+
+
+def translated(text: str, dialect: str, columns: Columns) -> str:
+    """The query in SQL of Postgres.
+
+    ``columns``: for each table that ``tables`` names the Postgres types of its columns.
+
+    Raises:
+        Unsaid: it cannot be read, or has a construct without an exact equal.
+    """
+    tree = _with_strict_casts(_query(text, dialect), text, dialect)
+    try:
+        kinds = Kinds(tree, columns, {node: rule.kind for node, rule in RULES.items()})
+    except SqlglotError as error:
+        raise Unsaid(f"the names of the query cannot be resolved: {error}") from error
+    said, missing = _generated(_Translation(Form(dialect, kinds)).of(tree))
     if missing:
         message, node = missing[0]
-        where = None if node is None else _near(node)
-        raise Unsaid(f"dialect {dialect} cannot be translated here: {message}", where, _OWN)
+        where = None if node is None else nearest(node)
+        raise Unsaid(f"dialect {dialect} cannot be translated here: {message}", where, OWN)
     for _ in range(_ROUNDS):
         again, more = _generated(parsed(said, POSTGRES))
         if again == said and not more:
             return said
         said = again
-    raise Unsaid(f"the query cannot be translated exactly from dialect {dialect}", None, _OWN)
-
-
-def _refuse_lenient_casts(tree: exp.Expr, text: str, dialect: str) -> None:
-    """TRY_CAST and its like: the generator makes an ordinary cast of them, and says nothing.
-
-    Where every CAST is one of these (Spark, MySQL), a plain one may pass: it fails on a row for
-    which it would have been NULL there, and so no other answer is given.
-    """
-    strict = Dialect.get_or_raise(dialect).parser_class.STRICT_CAST
-    for cast in tree.find_all(exp.TryCast):
-        if strict or _LENIENT.search(text):
-            raise Unsaid(
-                "a cast that gives NULL where it fails cannot be translated", position(cast), _OWN
-            )
-
-
-def _refuse_bare_types(tree: exp.Expr, dialect: str) -> None:
-    """Types whose length or precision is left to a default, which is another in Postgres.
-
-    CHAR is one character there, any number in MySQL and thirty in T-SQL; DECIMAL has any scale
-    there, and none nearly everywhere else: with another default other values would come out.
-    """
-    for kind in tree.find_all(exp.DataType):
-        if kind.expressions or dialect in _DEFAULTS.get(str(kind.this.value), _ANY):
-            continue
-        raise Unsaid(
-            f"type {kind.this.value} without its length or precision is another in Postgres than"
-            f" in dialect {dialect}",
-            _near(kind),
-            "Write the type with its parameters.",
-        )
+    raise Unsaid(f"the query cannot be translated exactly from dialect {dialect}", None, OWN)
 
 
 def tidy(tree: exp.Expr) -> str:
@@ -113,25 +81,77 @@ def tidy(tree: exp.Expr) -> str:
     return _generated(tree)[0]
 
 
-def _generated(
-    tree: exp.Expr, dialect: str = POSTGRES
-) -> tuple[str, list[tuple[str, exp.Expr | None]]]:
-    """The text, and what cannot be said: in words, and of which node.
+def _query(text: str, dialect: str) -> exp.Query:
+    tree = parsed(text, dialect)
+    if not isinstance(tree, exp.Query):
+        raise Unsaid("a view is made of a query", position(tree))
+    return tree
 
-    Functions of another dialect that the generator has no rule for, and so writes as they are, are
-    only said where they mean the same everywhere.
+
+def _with_strict_casts(tree: exp.Query, text: str, dialect: str) -> exp.Query:
+    """The query, whose casts raise an error where they fail.
+
+    Where every CAST may give NULL in place of an error (Spark, MySQL), sqlglot reads it as
+    TRY_CAST.  Such a cast raises an error here, and so no other answer is given.
     """
+    if Dialect.get_or_raise(dialect).parser_class.STRICT_CAST or _LENIENT.search(text):
+        return tree
+    for lenient in list(tree.find_all(exp.TryCast)):
+        lenient.replace(exp.Cast(this=lenient.this, to=lenient.to))
+    return tree
+
+
+class _Translation:
+    """Replaces each construct by its equal, arguments first."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    def of(self, node: exp.Expr) -> exp.Expr:
+        """The equal of a node.
+
+        Raises:
+            Unsaid: the node, or one inside, has none.
+        """
+        form, rule = self._form, RULES.get(type(node))
+        if rule is None and type(node) not in STRUCTURE:
+            form.refuse(node, "it is not known to be the same in Postgres")
+        if rule is not None and form.dialect not in rule.dialects:
+            form.refuse(node, "it is not known to be the same in Postgres")
+        if rule is None:
+            check(node, form.dialect, form.kinds)
+        for name, value in list(node.args.items()):
+            if name in _PARTS_OF_RULES and not isinstance(node, exp.Select):
+                continue
+            for at, one in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(one, exp.Expr):
+                    new = self.of(one)
+                    if new is not one:
+                        node.set(name, new, at if isinstance(value, list) else None)
+        return node if rule is None else self._replaced(node, rule.apply(node, form))
+
+    def _replaced(self, node: exp.Expr, new: exp.Expr) -> exp.Expr:
+        if new is node:
+            return node
+        if isinstance(new, exp.Binary) and not isinstance(node, exp.Binary):
+            new = exp.paren(new, copy=False)
+        self._form.kinds.replace(node, new)
+        return new
+
+
+def _generated(tree: exp.Expr) -> tuple[str, list[tuple[str, exp.Expr | None]]]:
+    """The text, and what cannot be said in Postgres: the words, and the node."""
     missing: list[tuple[str, exp.Expr | None]] = []
     inside: list[exp.Expr] = []
-    base: Any = Dialect.get_or_raise(POSTGRES).generator_class
+    base = Dialect.get_or_raise(POSTGRES).generator_class
 
-    class Watched(base):  # type: ignore[misc]  # a class of the dialect's
-        """Remembers of which node something is missing."""
+    class Watched(base):  # type: ignore[misc, valid-type]  # a class of the dialect's
+        """Remembers the node of which something is missing."""
 
-        def sql(self, expression: Any, *args: Any, **more: Any) -> str:
+        def sql(self, expression: object, *args: object, **more: object) -> str:
             known = isinstance(expression, exp.Expr)
             if known:
-                inside.append(expression)
+                inside.append(expression)  # type: ignore[arg-type]
             try:
                 return str(super().sql(expression, *args, **more))
             finally:
@@ -141,37 +161,8 @@ def _generated(
         def unsupported(self, message: str) -> None:
             missing.append((message.rstrip("."), inside[-1] if inside else None))
 
-        def function_fallback_sql(self, expression: Any) -> str:
-            if dialect != POSTGRES and not _plain(expression, dialect):
-                name = expression.sql_name()
-                missing.append((f"{name} may mean something else in Postgres", expression))
-            return str(super().function_fallback_sql(expression))
-
     try:
         text = Watched(dialect=POSTGRES, pretty=True, normalize_functions=False).generate(tree)
     except SqlglotError as error:
         raise Unsaid(f"the query cannot be written: {error}") from error
     return text, missing
-
-
-def _plain(call: exp.Expr, dialect: str) -> bool:
-    """Whether a function means the same under its name in Postgres."""
-    name = type(call).__name__
-    if name in ("Greatest", "Least"):
-        return dialect in _NULLS_IGNORED
-    if name in ("Stddev", "Variance"):
-        return dialect != "mysql"  # of the whole population there
-    if name == "Length":
-        return not call.args.get("binary")
-    return name in _SAME
-
-
-def _near(node: exp.Expr) -> int | None:
-    """Where ``node`` stands, or the nearest thing around it that stands somewhere."""
-    at: Any = node
-    while at is not None:
-        found = position(at)
-        if found is not None:
-            return found
-        at = at.parent
-    return None

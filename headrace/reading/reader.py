@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,18 +52,25 @@ class TextReader:
         found = self._ask({"do": "tree", "text": text})
         return Read(found["tree"], found["text"])
 
-    def translated(self, text: str, dialect: str) -> str:
-        """A query of another dialect in SQL of Postgres.
+    def tables(self, text: str, dialect: str) -> list[str]:
+        """The tables that a query of another dialect names, as SQL of Postgres writes them.
 
         Raises:
-            UserError: there is no such dialect, or it cannot be said exactly, with its position.
+            UserError: there is no such dialect, or the query cannot be read.
         """
-        known = dialect.lower()
-        if known not in DIALECTS:
-            raise UserError(
-                f'unknown dialect "{dialect}"', hint=f"Dialects are: {', '.join(DIALECTS)}."
-            )
-        return str(self._ask({"do": "translate", "text": text, "dialect": known})["text"])
+        return list(self._ask({"do": "tables", "text": text, "dialect": _known(dialect)})["tables"])
+
+    def translated(self, text: str, dialect: str, columns: Mapping[str, Mapping[str, str]]) -> str:
+        """A query of another dialect in SQL of Postgres.
+
+        ``columns``: for each table of ``tables`` the name of each column's type in Postgres.
+
+        Raises:
+            UserError: there is no such dialect, or the query has no exact translation; with its
+                position.
+        """
+        asked = {"do": "translate", "text": text, "dialect": _known(dialect), "columns": columns}
+        return str(self._ask(asked)["text"])
 
     def close(self) -> None:
         """End the process."""
@@ -134,6 +142,15 @@ class TextReader:
         process.kill()
         with process, contextlib.suppress(OSError):
             process.wait()
+
+
+def _known(dialect: str) -> str:
+    known = dialect.lower()
+    if known not in DIALECTS:
+        raise UserError(
+            f'unknown dialect "{dialect}"', hint=f"Dialects are: {', '.join(DIALECTS)}."
+        )
+    return known
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:

@@ -77,6 +77,17 @@ def position(node: exp.Expr) -> int | None:
     return min(starts, default=None)
 
 
+def nearest(node: exp.Expr) -> int | None:
+    """Where ``node`` stands, or the nearest node around it that has a position; from 0."""
+    at: exp.Expr | None = node
+    while at is not None:
+        found = position(at)
+        if found is not None:
+            return found
+        at = at.parent
+    return None
+
+
 def plain(tree: exp.Expr) -> list[Plain]:
     """The nodes of a tree, each before those that are in it.
 

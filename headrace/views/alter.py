@@ -93,7 +93,8 @@ def _alter(
 ) -> dict[str, Any]:
     options = ViewOptions.of(wanted.options)
     options.check(context.settings)
-    text = texts.in_postgres(context, wanted.query, options.dialect)
+    asked = PlanRequest(wanted.query, caller, wanted.settings)
+    text = texts.in_postgres(context, job, asked, options.dialect)
     wanted = replace(wanted, query=text.query, options=texts.without_dialect(wanted.options))
     with planning(context, job) as conn, text.speaking():
         if text.notice is not None:

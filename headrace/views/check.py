@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.planner import Planned, PlanRequest
 from headrace.population import placing
 from headrace.population.context import JobContext
@@ -24,9 +26,10 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
-    text = texts.in_postgres(context, request.query, options.dialect)
+    wanted = PlanRequest(request.query, request.caller, request.settings)
+    text = texts.in_postgres(context, job, wanted, options.dialect)
     with planning(context, job) as conn, text.speaking():
-        wanted = PlanRequest(text.query, request.caller, request.settings)
+        wanted = replace(wanted, query=text.query)
         planned = checked(context, conn, wanted, options)
     said = {} if text.notice is None else {"notice": text.notice}
     return {**text.noted(planned).explain, **said}

@@ -51,12 +51,13 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
-    text = texts.in_postgres(context, request.query, options.dialect)
+    wanted = PlanRequest(request.query, request.caller, request.settings)
+    text = texts.in_postgres(context, job, wanted, options.dialect)
     with planning(context, job) as conn, text.speaking():
         if text.notice is not None:
             job.say(text.notice)
         target = names.resolve_new(conn, request.name, request.caller, request.settings)
-        wanted = PlanRequest(text.query, request.caller, request.settings)
+        wanted = dataclasses.replace(wanted, query=text.query)
         planned, planned_under = plan_with_facts(conn, context.settings, wanted, options)
         keys.check(conn, planned.columns, options.key or ())
         if options.history is not None:

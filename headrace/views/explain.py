@@ -99,7 +99,8 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[st
             names.check_owner(conn, view, caller)
             stages = _of_view(context, job, conn, request, view)
             return {"lines": stages.lines(request.stage, request.format)}
-        query = texts.in_postgres(context, text, request.dialect)
+        asked = PlanRequest(text, caller, request.settings)
+        query = texts.in_postgres(context, job, asked, request.dialect)
         with query.speaking():
             stages = _of_query(context, conn, request, query)
         return {"lines": stages.lines(request.stage, request.format), "notice": query.notice}

@@ -10,6 +10,8 @@ from typing import Any, Final
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, readings
 from headrace.population.context import JobContext
+from headrace.population.job import Job
+from headrace.postgres import acting
 from headrace.postgres.connect import Connection
 from headrace.reading import CAVEATS
 from headrace.sql.views import TIDY
@@ -18,6 +20,16 @@ WRITTEN: Final = "written"
 """The stage that has the query as it was written, where that was in another dialect."""
 _SHORT: Final = 120
 """Characters of a line that is shown as it is."""
+_RESOLVE: Final = """
+SELECT pg_catalog.array_agg(pg_catalog.to_regclass(n.name)::pg_catalog.oid::pg_catalog.int8
+                            ORDER BY n.at)
+  FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS n(name, at)"""
+_COLUMNS: Final = """
+SELECT a.attrelid::int8, a.attname, coalesce(b.typname, t.typname)
+  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+  LEFT JOIN pg_type b ON b.oid = t.typbasetype AND t.typtype = 'd'
+ WHERE a.attrelid = ANY (%s::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped"""
+"""Of a domain the type below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +69,42 @@ class QueryText:
         return replace(planned, explain={**planned.explain, WRITTEN: told})
 
 
-def in_postgres(context: JobContext, query: str, dialect: str | None) -> QueryText:
-    """The query in SQL of Postgres.
+def in_postgres(
+    context: JobContext, job: Job, asked: PlanRequest, dialect: str | None
+) -> QueryText:
+    """Return the query in SQL of Postgres.
 
     Raises:
-        UserError: there is no such dialect, or the query cannot be said, with its position.
+        UserError: there is no such dialect, or the query has no exact translation, with its
+            position; or a table that it names does not exist.
     """
     if dialect is None or dialect.lower() in ("postgres", "postgresql"):
-        return QueryText(query)
-    return QueryText(context.reader.translated(query, dialect), dialect.lower(), query)
+        return QueryText(asked.query)
+    named = context.reader.tables(asked.query, dialect)
+    with job.connection(context.settings.source, what="builder") as conn, job.translating():
+        columns = _column_types(conn, named, asked.caller, asked.settings)
+    said = context.reader.translated(asked.query, dialect, columns)
+    return QueryText(said, dialect.lower(), asked.query)
+
+
+def _column_types(
+    conn: Connection, named: list[str], caller: str | None, settings: dict[str, str]
+) -> dict[str, dict[str, str]]:
+    """The types of the columns of tables that are named as on the caller's search path.
+
+    Raises:
+        UserError: 42P01, there is no such table.
+    """
+    with conn.transaction(force_rollback=True):
+        acting.act_as(conn, caller, settings)
+        [found] = conn.execute(_RESOLVE, (named,)).fetchone() or ([],)
+    missing = [name for name, oid in zip(named, found or [], strict=True) if oid is None]
+    if missing:
+        raise UserError(f"relation {missing[0]} does not exist", sqlstate="42P01")
+    types: dict[int, dict[str, str]] = {}
+    for oid, column, kind in conn.execute(_COLUMNS, (found or [],)).fetchall():
+        types.setdefault(oid, {})[column] = kind
+    return {name: types.get(oid, {}) for name, oid in zip(named, found or [], strict=True)}
 
 
 def tidied(

@@ -1,0 +1,164 @@
+"""A rule of the positive list, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from sqlglot import exp
+
+from headrace.reading import DIALECTS
+from headrace.reading.kinds import NUMBERS, Kinds, ValueKind
+from headrace.reading.trees import Unsaid, nearest
+
+ANY: Final = frozenset(DIALECTS)
+OWN: Final = "Write it in SQL of Postgres; a function of this database is written with its schema."
+CAST_HINT: Final = "A CAST around the argument says its type."
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One construct of a query, as a rule sees it."""
+
+    dialect: str
+    kinds: Kinds
+
+    def kind(self, node: exp.Expr) -> ValueKind | None:
+        """The Postgres type of an argument; None: not certain."""
+        return self.kinds.of(node)
+
+    def need(self, node: exp.Expr, wanted: Iterable[ValueKind]) -> None:
+        """Refuse an argument whose type is none of these; NULL is of any type."""
+        allowed = frozenset(wanted)
+        found = self.kind(node)
+        if found in allowed or found is ValueKind.NULL:
+            return
+        shown = "an unknown type" if found is None else f"type {found}"
+        names = ", ".join(sorted(allowed))
+        self.refuse(
+            node.parent or node,
+            f"here it has an argument of {shown}, and is the same only for {names}",
+            CAST_HINT if found is None else OWN,
+        )
+
+    def refuse(self, node: exp.Expr, why: str, hint: str = OWN) -> NoReturn:
+        """Refuse the construct at ``node``."""
+        raise self.refusal(node, why, hint)
+
+    def refusal(self, node: exp.Expr, why: str, hint: str = OWN) -> Unsaid:
+        """Return the error that refuses the construct at ``node``."""
+        return Unsaid(
+            f"{shown(node)} of dialect {self.dialect} cannot be translated: {why}",
+            nearest(node),
+            hint,
+        )
+
+
+Apply = Callable[[Any, Form], exp.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationRule:
+    """The exact equal of a construct.
+
+    ``apply`` takes the node, whose arguments are translated by then, and gives the node to write
+    in its place.  It raises ``Unsaid`` for a form of arguments that has no exact equal.
+    """
+
+    apply: Apply
+    kind: Callable[[Any, Kinds], ValueKind | None]
+    """The type that the construct has in Postgres."""
+    dialects: frozenset[str] = ANY
+
+
+TranslationRules = dict[type[exp.Expr], TranslationRule]
+
+
+def shown(node: exp.Expr) -> str:
+    """The construct's name, as a message has it."""
+    if isinstance(node, exp.Binary) and not isinstance(node, exp.Func):
+        return f"operator {type(node).__name__.upper()}"
+    return node.sql_name() if isinstance(node, exp.Func) else type(node).__name__.upper()
+
+
+def always(kind: ValueKind) -> Callable[[Any, Kinds], ValueKind | None]:
+    """The type is the same for all arguments."""
+    return lambda _node, _kinds: kind
+
+
+def same_as_argument(node: Any, kinds: Kinds) -> ValueKind | None:
+    """The type is that of the first argument."""
+    return kinds.of(node.this)
+
+
+def unknown(_node: Any, _kinds: Kinds) -> ValueKind | None:
+    """The type is not derived."""
+    return None
+
+
+def only(node: exp.Expr, form: Form, *names: str) -> None:
+    """Refuse arguments other than these."""
+    for name, value in node.args.items():
+        if name not in names and value not in (None, False, []):
+            form.refuse(node, f'its argument "{name.rstrip("_")}" has no equal')
+
+
+def unsigned(node: exp.Expr | None) -> int | None:
+    """The value of a literal integer; None: it is something else."""
+    if isinstance(node, exp.Paren):
+        return unsigned(node.this)
+    if not isinstance(node, exp.Literal) or not str(node.this).isdigit():
+        return None
+    return int(node.this)
+
+
+def signed(node: exp.Expr | None) -> int | None:
+    """The value of a literal integer that may have a sign."""
+    if isinstance(node, exp.Paren):
+        return signed(node.this)
+    if isinstance(node, exp.Neg):
+        value = unsigned(node.this)
+        return None if value is None else -value
+    return unsigned(node)
+
+
+def at_least(node: exp.Expr | None, least: int, call: exp.Expr, form: Form) -> None:
+    """Refuse what is no literal integer of at least this value."""
+    value = unsigned(node)
+    if value is None or value < least:
+        form.refuse(call, f"it is the same only for a literal number of at least {least} here")
+
+
+def filled_text(node: exp.Expr | None, call: exp.Expr, form: Form) -> str:
+    """The literal text that an argument is; refuse an empty one, and what is no literal."""
+    if not (isinstance(node, exp.Literal) and node.is_string and node.this):
+        form.refuse(call, "it is the same only for a literal text that is not empty here")
+    return str(node.this)
+
+
+def not_zero(node: exp.Expr) -> bool:
+    """Whether a divisor can be seen not to be zero: a literal, or ``NULLIF(…, 0)``."""
+    if isinstance(node, exp.Paren):
+        return not_zero(node.this)
+    if isinstance(node, exp.Neg):
+        return not_zero(node.this)
+    if isinstance(node, exp.Nullif):
+        return unsigned(node.expression) == 0
+    return isinstance(node, exp.Literal) and not node.is_string and float(node.this) != 0
+
+
+def null_for_zero(node: exp.Expr) -> exp.Expr:
+    """A divisor that gives NULL where it is zero."""
+    return node if not_zero(node) else exp.Nullif(this=node, expression=exp.Literal.number(0))
+
+
+def cast(node: exp.Expr, kind: str) -> exp.Expr:
+    """A cast of Postgres."""
+    return exp.Cast(this=node, to=exp.DataType.build(kind, dialect="postgres"))
+
+
+def numbers(node: exp.Expr, form: Form) -> exp.Expr:
+    """Nothing is changed; the argument is a number."""
+    form.need(node.this, NUMBERS)
+    return node
