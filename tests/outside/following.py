@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 BEFORE = {"how": "start"}
 """Pages that go on with the tables of another one: with all of its first example."""
-MEASURED = ((r"\d+ % of time", "# % of time"), (r"cpu \d+\.\d ms", "cpu # ms"))
+MEASURED = ((r"\d+ % of time", "# % of time"), (r"cpu \d+(\.\d)? ms", "cpu # ms"))
 BYTES = (r"~?\d+(\.\d+)? (B|kB|MB)\b", "# bytes")
 SYNTAX = "DO $follow$ BEGIN RETURN; {}; END $follow$"
 """Postgres reads all of a block, also what it does not come to."""
