@@ -176,10 +176,13 @@ def _check_aliases(node: exp.Select, dialect: str, kinds: Kinds) -> None:
 
 
 def _own_columns(node: exp.Select) -> list[exp.Column]:
-    """The columns in a query's clauses, without those in the queries inside."""
+    """The columns in clauses behind the select list, without those in the queries inside.
+
+    In the select list, in FROM and in WHERE a column of a table goes first in every dialect.
+    """
     found: list[exp.Column] = []
-    for clause in node.iter_expressions():
-        if not isinstance(clause, exp.With):
+    for clause in (node.args.get(name) for name in ("group", "having", "qualify", "order")):
+        if clause is not None:
             inside = clause.walk(prune=lambda one: isinstance(one, exp.Query))
             found += [one for one in inside if isinstance(one, exp.Column)]
     return found
