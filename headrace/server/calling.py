@@ -6,6 +6,7 @@ then it runs; in a transaction block, or after an error, it is relayed after all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from headrace.errors import ProtocolError
@@ -33,6 +34,8 @@ class Calling:
         self._context: CallContext | None = None
         self._at = 0
         """How many answers to the question for the context have come."""
+        self._end: Callable[[], None] | None = None
+        """Ends the call once the source has answered the last Sync."""
 
     @property
     def _pending(self) -> Pending:
@@ -134,10 +137,43 @@ class Calling:
             self.check()
         return b""
 
+    # --- while it runs
+
+    def keep_alive(self) -> None:
+        """Send a Sync, so that the source does not take the session for an idle one.
+
+        The client does not see the answer.
+        """
+        flow = self._flow
+        if flow.state is SessionState.RUNNING and not flow.keeping_alive:
+            flow.keeping_alive = True
+            flow.pipeline.relays(_S)
+            flow.to_source(m.SYNC)
+
+    def on_kept_alive(self) -> None:
+        """The source has answered that Sync."""
+        self._flow.keeping_alive = False
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
     # --- its end
 
     def finish(self, found: m.ResultSet | None) -> None:
         """It is done; ``found`` are its rows, if it has any."""
+        self._once_answered(lambda: self._finish(found))
+
+    def fail(self, fields: dict[str, str]) -> None:
+        """It failed with these fields (position relative to the query)."""
+        self._once_answered(lambda: self._fail(fields))
+
+    def _once_answered(self, end: Callable[[], None]) -> None:
+        if self._flow.keeping_alive:
+            self._end = end
+        else:
+            end()
+
+    def _finish(self, found: m.ResultSet | None) -> None:
         flow, pending = self._flow, self._pending
         out = b""
         if found is not None:
@@ -154,8 +190,7 @@ class Calling:
         flow.pending = None
         flow.fire("finished")
 
-    def fail(self, fields: dict[str, str]) -> None:
-        """It failed with these fields (position relative to the query)."""
+    def _fail(self, fields: dict[str, str]) -> None:
         flow, pending = self._flow, self._pending
         shown = pending.invocation.error_fields(fields)
         flow.to_client(m.error_response(shown, encoding=flow.encoding))

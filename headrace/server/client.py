@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import structlog
 
-from headrace.errors import BugError, HeadraceError, QueryCancelled
+from headrace.errors import BugError, HeadraceError, QueryCancelled, UserError
 from headrace.process import tasks
 from headrace.server import actions as a
 from headrace.server import protocol as p
@@ -30,6 +30,7 @@ from headrace.server.port import Port
 from headrace.server.procedures import Invocation
 from headrace.server.scram import end_point
 from headrace.server.upstream import ALPN
+from headrace.sql.verbs import VERBS
 
 _HELD_BYTES_MAX: Final = 1_048_576
 _PIECE: Final = 1 << 16
@@ -373,9 +374,31 @@ class Client(asyncio.Protocol):
             if not self._closed:
                 self.apply(self.session.notice(text))
 
-        await self._port.roles.check(login, context.caller)
-        rows = await self._port.runner(invocation, context, report)
+        limits = context.limits
+        if limits.read_only and not VERBS[invocation.procedure].reads:
+            raise UserError(
+                f"cannot execute headrace.{invocation.procedure} in a read-only transaction",
+                sqlstate="25006",
+            )
+        timeout = asyncio.timeout(limits.statement_timeout_s or None)
+        awake = asyncio.create_task(self._keep_alive(limits.idle_session_timeout_s))
+        try:
+            async with timeout:
+                await self._port.roles.check(login, context.caller)
+                rows = await self._port.runner(invocation, context, report)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise QueryCancelled("canceling statement due to statement timeout") from error
+        finally:
+            awake.cancel()
         return _bound(self.session.finish, rows)
+
+    async def _keep_alive(self, timeout_s: float) -> None:
+        """Keep the source from ending the session as idle while the call runs; 0: it does not."""
+        while timeout_s > 0:
+            await asyncio.sleep(timeout_s / 2)
+            self.apply(self.session.keep_alive())
 
     async def _answer(self, name: str, work: Callable[[], Awaitable[Finished]]) -> None:
         """Do ``work``, which is called so, and tell the client what came of it."""

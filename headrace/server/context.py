@@ -12,16 +12,35 @@ from headrace.errors import ProtocolError, UserError
 from headrace.postgres.settings import AS_JSON, CAPTURED
 
 CONTEXT_QUERY: Final = (
-    f"SELECT $1::pg_catalog.text, current_user::pg_catalog.text, ({AS_JSON})::pg_catalog.text"
+    f"SELECT $1::pg_catalog.text, current_user::pg_catalog.text, ({AS_JSON})::pg_catalog.text,"
+    " pg_catalog.current_setting('transaction_read_only'),"
+    + ",".join(
+        f" pg_catalog.date_part('epoch', pg_catalog.current_setting('{name}')::pg_catalog.interval)"
+        "::pg_catalog.text"
+        for name in ("statement_timeout", "idle_session_timeout")
+    )
 )
+"""Without operators: on the caller's search path they may be the caller's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Limits that Postgres puts on a session, and so on a call that is made in it."""
+
+    read_only: bool = False
+    statement_timeout_s: float = 0.0
+    """0: none."""
+    idle_session_timeout_s: float = 0.0
+    """0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The session's current role and captured settings."""
+    """The session's current role, captured settings and limits."""
 
     caller: str
     settings: dict[str, str]
+    limits: SessionLimits = SessionLimits()
 
 
 def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> CallContext:
@@ -30,12 +49,14 @@ def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> C
     Only a row that carries the nonce is one: it was made up for this very question, after
     everything that the client has sent was answered.
     """
-    if len(values) != 3 or values[0] != nonce.encode():
+    if len(values) != 6 or values[0] != nonce.encode():
         raise ProtocolError("the source answers what it was not asked")
-    if values[1] is None or values[2] is None:
+    texts = [value.decode(encoding) for value in values[1:] if value is not None]
+    if len(texts) != 5:
         raise ProtocolError("unexpected answer to the context query")
-    caller, settings = (v.decode(encoding) for v in values[1:] if v is not None)
-    return CallContext(caller, msgspec.json.decode(settings, type=dict[str, str]))
+    caller, settings, read_only, statement, idle = texts
+    limits = SessionLimits(read_only == "on", float(statement), float(idle))
+    return CallContext(caller, msgspec.json.decode(settings, type=dict[str, str]), limits)
 
 
 def settings_of(given: Any) -> dict[str, str]:

@@ -75,6 +75,8 @@ class Flow:
         """Likewise from the source."""
         self.pipeline = OwedAnswers()
         self.pending: Pending | None = None
+        self.keeping_alive = False
+        """Whether the source owes the answer to a Sync that keeps the session from idling."""
         self.translation: Translation | None = None
         self.settings = 0
         """Changes with every setting that matters to how a text is read."""

@@ -183,6 +183,10 @@ class Outgoing:
             return message
         if flow.state is SessionState.CONTEXT:
             return self._calling.on_context_ready(message, failed=failed)
+        if flow.keeping_alive:
+            flow.pipeline.ready(status)
+            self._calling.on_kept_alive()
+            return b""
         flow.translation = None
         flow.pipeline.ready(status)
         if flow.pipeline.settled:

@@ -174,6 +174,11 @@ class Session:
             return []
         return [ToClient(m.notice_response(text, encoding=self._flow.encoding))]
 
+    def keep_alive(self) -> list[Action]:
+        """The running call takes long: keep the source from ending the session as idle."""
+        self._calling.keep_alive()
+        return self._flow.take()
+
     def finish(self, found: m.ResultSet | None) -> list[Action]:
         """The running call is done; ``found`` are its rows, if it has any."""
         if self.state is not SessionState.RUNNING:

@@ -330,6 +330,8 @@ class Verb:
     procedure: str | None = None
     """The procedure's name, if that is not the verb's."""
     answer: Inout | None = None
+    reads: bool = False
+    """Whether it changes nothing, and so may be called in a read-only transaction."""
     parameters: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -366,6 +368,7 @@ _ALL: Final = (
         *("check_view", CheckView),
         "whether create_view would accept it, by the same code: the plan, or its error",
         answer=_PLAN,
+        reads=True,
     ),
     Verb(
         *("advise", Advise),
@@ -373,6 +376,7 @@ _ALL: Final = (
         selected=True,
         procedure="show_advice",
         answer=Inout("advice", "jsonb"),
+        reads=True,
     ),
     Verb("drop_view", DropView, "drops a view and its table"),
     Verb("create_index", CreateIndex, "an index of a result table"),
@@ -387,6 +391,7 @@ _ALL: Final = (
             "(SELECT pg_catalog.string_agg(l.line OPERATOR(pg_catalog.->>) 'plan', E'\\n' ORDER BY l.n)"
             " FROM pg_catalog.jsonb_array_elements({}) WITH ORDINALITY l (line, n))",
         ),
+        reads=True,
     ),
     Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
@@ -434,24 +439,28 @@ _ALL: Final = (
         selected=True,
         procedure="verify",
         answer=Inout("differences", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("queues", Request, "what stands in queues, and who has not read it"),
         selected=True,
         procedure="show_queues",
         answer=Inout("queues", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("memory", Request, "what the worker's memory goes to"),
         selected=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("batches", Request, "what the last batches were, and took (for members of our role)"),
         selected=True,
         procedure="show_batches",
         answer=Inout("batches", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("set_placement", SetPlacement),
@@ -464,6 +473,7 @@ _ALL: Final = (
         selected=True,
         procedure="show_view_stats",
         answer=Inout("stats", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("explain_placement", ExplainPlacement),
@@ -471,12 +481,14 @@ _ALL: Final = (
         selected=True,
         procedure="show_placement",
         answer=Inout("placement", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("workers", Request, "the processes that views are placed on"),
         selected=True,
         procedure="show_workers",
         answer=Inout("workers", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("add_worker", AddWorker),
@@ -500,6 +512,7 @@ _ALL: Final = (
         selected=True,
         procedure="show_links",
         answer=Inout("links", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("add_link", AddLink),
@@ -526,6 +539,7 @@ _ALL: Final = (
         selected=True,
         procedure="show_sources",
         answer=Inout("sources", "jsonb"),
+        reads=True,
     ),
     Verb(
         *("add_source", AddSource),
@@ -543,6 +557,7 @@ _ALL: Final = (
         *("wait_for", WaitFor),
         "returns once the table covers the position: all that was committed before the call",
         by="commander",
+        reads=True,
     ),
     Verb(
         *("fail_batch", FailBatch),

@@ -47,7 +47,7 @@ def data_row(*values: bytes) -> bytes:
 CONTEXT_ANSWER = (
     m.message(b"1")
     + m.message(b"2")
-    + data_row(NONCE.encode(), b"joe", b'{"search_path": "public"}')
+    + data_row(NONCE.encode(), b"joe", b'{"search_path": "public"}', b"off", b"0", b"0")
     + m.command_complete("SELECT 1")
     + m.message(b"3")
     + m.message(b"3")
@@ -346,6 +346,31 @@ def test_simple_call(h):
         b"I"
     )
     assert h.session.state is SessionState.RELAY
+
+
+def test_a_running_call_keeps_the_source_awake(h):
+    """The client does not see the Sync that is answered, nor its answer; the end waits for it."""
+    h.login()
+    later = m.query("SELECT 2")
+    h.from_client(m.query(CALL) + later)
+    h.from_server(CONTEXT_ANSWER)
+    for _ in range(2):
+        h.client = h.server = b""
+        h.take(h.session.keep_alive())
+        h.take(h.session.keep_alive())
+        assert h.server == m.SYNC, "one at a time"
+        assert h.from_server(m.ready_for_query(b"I")) == b""
+    h.server = b""
+    h.take(h.session.keep_alive())
+    h.take(h.session.notice("half"))
+    h.take(h.session.finish(None))
+    assert (h.client, h.server) == (m.notice_response("half"), m.SYNC)
+    h.client = h.server = b""
+    assert kinds(h.from_server(m.ready_for_query(b"I"))) == "CZ"
+    assert (h.server, h.session.state) == (later, SessionState.RELAY)
+    answer = m.command_complete("SELECT 1") + m.ready_for_query(b"I")
+    assert h.from_server(answer) == answer
+    assert h.take(h.session.keep_alive()) is None, "nothing runs"
 
 
 def test_client_bytes_wait_for_the_call(h):
