@@ -19,7 +19,7 @@ from msgspec import structs
 
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError
-from headrace.planner.analyse import check, position, session
+from headrace.planner.analyse import check, position, session, trust
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.present import names
@@ -99,11 +99,12 @@ def _over(whole: Planned, upper: Planned) -> Planned:
 
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
+        trusted = trust.resolve(conn, request.trust_stable)
         session.bind_query(conn, request.query, request.caller)
         written = position.Text(request.query, standard_strings=session.standard_strings(conn))
         array_nulls = session.is_on(conn, "array_nulls")
         settings = session.captured_settings(conn, request.settings)
-        catalog = Catalog(conn)
+        catalog = Catalog(conn, trusted, functions.refusal)
         bound = session.read_view(conn, request.query)
         clock = partial(functions.reads_clock, catalog)
         check.refuse_clock_literals(bound.tree, written, bound.position, clock)

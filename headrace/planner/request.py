@@ -27,6 +27,8 @@ class PlanRequest:
     stats: bool = True
     recursions: tuple[int, int] = RECURSIONS
     """Iterations after which a recursive query is an error, and rows of one iteration."""
+    trust_stable: tuple[str, ...] = ()
+    """Functions whose results depend on their arguments alone, as the author of the view says."""
     over: int | None = None
     """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
     what is above it is merged with what is below (A-47)."""

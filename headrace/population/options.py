@@ -80,6 +80,10 @@ class ViewOptions:
     """``from``: the connection point of a view that the query reads: the view's rows come from
     there, the first ones and all others (A-25, A-45; population/feeding.py)."""
 
+    trust_stable: tuple[str, ...] = ()
+    """Functions whose results depend on their arguments alone, though they are not declared
+    IMMUTABLE: the author of the view vouches for them."""
+
     limits: Mapping[str, int] = field(default_factory=dict)
     """What one transaction may cost the view, where it is not as the settings say."""
 
@@ -156,6 +160,7 @@ _WANTED: Final = {
     "sharing": "true or false",
     "key": "a list of column names",
     "from": "the name of a connection point",
+    "trust_stable": "a list of function names",
     "history": "an interval, as text",
     "placement": "the name of a worker, a strategy, or an object of collections and workers",
     "dialect": "the name of an SQL dialect, as snowflake",
@@ -171,5 +176,6 @@ def _misfit(name: str, value: object) -> UserError:
             hint=f"Values are: {', '.join(typing.get_args(_TYPES[name]))}.",
         )
     wanted = _WANTED.get(name, f"a number from 1 to {_LIMIT_MAX}")
-    hint = 'Write for example {"key": ["country"]}.' if name == "key" else None
+    examples = {"key": '{"key": ["country"]}', "trust_stable": '{"trust_stable": ["public.f"]}'}
+    hint = f"Write for example {examples[name]}." if name in examples else None
     return UserError(f'option "{name}" must be {wanted}', hint=hint)

@@ -93,7 +93,8 @@ def plan_with_facts(
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds, over = options.recursions(settings), _point(conn, options.point)
-        planned = plan(conn, replace(request, recursions=bounds, over=over))
+        trusted = options.trust_stable
+        planned = plan(conn, replace(request, recursions=bounds, over=over, trust_stable=trusted))
         if over is not None and over not in planned.results:
             raise UserError(
                 f'the query does not read the view of connection point "{options.point}"',

@@ -381,7 +381,7 @@ class Client(asyncio.Protocol):
                 sqlstate="25006",
             )
         timeout = asyncio.timeout(limits.statement_timeout_s or None)
-        awake = asyncio.create_task(self._keep_alive(limits.idle_session_timeout_s))
+        awake = asyncio.create_task(_keep_alive(self, limits.idle_session_timeout_s))
         try:
             async with timeout:
                 await self._port.roles.check(login, context.caller)
@@ -393,12 +393,6 @@ class Client(asyncio.Protocol):
         finally:
             awake.cancel()
         return _bound(self.session.finish, rows)
-
-    async def _keep_alive(self, timeout_s: float) -> None:
-        """Keep the source from ending the session as idle while the call runs; 0: it does not."""
-        while timeout_s > 0:
-            await asyncio.sleep(timeout_s / 2)
-            self.apply(self.session.keep_alive())
 
     async def _answer(self, name: str, work: Callable[[], Awaitable[Finished]]) -> None:
         """Do ``work``, which is called so, and tell the client what came of it."""
@@ -424,6 +418,13 @@ class Client(asyncio.Protocol):
         except Exception:  # noqa: BLE001  as asyncio does where a socket's bytes meet a bug
             _log.exception("answer failed", procedure=name)
             self.close()
+
+
+async def _keep_alive(client: Client, timeout_s: float) -> None:
+    """Keep the source from ending the session as idle while its call runs; 0: it never does."""
+    while timeout_s > 0:
+        await asyncio.sleep(timeout_s / 2)
+        client.apply(client.session.keep_alive())
 
 
 def _hand_on(data: bytes, protocol: Any) -> None:

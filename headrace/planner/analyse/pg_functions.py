@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
+from headrace.planner.analyse import trust
 from headrace.planner.analyse.lookup import rows
 from headrace.planner.analyse.nodetree import Node, read_nodes
 from headrace.postgres.connect import Connection
@@ -36,6 +38,8 @@ class Function:
     arguments: int
     quoted: str
     """Qualified name as SQL."""
+    trusted: bool = False
+    """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
 
     @property
     def builtin(self) -> bool:
@@ -46,9 +50,18 @@ class Function:
 class FunctionFacts:
     """Functions by OID."""
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(
+        self, conn: Connection, trusted: frozenset[int], refused: Callable[[Function], object]
+    ) -> None:
+        """``trusted``: functions that the view's author vouches for; ``refused``: see below.
+
+        ``refused`` tells why a view may not call a function; a false value: it may.
+        """
         self._conn = conn
+        self._trusted, self._refused = trusted, refused
         self._known: dict[int, Function] = {}
+        self._looking: set[int] = set()
+        """Functions whose bodies are being looked at: one that calls itself is not trusted."""
 
     def __getitem__(self, oid: int) -> Function:
         """The function of that OID."""
@@ -59,7 +72,21 @@ class FunctionFacts:
     def load(self, oids: set[int]) -> None:
         """Fetch functions that will be asked for at one go."""
         for row in rows(self._conn, _FUNCTION, oids - self._known.keys()):
-            self._known[row[0]] = Function(*row)
+            self._known[row[0]] = self._with_trust(Function(*row))
+
+    def _with_trust(self, function: Function) -> Function:
+        if function.builtin or function.volatility == "i" or function.kind != "f":
+            return function
+        if function.oid in self._trusted:
+            return replace(function, trusted=True)
+        if function.oid in self._looking:
+            return function
+        self._looking.add(function.oid)
+        stable = trust.body_is_stable(
+            self._conn, function.oid, lambda oid: not self._refused(self[oid])
+        )
+        self._looking.discard(function.oid)
+        return replace(function, trusted=stable)
 
     def of_users(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""

@@ -90,6 +90,8 @@ def refusal(function: Function) -> str | None:
         return f"window {label} is not supported"
     if function.returns_set:
         return f"set-returning {label} is not supported"
+    if function.trusted:
+        return None
     if function.volatility == "v":
         return f"volatile {label} is not supported"
     if function.volatility == "i":
@@ -113,7 +115,7 @@ def remedy(function: Function) -> str | None:
         return None
     return (
         "If its result depends on its arguments alone, declare function"
-        f" {function.quoted} IMMUTABLE."
+        f" {function.quoted} IMMUTABLE, or name it in option trust_stable."
     )
 
 
