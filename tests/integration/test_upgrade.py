@@ -57,6 +57,9 @@ TABLES = """
     INSERT INTO customers SELECT i, 'c' || i % 5, nullif(i / 2, 0), ARRAY['t' || i % 3]
       FROM generate_series(1, 60) i;
     INSERT INTO orders SELECT i, i % 70, i * 1.25, 1.0 / i FROM generate_series(1, 900) i;
+    CREATE TABLE delays (id int PRIMARY KEY, delay interval);
+    INSERT INTO delays SELECT i, make_interval(months => i % 5, days => 1)
+      FROM generate_series(1, 20) i;
 """
 
 
