@@ -40,6 +40,7 @@ FORMS: Final[dict[int, Form]] = {
 }
 """Of the types of Postgres, by OID."""
 _NULL: Final = b"\x01"
+_MALFORMED: Final = "malformed text of an array or row"
 
 
 def contents(column: pa.Array, form: Form, encode: Encode) -> tuple[buffers.Bytes, Int64s]:
@@ -50,10 +51,13 @@ def contents(column: pa.Array, form: Form, encode: Encode) -> tuple[buffers.Byte
     shape = _shape(form)
     pieces: list[bytes | int | None] = []
     parts: dict[int, list[bytes | None]] = {}
-    for value in column.cast(pa.binary()).to_pylist():
-        if value is not None:
-            _write(value, shape, pieces, parts)
-        pieces.append(None)
+    try:
+        for value in column.cast(pa.binary()).to_pylist():
+            if value is not None:
+                _write(value, shape, pieces, parts)
+            pieces.append(None)
+    except IndexError:
+        raise ValueError(_MALFORMED) from None
     found = {oid: iter(_encoded(values, oid, encode)) for oid, values in parts.items()}
     out = bytearray()
     starts = np.zeros(len(column) + 1, np.int64)
@@ -163,12 +167,12 @@ def _write_row(
 ) -> None:
     end = len(value)
     if end < 2 or value[0] != 40 or value[end - 1] != 41:
-        raise ValueError("malformed text of a row")
+        raise ValueError(_MALFORMED)
     pieces.append(b"(")
     p = 0
     for column in columns:
         if value[p] != (44 if p else 40):
-            raise ValueError("malformed text of a row")
+            raise ValueError(_MALFORMED)
         p += 1
         start = p
         quoted = False
@@ -183,7 +187,7 @@ def _write_row(
         field = value[start:p]
         _write(_bare(field) if field else None, column, pieces, parts)
     if p != end - 1:
-        raise ValueError("malformed text of a row")
+        raise ValueError(_MALFORMED)
 
 
 @cython.locals(quoted=bytes, out=bytearray, p=cython.Py_ssize_t, end=cython.Py_ssize_t)

@@ -81,7 +81,7 @@ def writes(conn: psycopg.Connection, first: int) -> None:
         " FROM generate_series(%s::int, %s::int) i",
         (first, first + 9),
     )
-    conn.execute("DELETE FROM delays WHERE id %% 4 = 1")
+    conn.execute("DELETE FROM delays WHERE id % 4 = 1")
 
 
 @pytest.fixture(scope="module")

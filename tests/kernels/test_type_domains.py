@@ -16,7 +16,7 @@ import pytest
 from headrace.expressions import kernels, moments
 from headrace.expressions import keys as key_types
 from headrace.expressions.arrays import elements
-from headrace.kernels import copytext, decimals, numeric, rows, text
+from headrace.kernels import copytext, decimals, numeric, rows, structures, text
 from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.types import INT8, arrow_type
 from tests.kernels.domains import DOMAINS, FUNCTIONS
@@ -81,13 +81,8 @@ def grouped(conn, name: str) -> tuple[list[int], pa.StringArray]:
     return text.parse(groups, INT8).to_pylist(), values
 
 
-@pytest.mark.parametrize("name", DOMAINS)
-def test_keys_are_equal_where_values_are(conn, name):
-    oid = oids(conn)[name]
-    groups, texts = grouped(conn, name)
-    keys = rows.encode_keys([text.parse(texts, oid)], [oid], nulls=True)
-    assert len(set(groups)) > 1
-    shown = texts.to_pylist()
+def check_equal(groups, keys, shown) -> None:
+    """Keys are equal exactly where groups are, and none begins with another."""
     by_group: dict[int, int] = {}
     by_key: dict[bytes, int] = {}
     for i, (group, key) in enumerate(zip(groups, keys, strict=True)):
@@ -97,9 +92,61 @@ def test_keys_are_equal_where_values_are(conn, name):
         assert groups[first] == group, f"one key, different: {shown[first]!r}, {shown[i]!r}"
     for key, following in itertools.pairwise(sorted(by_key)):
         assert not following.startswith(key)
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_keys_are_equal_where_values_are(conn, name):
+    oid = oids(conn)[name]
+    groups, texts = grouped(conn, name)
+    keys = rows.encode_keys([text.parse(texts, oid)], [oid], nulls=True)
+    assert len(set(groups)) > 1
+    check_equal(groups, keys, texts.to_pylist())
     if key_types.order_native(oid):
         for i, key in enumerate(keys[1:]):
-            assert keys[i] <= key, f"wrong order: {shown[i]!r}, {shown[i + 1]!r}"
+            assert keys[i] <= key, f"wrong order: {texts[i]!r}, {texts[i + 1]!r}"
+
+
+ROWS = {
+    "(1700,1186,1042,701,3802,25,1187)": (
+        "n numeric, i interval, c char(4), f float8, j jsonb, t text, s interval[]",
+        "pg_temp.pick('1', '1.0', NULL)::numeric, pg_temp.pick('1 mon', '30 days', '1 mon 1 day')::interval,"
+        " pg_temp.pick('a', 'a  ', '')::char(4), pg_temp.pick('0', '-0')::float8,"
+        " pg_temp.pick('[1.0]', '[1]')::jsonb, pg_temp.pick('', 'a\"b', E'\\\\', ',', NULL, '(', ' '),"
+        " pg_temp.pick('{1 day}', '{24:00}', '{1 day,NULL}', '{}', NULL)::interval[]",
+    ),
+    "(25,(1700,25),[(1700,25)])": (
+        "a int, b pg_temp.inner_, c pg_temp.inner_[]",
+        "pg_temp.n(0, 1)::int, ROW(pg_temp.pick('1', '1.0', NULL)::numeric, pg_temp.word())::pg_temp.inner_,"
+        " CASE i % 4 WHEN 0 THEN NULL ELSE ARRAY[ROW(pg_temp.pick('2', '2.0')::numeric,"
+        " pg_temp.pick('{', '\"', ''))::pg_temp.inner_, NULL] END",
+    ),
+}  # fmt: skip
+"""Rows by their form: the columns of a type, and random values of these."""
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_keys_of_rows_are_equal_where_values_are(conn, form):
+    declared, values = ROWS[form]
+    conn.execute(
+        "SELECT setseed(0.5); DROP TABLE IF EXISTS pg_temp.k;"
+        " DROP TYPE IF EXISTS pg_temp.whole, pg_temp.inner_;"
+        " CREATE TYPE pg_temp.inner_ AS (n numeric, t text);"
+        f" CREATE TYPE pg_temp.whole AS ({declared}); CREATE TEMP TABLE k (v pg_temp.whole);"
+        f" INSERT INTO k SELECT ROW({values})::pg_temp.whole FROM generate_series(1, {VALUES}) i"
+    )
+    query = "SELECT dense_rank() OVER (ORDER BY v), v FROM k"
+    groups, texts = copied(conn, query, 2)
+    content, starts = structures.contents(texts, form, rows.encode_keys)
+    keys = [bytes(content[a:b]) for a, b in itertools.pairwise(starts.tolist())]
+    found = text.parse(groups, INT8).to_pylist()
+    assert 1 < len(set(found)) < VALUES
+    check_equal(found, keys, texts.to_pylist())
+
+
+@pytest.mark.parametrize("wrong", ["", "(", "1", "(1", "(1)", "(1,2,3)", '(1,"2)', "(1,2)x"])
+def test_a_malformed_row_is_refused(wrong):
+    with pytest.raises(ValueError, match="malformed"):
+        structures.contents(pa.array([wrong]), "(25,25)", rows.encode_keys)
 
 
 def test_every_type_that_may_be_a_key_has_a_domain(conn):
