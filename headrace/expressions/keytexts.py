@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from headrace import types
 from headrace.expressions.ir import Expr, Literal, Native
+from headrace.expressions.kernels import FailingRow
 from headrace.expressions.signature import Args, Builder, Kernel, NativeOp, Resolver
 from headrace.kernels import buffers, keys, structures
 from headrace.kernels.buffers import Bytes, Int64s
 
 KEY_TEXT: Final = "key_text"
 ROW_KEY_TEXT: Final = "row_key_text"
+_MALFORMED: Final = "22P02"
 
 
 def _resolve(name: str, args: Args) -> NativeOp | None:
@@ -40,7 +42,11 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     read = form.text
 
     def run(args: list[pa.Array]) -> pa.Array:
-        content, starts = structures.contents(args[0], read, keys.encode_keys)
+        try:
+            content, starts = structures.contents(args[0], read, keys.encode_keys)
+        except ValueError as error:
+            # The type was altered, which is looked at before an error counts.
+            raise FailingRow(str(error), 0, _MALFORMED) from None
         return _hex(content, starts, buffers.validity(args[0]))
 
     return run, expr.args[:1]
