@@ -46,7 +46,8 @@ _MALFORMED: Final = "malformed text of an array or row"
 def contents(column: pa.Array, form: Form, encode: Encode) -> tuple[buffers.Bytes, Int64s]:
     """Per row the key bytes of a column of that form, without marker: contents and n + 1 bounds.
 
-    ``encode`` is ``kernels.keys.encode_keys``.  Raises ValueError for a text that is not of the form.
+    ``encode`` is ``kernels.keys.encode_keys``.  Raises ValueError for a text that is not of the
+    form.
     """
     shape = _shape(form)
     pieces: list[bytes | int | None] = []

@@ -84,7 +84,7 @@ REG_TYPES: Final = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089
 
 
 _TSQUERY_COMPARISON: Final = re.compile("tsquery_(?:lt|le|eq|ne|ge|gt|cmp)")
-"""``a & (b & c)`` and ``(a & b) & c`` are different tsqueries of one text, and texts are streamed."""
+"""``a & (b & c)`` and ``(a & b) & c`` are different, have one text, and texts are streamed."""
 
 
 def refusal(function: Function) -> str | None:
