@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.expressions import arrays, conditional, kernels, moments, rounding, texts
+from headrace.expressions import arrays, conditional, kernels, keytexts, moments, rounding, texts
 from headrace.expressions.ir import Column, Expr, Literal, Native, Remote, remap
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.native import common_number
@@ -351,6 +351,7 @@ def _extreme(op: str, oids: list[int], oid: int) -> Kernel:
 
 _BOUND: Final[dict[str, Builder]] = {
     **arrays.BUILDERS,
+    **keytexts.BUILDERS,
     **moments.BUILDERS,
     **rounding.BUILDERS,
     **texts.BUILDERS,

@@ -69,6 +69,7 @@ _NORMALISED: Final = frozenset(
         NUMERIC, BPCHAR, INTERVAL, JSONB,
         1231, 3906, 3907, 4532,  # numeric[], numrange, numrange[], nummultirange
         1021, 1022,  # float4[], float8[]
+        1014, 1187, 3807, 6151,  # bpchar[], interval[], jsonb[], nummultirange[]
     }
 )  # fmt: skip
 _COLLATED: Final = frozenset({TEXT, VARCHAR, NAME, BPCHAR})
@@ -99,7 +100,7 @@ _ARRAYS: Final = frozenset(
     }
 )
 """Arrays of elements with one text per value; their text shows bounds other than 1 too."""
-_COLLATED_ARRAYS: Final = frozenset({1003, 1009, 1015})
+_COLLATED_ARRAYS: Final = frozenset({1003, 1009, 1014, 1015})
 _RANGES: Final = frozenset(
     {
         3904, 3926, 3912,  # int4range, int8range, daterange: canonical in Postgres

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace import types
-from headrace.expressions import arrays, moments, rounding, texts
+from headrace.expressions import arrays, keytexts, moments, rounding, texts
 from headrace.expressions.signature import FLOATS, INTS, TEXTS, Args, NativeOp, Resolver, TypeRef
 
 __all__ = [
@@ -232,6 +232,7 @@ _RESOLVERS: Final[dict[str, Resolver]] = {
     "greatest": _extreme,
     "least": _extreme,
     **arrays.RESOLVERS,
+    **keytexts.RESOLVERS,
     **moments.RESOLVERS,
     **rounding.RESOLVERS,
     **texts.RESOLVERS,

@@ -63,12 +63,11 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
     """
     days = 0
     micros = 0
-    if end - q >= 8 and data[end - 1] == 121:  # infinity, -infinity (Postgres 17)
-        days = _GREATEST
-        _put_interval(out, p, -days if data[q] == 45 else days, 0)
-        return True
     if q == end:
         return False
+    if data[end - 1] == 121 and _infinite(data, q, end):
+        _put_interval(out, p, -_GREATEST if data[q] == 45 else _GREATEST, 0)
+        return True
     while q < end:
         negative = data[q] == 45
         if negative or data[q] == 43:
@@ -104,6 +103,32 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
     days += micros // _DAY
     _put_interval(out, p, days, micros % _DAY)
     return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    word=cython.const_uchar[::1],
+)
+def _infinite(data: memoryview, q: int, end: int) -> bool:
+    """Return whether the text is ``infinity`` or ``-infinity`` (Postgres 17 and later).
+
+    Finite intervals end in ``y`` too: ``1 mon 1 day``.
+    """
+    word = b"infinity"
+    if data[q] == 45:
+        q += 1
+    if end - q != 8:
+        return False
+    j = 0
+    while j < 8 and data[q + j] == word[j]:
+        j += 1
+    return j == 8
 
 
 @cython.cfunc

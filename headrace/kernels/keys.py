@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.kernels import buffers, intervals
+from headrace.kernels import buffers, intervals, structures
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
@@ -175,6 +175,8 @@ def _part(column: pa.Array, oid: int) -> _Part:
 
 def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
     """Per row the key bytes of one text column, without marker: contents and n + 1 bounds."""
+    if oid in structures.FORMS:
+        return structures.contents(column, structures.FORMS[oid], encode_keys)
     n = len(column)
     data = buffers.view(buffers.data(column))
     offsets = buffers.offsets(column)

@@ -34,7 +34,10 @@ COLUMNS: dict[str, tuple[str, list[str]]] = {
     "timetz": ("timetz", ["'10:00+00'", "'12:00+02'", "'23:59:59-08'"]),
     "timestamp": ("timestamp", ["'2024-01-31 10:00'", "'1969-12-31 23:59:59.5'"]),
     "timestamptz": ("timestamptz", ["'2024-01-31 10:00+00'", "'2024-07-01 00:00+02'"]),
-    "interval": ("interval", ["'1 mon'", "'2 days'", "'03:00'", "'-1 day'"]),
+    "interval": (
+        "interval",
+        ["'1 mon'", "'1 mon 1 day'", "'1 year 1 day'", "'1 day'", "'-1 day'", "'03:00'"],
+    ),
     "money": ("money", ["0", "1.5", "-2"]),
     "oid": ("oid", ["1", "4294967295", "77"]),
     "pg_lsn": ("pg_lsn", ["'0/1'", "'A/0'"]),

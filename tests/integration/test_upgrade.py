@@ -27,9 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PREVIOUS = "cf91307"
 """The last commit of version 0.1.0, catalog 1."""
-DROPPED = {"elsewhere": "states dropped"}
-"""Views that are filled anew, and what the log says of it: other workers did not write down by whose
-records their batches were cut, so nobody knows whether what they have fits."""
+DROPPED = {"elsewhere": "states dropped", "delayed": "view filled anew"}
+"""Views that are filled anew, and what the log says of it.
+
+``elsewhere``: other workers did not write down by whose records their batches were cut, so nobody
+knows whether what they have fits.  ``delayed``: unequal intervals had one key."""
 ROOMS_OF_KERNELS = ("headrace/kernels", "headrace/state/map")
 
 VIEWS = {
@@ -46,6 +48,7 @@ VIEWS = {
     "of_revenue": "SELECT country FROM revenue WHERE n > 20",
     "elsewhere": "SELECT customer_id, max(amount) AS m, count(DISTINCT amount) AS d"
     " FROM orders GROUP BY customer_id",
+    "delayed": "SELECT delay, count(*) AS n FROM delays GROUP BY delay",
 }
 TABLES = """
     CREATE TABLE customers (id int PRIMARY KEY, country text, parent int, tags text[]);
@@ -54,6 +57,9 @@ TABLES = """
     INSERT INTO customers SELECT i, 'c' || i % 5, nullif(i / 2, 0), ARRAY['t' || i % 3]
       FROM generate_series(1, 60) i;
     INSERT INTO orders SELECT i, i % 70, i * 1.25, 1.0 / i FROM generate_series(1, 900) i;
+    CREATE TABLE delays (id int PRIMARY KEY, delay interval);
+    INSERT INTO delays SELECT i, make_interval(months => i % 5, days => 1)
+      FROM generate_series(1, 20) i;
 """
 
 
@@ -70,6 +76,12 @@ def writes(conn: psycopg.Connection, first: int) -> None:
         " AND id > 1",
         (first,),
     )
+    conn.execute(
+        "INSERT INTO delays SELECT i, make_interval(years => i %% 3, days => 1)"
+        " FROM generate_series(%s::int, %s::int) i",
+        (first, first + 9),
+    )
+    conn.execute("DELETE FROM delays WHERE id % 4 = 1")
 
 
 @pytest.fixture(scope="module")

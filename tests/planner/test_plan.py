@@ -449,6 +449,10 @@ def test_a_cycle_clause_is_printed_so_that_it_can_be_read(conn):
             "a subquery in FROM",
         ),
         ("SELECT id FROM t TABLESAMPLE SYSTEM (1)", "hash"),
+        ("SELECT id FROM t WHERE to_tsquery('simple', s) = 'a'", "cast both sides to text"),
+        ("SELECT id FROM t ORDER BY to_tsquery('simple', s) LIMIT 1", "to text"),
+        ("SELECT count(DISTINCT to_tsquery('simple', s)) FROM t", "to text"),
+        ("SELECT count(*) FROM t GROUP BY to_tsquery('simple', s)", "to text"),
     ],
 )
 def test_what_is_refused_comes_with_a_way_out(conn, query, word):

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headrace.embedded.binaries import account, install_dir
-from headrace.errors import PrerequisiteError
+from headrace.errors import PrerequisiteError, StateDamaged
 from headrace.sql import install, meta, upgrades
 
 CATALOGS = Path(__file__).with_name("catalogs")
@@ -109,6 +109,24 @@ def test_an_upgraded_catalog_is_a_new_one(conn, databases):
         " (SELECT count(*) FROM headrace.views WHERE since IS NULL)"
     ).fetchone()
     assert kept == (1, 1, 1, 2, 0)
+
+
+def test_views_whose_states_have_keys_of_intervals_are_filled_anew(conn):
+    """Earlier versions gave unequal intervals one key; views without intervals go on."""
+    load(conn, 2)
+    states = "SELECT view_name, status, sqlstate, hint IS NOT NULL FROM headrace.views ORDER BY id"
+    assert conn.execute(states).fetchall() == [
+        ("groups", "running", None, False),
+        ("several", "running", None, False),
+    ]
+    install.install(conn)
+    assert conn.execute(states).fetchall() == [
+        ("groups", "error", StateDamaged.sqlstate, True),
+        ("several", "running", None, False),
+    ]
+    conn.execute("UPDATE headrace.views SET status = 'running', sqlstate = NULL, hint = NULL")
+    install.install(conn)
+    assert {row[1] for row in conn.execute(states)} == {"running"}
 
 
 def test_a_later_catalog_is_left_alone(conn, monkeypatch):

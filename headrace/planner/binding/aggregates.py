@@ -157,9 +157,7 @@ class AggregateCalls:
     def _operator(self, oid: int, node: Tree) -> str:
         catalog = self._lowering.catalog
         operator = catalog.operators[oid]
-        reason = functions.refusal(catalog.functions[operator.function])
-        if reason is not None:
-            self._lowering.refuse(reason, node)
+        self._lowering.function(operator.function, node)
         return operator.quoted
 
     def _operators_trusted(self, node: Tree) -> bool:

@@ -240,6 +240,7 @@ def orders(
             if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
                 nulls_first = descending
                 found = lowering.catalog.operators[_order_of(lowering, ref, descending)]
+            lowering.function(found.function, clause)
             out.append(OrderNode(ref, found.quoted, descending, nulls_first))
     return tuple(out)
 

@@ -91,7 +91,7 @@ _CONSTANT_FRAME: Final = (
 )
 _OFFSETS: Final = ("startOffset", "endOffset")
 _CLAUSE_FIELDS: Final = ("startInRangeFunc", "endInRangeFunc")
-_CALL_FIELDS: Final = ("winfnoid", "wintype", "wincollid", "inputcollid", "winstar")
+_CALL_FIELDS: Final = ("winfnoid", "wincollid", "inputcollid", "winstar")
 
 NewColumn = Callable[[str, Expr], Col]
 
@@ -424,12 +424,18 @@ class Windows:
             equal = equal and (
                 again.kind == "WINDOWFUNC"
                 and self._same_clause(clauses[again.number("winref")], call.clause, window)
-                and _same_call(again, call.tree)
+                and self._same_call(again, call.tree)
                 and [plain(lowering.lower(t, scope)) for t in trees]
                 == [plain(part) for part in parts]
             )
         if not equal:
             lowering.refuse("a window function that cannot be reproduced exactly")
+
+    def _same_call(self, one: Tree, other: Tree) -> bool:
+        """Whether both are the same call; lag and its kin over a domain give its base type."""
+        base = self._lowering.catalog.types.base
+        same_type = base(one.number("wintype")) == base(other.number("wintype"))
+        return same_type and all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
 
     def _same_clause(self, one: Tree, other: Tree, window: WindowNode) -> bool:
         catalog = self._lowering.catalog
@@ -510,10 +516,6 @@ def _same_rows(one: Tree, other: Tree) -> bool:
     return all(
         items(one, name) == items(other, name) for name in ("partitionClause", "orderClause")
     )
-
-
-def _same_call(one: Tree, other: Tree) -> bool:
-    return all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
 
 
 def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> RunningSpec | None:

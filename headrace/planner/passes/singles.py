@@ -6,6 +6,9 @@ would not always evaluate it, it is computed below, for the rows for which Postg
     Project[upper(single(n, v))](x)   -> Project[upper(s)](Project[s = single(n, v)](x))
     Project[CASE WHEN c THEN single(n, v) END](x) -> s = single(CASE WHEN c THEN n ELSE 0 END, v)
 
+Key texts (``expressions.keytexts``) are the same: no SQL can say them, so what Postgres computes of
+their arguments gets columns below.
+
 Runs after all rules: merging the projections again would undo it.
 """
 
@@ -14,11 +17,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Final
 
 from headrace import types as t
+from headrace.expressions.keytexts import KEY_TEXT, ROW_KEY_TEXT
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import defined
-from headrace.planner.logical.scalar import SINGLE, Call, Const, Expr, any_call, native
+from headrace.planner.logical.scalar import SINGLE, Call, Const, Expr, any_call, native, show
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 
@@ -28,8 +33,15 @@ def place_singles(plan: nodes.Node, context: QueryContext) -> nodes.Node:
     return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(plan)
 
 
+_KERNELS_ONLY: Final = frozenset({SINGLE, KEY_TEXT, ROW_KEY_TEXT})
+
+
+def _kernels_only(call: Call) -> bool:
+    return call.symbol in _KERNELS_ONLY
+
+
 def _stray(expr: Expr) -> bool:
-    return not native(expr) and any_call(expr, lambda c: c.symbol == SINGLE)
+    return not native(expr) and any_call(expr, _kernels_only)
 
 
 class _Placing:
@@ -83,11 +95,23 @@ class _Placing:
     def _placed(self, expr: Expr) -> Expr:
         return self._extract(expr, ()) if _stray(expr) else expr
 
+    def _column_of(self, expr: Expr) -> Expr:
+        """``expr``; a column below, if Postgres computes it."""
+        expr = self._extract(expr, ())
+        if native(expr):
+            return expr
+        column = nodes.Col(next(self._ids), show(expr), expr.oid, expr.typmod, expr.collation)
+        passed = tuple((c, c.ref) for c in self._below.columns)
+        self._below = nodes.ProjectNode(self._below, (*passed, (column, expr)))
+        return column.ref
+
     def _extract(self, expr: Expr, when: tuple[Expr, ...]) -> Expr:
         """``expr`` with columns for its ``single`` calls, which run if all of ``when`` is true."""
-        if not any_call(expr, lambda c: c.symbol == SINGLE):
+        if not any_call(expr, _kernels_only):
             return expr
         assert isinstance(expr, Call)
+        if expr.symbol in (KEY_TEXT, ROW_KEY_TEXT):
+            return dataclasses.replace(expr, args=tuple(map(self._column_of, expr.args)))
         if expr.symbol == "case":
             return self._case(expr, when)
         if expr.symbol in ("and", "or", "coalesce"):

@@ -83,6 +83,10 @@ REG_TYPES: Final = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089
 """regproc, regclass and kin: their text is looked up in the catalogs of the moment."""
 
 
+_TSQUERY_COMPARISON: Final = re.compile("tsquery_(?:lt|le|eq|ne|ge|gt|cmp)")
+"""``a & (b & c)`` and ``(a & b) & c`` are different, have one text, and texts are streamed."""
+
+
 def refusal(function: Function) -> str | None:
     """Why ``function`` may not be called, or ``None``."""
     label = f'function "{function.name}"'
@@ -94,6 +98,8 @@ def refusal(function: Function) -> str | None:
         return None
     if function.volatility == "v":
         return f"volatile {label} is not supported"
+    if function.builtin and _TSQUERY_COMPARISON.fullmatch(function.name):
+        return f"{label} is not supported because different queries have one text"
     if function.volatility == "i":
         return None
     if not function.builtin:
@@ -111,6 +117,8 @@ def refusal(function: Function) -> str | None:
 
 def remedy(function: Function) -> str | None:
     """What the user may do about a function that is refused."""
+    if function.builtin and _TSQUERY_COMPARISON.fullmatch(function.name):
+        return "Compare the texts: cast both sides to text."
     if function.builtin or function.kind != "f" or function.volatility == "i":
         return None
     return (

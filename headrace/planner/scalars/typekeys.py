@@ -11,13 +11,17 @@ from typing import Final
 
 from headrace.expressions import keys
 from headrace.expressions.keys import KeyClass
+from headrace.expressions.keytexts import KEY_TEXT, ROW_KEY_TEXT
+from headrace.expressions.native import resolve
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.logical.nodes import Node
-from headrace.planner.logical.scalar import Expr
-from headrace.planner.scalars import citext
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr, Ref
+from headrace.planner.scalars import build, citext
 from headrace.planner.scalars.context import QueryContext
-from headrace.types import UNKNOWN
+from headrace.planner.scalars.rowtypes import ROW_SYMBOL
+from headrace.types import RECORD, RECORD_ARRAY, TEXT, UNKNOWN
 
+_DEFAULT_COLLATION: Final = 100
 _EXACT: Final = frozenset({"hstore", "ltree"})
 """Extensions whose comparable types have values that are equal if their texts are."""
 _HINT: Final = (
@@ -72,8 +76,66 @@ def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
     """What tells whether values of ``expr`` are equal in ``construct``: itself or a value of it."""
     if citext.is_citext(context.catalog, expr.oid):
         return citext.key(context, expr)
+    row = _row_key(context, expr, construct)
+    if row is not None:
+        return row
+    if form := _form(context, expr):
+        return _key_text(context, expr, form)
     require_key(context, expr, construct)
     return expr
+
+
+def _row_key(context: QueryContext, expr: Expr, construct: str) -> Expr | None:
+    """The key of ``ROW(…)``, made of those of its columns; None for what is no such row."""
+    if not isinstance(expr, Call) or expr.symbol != ROW_SYMBOL or not expr.args:
+        return None
+    if expr.oid != RECORD and not _as_declared(context.catalog, expr):
+        return None
+    args = tuple(key_value(context, a, construct) for a in expr.args)
+    return _native(context, ROW_KEY_TEXT, args)
+
+
+def _as_declared(catalog: Catalog, row: Call) -> bool:
+    """Whether a row of a composite type has the values of its arguments, not coerced ones."""
+    declared = [(a.oid, a.typmod) for a in catalog.types.attributes(row.oid)]
+    return [(a.oid, a.typmod) for a in row.args if isinstance(a, Ref)] == declared
+
+
+def _form(context: QueryContext, expr: Expr) -> str:
+    """How ``kernels.structures`` reads values of ``expr``; empty if their keys need no form."""
+    if expr.oid in (RECORD, RECORD_ARRAY) or is_key(context.catalog, expr.oid, expr.collation):
+        return ""
+    return _part_form(context.catalog, expr.oid, expr.collation) or ""
+
+
+def _part_form(catalog: Catalog, oid: int, collation: int) -> str | None:
+    """The form of an array, a row or a part of them; None if values do not tell equality."""
+    base = catalog.types.base(oid)
+    found = key_class(catalog, base, collation)
+    if found is not None:
+        return str(TEXT if keys.is_canonical(base) else base)
+    kind = catalog.types[base]
+    if kind.element:
+        element = _part_form(catalog, kind.element, collation)
+        return f"[{element}]" if element else None
+    if kind.kind == "c":
+        columns = [_part_form(catalog, a.oid, a.collation) for a in catalog.types.attributes(base)]
+        return f"({','.join(map(str, columns))})" if all(columns) else None
+    return None
+
+
+def _key_text(context: QueryContext, expr: Expr, form: str) -> Expr:
+    if isinstance(expr, Const):
+        return Const(expr.text, TEXT, -1, _DEFAULT_COLLATION)  # one value, one text
+    return _native(context, KEY_TEXT, (expr, Const(form, TEXT, -1, _DEFAULT_COLLATION)))
+
+
+def _native(context: QueryContext, name: str, args: tuple[Expr, ...]) -> Expr:
+    """A call of a function that only we have."""
+    marks = ", ".join([ARG] * len(args))
+    result = (TEXT, -1, _DEFAULT_COLLATION)
+    op = resolve(name, context.types(args, _DEFAULT_COLLATION))
+    return build.call(context, name, args, result, build.same(f"{name}({marks})"), op)
 
 
 def require_keys(context: QueryContext, node: Node, construct: str) -> None:
