@@ -36,8 +36,15 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError, StructureChanged
-from headrace.postgres import definitions, privileges
+from headrace.errors import (
+    IDENTIFY,
+    RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StructureChanged,
+)
+from headrace.postgres import definitions, identity, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.postgres.widening import widens
@@ -94,7 +101,7 @@ SELECT DISTINCT a.atttypid::bigint FROM unnest(%s::oid[], %s::int2[]) u (t, n)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
  WHERE a.atttypid >= %s"""
 
-_READ: Final = """
+_READ: Final = f"""
 SELECT pg_catalog.pg_current_snapshot()::text,
  (SELECT jsonb_build_object('oid', p.oid::bigint, 'written', p.xmin::text,
     'whole', p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
@@ -111,6 +118,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
          AND i.indpred IS NULL AND k.place <= i.indnkeyatts
          AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
                WHEN 'i' THEN i.indisreplident END),
+    'identified', {identity.IDENTIFIED},
     'published', (SELECT jsonb_build_object('oid', s.oid::bigint,
         'whole', s.prqual IS NULL AND s.prattrs IS NULL)
         FROM pg_catalog.pg_publication_rel s
@@ -251,7 +259,10 @@ def difference(
                 # A partition or child: what the query names is there, or is told of below.
                 yield _refill(f"{_table(facts)} was dropped")
                 continue
-            if published and found is not None:
+            if found is not None and not found.get("identified", True):
+                # Explains a table that has left the publication; nothing was missed before.
+                yield _unidentified(found)
+            elif published and found is not None:
                 yield from _unpublished(facts, found)
             yield from _table_changed(
                 facts, found, named=not before.get("relations"), whole=int(oid) in rows
@@ -272,6 +283,11 @@ def difference(
     # With another view under it, the view may need other rights.
     lacks = map(privileges.error, now["lacks"])
     return next(iter((*firm, *anew, *lacks, *found)), None)
+
+
+def unidentified(facts: Facts) -> bool:
+    """Whether a table of the view has no replica identity."""
+    return not all(table.get("identified", True) for table in facts["tables"].values())
 
 
 def rewritten(before: Facts, now: Facts) -> str | None:
@@ -379,6 +395,15 @@ def _refill(message: str, detail: str | None = None) -> HeadraceError:
 
 def _lost(message: str) -> HeadraceError:
     return ContinuityLost(message, detail="Changes may have been missed meanwhile.", hint=RESYNC)
+
+
+def _unidentified(table: Facts) -> HeadraceError:
+    return StructureChanged(
+        f"{_table(table)} has no replica identity any more",
+        detail="Postgres refuses updates and deletes of a published table without one, so it"
+        " leaves the publication.",
+        hint=IDENTIFY,
+    )
 
 
 def _table(facts: Facts) -> str:

@@ -168,6 +168,11 @@ class Engine:
         """What units are at, here and elsewhere; from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
+    def look_soon(self) -> None:
+        """Have the catalog read before the next batch is processed; any thread."""
+        self.watch.due = 0.0
+        self._poke()
+
     def interrupt(self, view_id: int) -> None:
         """Have a view that is at work give up, for somebody waits to stop it; any thread."""
         view = self.book.views.get(view_id)
@@ -264,6 +269,9 @@ class Engine:
         )
         if batch is not None:
             try:
+                if not self._lane.working:
+                    # A table may have left the publication before the last rows were committed.
+                    self.watch.poll(self.leaving.fail)
                 if batch.txid is None:
                     self._ticker.catch_up(batch.commit_time_us)
                 begun = clock.monotonic()

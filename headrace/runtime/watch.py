@@ -38,7 +38,7 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.kernels.pgoutput import Changes
-from headrace.postgres import definitions, fingerprint
+from headrace.postgres import definitions, fingerprint, identity
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts
 from headrace.postgres.numbering import Observation, VisibleXids
@@ -52,6 +52,8 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
+_WITHDRAW_MS: Final = 50
+"""Longest wait of the engine for a table's lock; the commander tries for longer."""
 
 
 class Watch:
@@ -257,10 +259,12 @@ class Watch:
         found = fingerprint.read(
             self._conn, known.values(), self._book.settings.publication_name, results.revisions
         )
+        unidentified = False
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
             quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
             error = fingerprint.difference(before, now, quiet=quiet)
+            unidentified = unidentified or fingerprint.unidentified(now)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
                 _log.warning("catalog changed", view=view_id, lost=lost)
@@ -271,7 +275,19 @@ class Watch:
             self._quiet.pop(view_id, None)
             if (at := done[view_id]) is not None:
                 self._quiet[view_id] = at
+        if unidentified:
+            self._withdraw()
         return errors
+
+    def _withdraw(self) -> None:
+        """Unpublish tables that have lost their replica identity; their views stop.
+
+        Rows that are committed after it are not in the stream, and no view takes any.
+        """
+        name = self._book.settings.publication_name
+        identity.withdraw(
+            self._conn, name, identity.find_unidentified(self._conn, name), _WITHDRAW_MS
+        )
 
     def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
         """What has been done for a view, by unit; None: something is under way."""

@@ -94,6 +94,7 @@ class Worker:
                 "move": _move(self._engine, self._suspending),
                 "keep": _keep(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),
+                "look": self._look,
                 "stop": self._stop,
             },
         )
@@ -253,6 +254,9 @@ class Worker:
             "checkpoints": book.checkpoints.statistics(),
             "retained": book.retained.statistics(),
         }
+
+    async def _look(self, params: dict[str, Any], _: Progress) -> None:
+        self._engine.look_soon()
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()

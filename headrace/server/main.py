@@ -32,6 +32,7 @@ from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
+from headrace.server.publication_guard import PublicationGuard
 from headrace.server.reload import Reload
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
@@ -141,6 +142,7 @@ class Commander:
         )
         self._listener.port.carry = Desk(self._listener.port, version()).carry_out
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
+        self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
         self._traces = Traces(settings, version(), worker)
@@ -161,6 +163,7 @@ class Commander:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        self._guard.start()
         self._supervisor.start()
         http: HttpPort | None = None
         try:
@@ -195,6 +198,7 @@ class Commander:
             await self._direct.stop()
             await self._waits.close()
             await self._supervisor.stop()
+            await self._guard.stop()
         return self._status
 
     async def _serve_http(self) -> HttpPort:
