@@ -30,7 +30,7 @@ added with a default) stops the view as well: it cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -153,7 +153,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
        WHERE o.option_name = 'security_invoker'), false)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_catalog.pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
-   WHERE c.oid = ANY (%(views)s::oid[]))"""
+   WHERE c.oid = ANY (%(views)s::oid[]))"""  # noqa: S608  our own constant
 
 
 def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -> Facts:
@@ -238,13 +238,21 @@ def rights_of(view: Facts) -> list[Right]:
 
 
 def difference(
-    before: Facts, now: Facts, *, published: bool = True, quiet: bool = False
+    before: Facts,
+    now: Facts,
+    *,
+    published: bool = True,
+    quiet: bool = False,
+    withdrawn: Collection[int] = (),
 ) -> HeadraceError | None:
     """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
 
     Both are of the same view.  What may change harmlessly is not compared.  The publication
     counts from the moment the tables are in it (``published``).  ``quiet``: no value of the
     view was computed in between.
+
+    ``withdrawn``: entries of pg_publication_rel that were removed because their table had no
+    replica identity; it may have one again.
     """
 
     def errors() -> Iterator[HeadraceError]:
@@ -259,7 +267,7 @@ def difference(
                 # A partition or child: what the query names is there, or is told of below.
                 yield _refill(f"{_table(facts)} was dropped")
                 continue
-            if found is not None and not found.get("identified", True):
+            if found is not None and _lost_identity(facts, found, withdrawn):
                 # Explains a table that has left the publication; nothing was missed before.
                 yield _unidentified(found)
             elif published and found is not None:
@@ -397,9 +405,16 @@ def _lost(message: str) -> HeadraceError:
     return ContinuityLost(message, detail="Changes may have been missed meanwhile.", hint=RESYNC)
 
 
+def _lost_identity(old: Facts, new: Facts, withdrawn: Collection[int]) -> bool:
+    published = old["published"]
+    return not new.get("identified", True) or (
+        published is not None and published["oid"] in withdrawn
+    )
+
+
 def _unidentified(table: Facts) -> HeadraceError:
     return StructureChanged(
-        f"{_table(table)} has no replica identity any more",
+        f"{_table(table)} lost its replica identity",
         detail="Postgres refuses updates and deletes of a published table without one, so it"
         " leaves the publication.",
         hint=IDENTIFY,

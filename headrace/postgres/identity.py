@@ -18,7 +18,7 @@ from psycopg import sql
 
 Connection = psycopg.Connection[Any]
 Published = tuple[int, str, str]
-"""OID, schema and name of a table."""
+"""OID in pg_publication_rel, schema and name of a table."""
 
 _log = structlog.get_logger(__name__)
 
@@ -41,11 +41,11 @@ IDENTIFIED: Final = """(EXISTS (
 while it is published."""
 
 _UNIDENTIFIED: Final = f"""
-SELECT c.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_publication p
+SELECT r.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_publication p
   JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
   JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE p.pubname = %s AND NOT {IDENTIFIED} ORDER BY c.oid"""
+ WHERE p.pubname = %s AND NOT {IDENTIFIED} ORDER BY c.oid"""  # noqa: S608  our own constant
 
 
 def find_unidentified(conn: Connection, publication: str) -> list[Published]:
@@ -60,7 +60,7 @@ def withdraw(
 
     A table that another session keeps locked stays until the next call.  REQUIRES: autocommit.
     """
-    for oid, *name in tables:
+    for _, *name in tables:
         statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}").format(
             sql.Identifier(publication), sql.Identifier(*name)
         )

@@ -125,18 +125,18 @@ def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bo
         )
     )
     if add:
-        _check_identified(conn, settings.publication_name, changed)
+        _check_identified(conn, settings.publication_name, rows)
     return changed
 
 
-def _check_identified(conn: Connection, name: str, added: Sequence[int]) -> None:
+def _check_identified(conn: Connection, name: str, added: Sequence[tuple[str, str]]) -> None:
     """Raise if a table in ``added`` lost its replica identity before this transaction locked it.
 
     Raises:
         PrerequisiteError: Postgres would refuse the owner's UPDATE and DELETE of that table.
     """
-    for oid, schema, table in identity.find_unidentified(conn, name):
-        if oid in added:
+    for _, schema, table in identity.find_unidentified(conn, name):
+        if (schema, table) in added:
             raise PrerequisiteError(
                 f'table "{schema}"."{table}" has neither a primary key nor REPLICA IDENTITY FULL',
                 detail="Postgres refuses updates and deletes of a published table without one.",

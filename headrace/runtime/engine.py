@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -168,8 +168,12 @@ class Engine:
         """What units are at, here and elsewhere; from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
-    def look_soon(self) -> None:
-        """Have the catalog read before the next batch is processed; any thread."""
+    def unpublishing(self, entries: Collection[int]) -> None:
+        """Have the catalog read before the next batch is processed; any thread.
+
+        ``entries``: those of pg_publication_rel that are about to be removed.
+        """
+        self.watch.withdrawn.update(entries)
         self.watch.due = 0.0
         self._poke()
 
@@ -269,9 +273,7 @@ class Engine:
         )
         if batch is not None:
             try:
-                if not self._lane.working:
-                    # A table may have left the publication before the last rows were committed.
-                    self.watch.poll(self.leaving.fail)
+                self._look_again()
                 if batch.txid is None:
                     self._ticker.catch_up(batch.commit_time_us)
                 begun = clock.monotonic()
@@ -285,6 +287,14 @@ class Engine:
             self._lane.judge(outcome, self._worked_s)
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
+
+    def _look_again(self) -> None:
+        """Poll the catalog if that is due by now, before a batch is processed.
+
+        A table may have left the publication before the last rows of the batch were committed.
+        """
+        if not self._lane.working:
+            self.watch.poll(self.leaving.fail)
 
     def _commands(self) -> None:
         self._be_urgent()

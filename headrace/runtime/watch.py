@@ -69,6 +69,8 @@ class Watch:
         self._columns = Columns(self._observations)
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
+        self.withdrawn: Final[set[int]] = set()
+        """Entries of pg_publication_rel removed for want of a replica identity; any thread adds."""
 
     def poll(self, fail: Callable[[View, HeadraceError], None]) -> None:
         """Look at everything if it is time to; ``fail`` the views that cannot go on.
@@ -263,7 +265,7 @@ class Watch:
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
             quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
-            error = fingerprint.difference(before, now, quiet=quiet)
+            error = fingerprint.difference(before, now, quiet=quiet, withdrawn=self.withdrawn)
             unidentified = unidentified or fingerprint.unidentified(now)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
@@ -285,9 +287,9 @@ class Watch:
         Rows that are committed after it are not in the stream, and no view takes any.
         """
         name = self._book.settings.publication_name
-        identity.withdraw(
-            self._conn, name, identity.find_unidentified(self._conn, name), _WITHDRAW_MS
-        )
+        found = identity.find_unidentified(self._conn, name)
+        self.withdrawn.update(entry for entry, *_ in found)
+        identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
 
     def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
         """What has been done for a view, by unit; None: something is under way."""

@@ -39,7 +39,7 @@ from headrace.server.supervisor import Supervisor
 from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
-from headrace.sql import install, meta
+from headrace.sql import install, meta, publication_trigger
 from headrace.sql.views import Unfinished
 
 if TYPE_CHECKING:
@@ -111,9 +111,11 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             ownership.check_alone(conn)
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
+            meta.put(conn, "publication_name", settings.publication_name)
             meta.put(conn, "release", version())
             meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
             meta.put(conn, "wal_retention", settings.wal_retention)
+            publication_trigger.ensure(conn, wanted=settings.event_trigger)
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")

@@ -18,14 +18,18 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.postgres import connect, identity
 from headrace.process import tasks
 from headrace.server.commands import CommandPeer
 
-_LOOK_S: Final = 0.25
+_LOOK_S_MIN: Final = 0.25
 """Between two looks; bounds how long the owner's statements can fail."""
+_LOOK_S_MAX: Final = 1.0
+_SHARE: Final = 0.01
+"""Share of a backend's time that looks may take (some thousand published tables)."""
 _TELL_S: Final = 0.25
 """Longest wait for the worker: the owner's statements matter more."""
 _LOCK_TIMEOUT_MS: Final = 500
@@ -76,15 +80,17 @@ class PublicationGuard:
     async def _watch(self, conn: psycopg.Connection[Any]) -> None:
         name = self._settings.publication_name
         while True:
+            began = clock.monotonic()
             found = await asyncio.to_thread(identity.find_unidentified, conn, name)
+            pause = (clock.monotonic() - began) / _SHARE
             if found:
-                await self._tell_worker()
+                await self._tell_worker([entry for entry, *_ in found])
                 await asyncio.to_thread(identity.withdraw, conn, name, found, _LOCK_TIMEOUT_MS)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(min(max(pause, _LOOK_S_MIN), _LOOK_S_MAX))
 
-    async def _tell_worker(self) -> None:
+    async def _tell_worker(self, entries: list[int]) -> None:
         # A worker that starts reads the catalog before the first batch.
         with contextlib.suppress(HeadraceError, OSError, TimeoutError):
             async with asyncio.timeout(_TELL_S):
                 peer = await self._worker()
-                await peer.call("look", {})
+                await peer.call("unpublishing", {"entries": entries})
