@@ -18,8 +18,8 @@ from typing import ClassVar, Final, Self
 RESYNC: Final = "Drop the view and create it again."
 """Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
 
-IDENTIFY: Final = "Add a primary key or set REPLICA IDENTITY FULL, then create the view again."
-"""Hint for a table without replica identity; replaced like ``RESYNC``."""
+THEN_RESYNC: Final = ", then create the view again."
+"""End of a hint that says first what else must be done; replaced like ``RESYNC``."""
 
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000

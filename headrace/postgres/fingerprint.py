@@ -37,8 +37,8 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import (
-    IDENTIFY,
     RESYNC,
+    THEN_RESYNC,
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
@@ -69,6 +69,8 @@ took: a table was then what it is named as.
 
 _EARLIER_MAX: Final = 16
 """Observations that are kept of a table; a column of one altered more often may find no number."""
+_TABLE_AGAIN: Final = "Create the table again or give the view another query (alter_view)"
+_COLUMN_AGAIN: Final = "Add a column of that name or give the view another query (alter_view)"
 _KINDS: Final = ("tables", "relations", "views", "results")
 
 
@@ -391,9 +393,12 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 # --- comparing
 
 
-def _stop(message: str) -> HeadraceError:
-    """What the query reads is no more there, or of another kind."""
-    return DefiniteFailure(message, hint=RESYNC)
+def _stop(message: str, first: str | None = None) -> HeadraceError:
+    """What the query reads is no more there, or of another kind.
+
+    ``first``: what must be done before a resync succeeds.
+    """
+    return DefiniteFailure(message, hint=f"{first}{THEN_RESYNC}" if first else RESYNC)
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
@@ -417,7 +422,7 @@ def _unidentified(table: Facts) -> HeadraceError:
         f"{_table(table)} lost its replica identity",
         detail="Postgres refuses updates and deletes of a published table without one, so it"
         " leaves the publication.",
-        hint=IDENTIFY,
+        hint=f"Add a primary key or set REPLICA IDENTITY FULL{THEN_RESYNC}",
     )
 
 
@@ -455,17 +460,22 @@ def _table_changed(
     """
     table = _table(old)
     if new is None:
-        yield _stop(f"{table} was dropped")
+        yield _stop(f"{table} was dropped", _TABLE_AGAIN)
         return
-    for name, what in (("kind", "is of another kind now"), ("persistence", "is unlogged now")):
-        if old[name] != new[name]:
-            yield _stop(f"{table} {what}")
+    if old["kind"] != new["kind"]:
+        yield _stop(f"{table} is of another kind now", _TABLE_AGAIN)
+    if old["persistence"] != new["persistence"]:
+        yield _stop(f"{table} is unlogged now", "Run ALTER TABLE … SET LOGGED")
     moved = old["storage"] != new["storage"]
+    names = {name for _, name, there, _ in new["attributes"] or () if there}
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
-        yield from _column_changed(
-            column, (new["columns"] or {}).get(number), table, key=known, moved=moved, whole=whole
-        )
+        found = (new["columns"] or {}).get(number)
+        if found is None:
+            again = column["name"] in names
+            yield _column_dropped(f'column "{column["name"]}" of {table}', again=again, whole=whole)
+        else:
+            yield from _column_changed(column, found, table, key=known, moved=moved)
     for name, what in (
         ("parent", "has partitions or inheritance children now"),
         ("identity", "has another replica identity now"),
@@ -475,14 +485,18 @@ def _table_changed(
             yield _refill(f"{table} {what}")
 
 
+def _column_dropped(column: str, *, again: bool, whole: bool) -> HeadraceError:
+    """``again``: there is a column of the name, which a resync reads in its place."""
+    what = f"{column} was dropped"
+    if whole:  # a row is one column less; else planning anew will tell
+        return _refill(what)
+    return _stop(what, None if again else _COLUMN_AGAIN)
+
+
 def _column_changed(
-    old: Facts, new: Facts | None, table: str, *, key: bool, moved: bool, whole: bool
+    old: Facts, new: Facts, table: str, *, key: bool, moved: bool
 ) -> Iterator[HeadraceError]:
     column = f'column "{old["name"]}" of {table}'
-    if new is None:
-        # Where a row is used whole it is one column less; else planning anew will tell.
-        yield (_refill if whole else _stop)(f"{column} was dropped")
-        return
     if old.get("expression") != new.get("expression"):
         yield _refill(f"{column} is generated in another way now")
     had, has = ((c["type"], c["typmod"]) for c in (old, new))
@@ -505,7 +519,7 @@ def _column_changed(
 
 def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
-        yield _stop(f"table {old['name']} was dropped")
+        yield _stop(f"table {old['name']} was dropped", _TABLE_AGAIN)
         return
     if old["members"] != new["members"]:
         had, have = set(old["members"]), set(new["members"])
@@ -528,7 +542,7 @@ def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
 def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     name = old["name"]
     if new is None:
-        yield _stop(f"view {name} was dropped")
+        yield _stop(f"view {name} was dropped", "Create that view again")
     elif old["definition"] != new["definition"]:
         yield _refill(f"view {name} was replaced")
     elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):
