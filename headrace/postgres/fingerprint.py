@@ -411,10 +411,8 @@ def _lost(message: str) -> HeadraceError:
 
 
 def _lost_identity(old: Facts, new: Facts, withdrawn: Collection[int]) -> bool:
-    published = old["published"]
-    return not new.get("identified", True) or (
-        published is not None and published["oid"] in withdrawn
-    )
+    entry, now = ((facts["published"] or {}).get("oid") for facts in (old, new))
+    return not new.get("identified", True) or (entry != now and entry in withdrawn)
 
 
 def _unidentified(table: Facts) -> HeadraceError:

@@ -55,12 +55,14 @@ def find_unidentified(conn: Connection, publication: str) -> list[Published]:
 
 def withdraw(
     conn: Connection, publication: str, tables: Sequence[Published], lock_timeout_ms: int
-) -> None:
-    """Take ``tables`` out of ``publication``, each in its own transaction.
+) -> list[Published]:
+    """Take ``tables`` out of ``publication``, each in its own transaction; return the rest.
 
     A table that another session keeps locked stays until the next call.  REQUIRES: autocommit.
     """
-    for _, *name in tables:
+    kept = []
+    for table in tables:
+        _, *name = table
         statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}").format(
             sql.Identifier(publication), sql.Identifier(*name)
         )
@@ -71,12 +73,14 @@ def withdraw(
         except (
             psycopg.errors.LockNotAvailable,
             psycopg.errors.DeadlockDetected,
+            psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.InsufficientPrivilege,
             # The table was renamed or dropped, or another session took it out.
             psycopg.errors.UndefinedTable,
             psycopg.errors.UndefinedObject,
             psycopg.errors.InvalidSchemaName,
-        ) as error:
-            reason = error.diag.message_primary
-            _log.warning("table without replica identity still published", reason=reason)
+        ):
+            kept.append(table)
         else:
             _log.warning("table without replica identity unpublished", table=".".join(name))
+    return kept

@@ -22,6 +22,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.postgres import connect, identity
+from headrace.postgres.identity import Published
 from headrace.process import tasks
 from headrace.server.commands import CommandPeer
 
@@ -79,13 +80,21 @@ class PublicationGuard:
 
     async def _watch(self, conn: psycopg.Connection[Any]) -> None:
         name = self._settings.publication_name
+        kept: list[Published] = []
         while True:
             began = clock.monotonic()
             found = await asyncio.to_thread(identity.find_unidentified, conn, name)
             pause = (clock.monotonic() - began) / _SHARE
             if found:
                 await self._tell_worker([entry for entry, *_ in found])
-                await asyncio.to_thread(identity.withdraw, conn, name, found, _LOCK_TIMEOUT_MS)
+                before = kept
+                kept = await asyncio.to_thread(
+                    identity.withdraw, conn, name, found, _LOCK_TIMEOUT_MS
+                )
+                for table in kept:
+                    if table not in before:
+                        shown = ".".join(table[1:])
+                        _log.warning("table without replica identity still published", table=shown)
             await asyncio.sleep(min(max(pause, _LOOK_S_MIN), _LOOK_S_MAX))
 
     async def _tell_worker(self, entries: list[int]) -> None:

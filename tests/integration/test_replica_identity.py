@@ -283,3 +283,24 @@ def test_an_event_trigger_leaves_no_moment(database, start_engine):
         publication_trigger.ensure(source, wanted=True)
         publication_trigger.ensure(source, wanted=False)
         source.execute(f'DROP OWNED BY "{owner}" CASCADE; DROP ROLE "{owner}"')
+
+
+def test_a_table_that_could_not_leave_is_followed_on(engine, commander, source):
+    """It was locked until it had a key again: its view is filled anew, once."""
+    create(commander, "dropped")
+    with psycopg.connect(source.info.dsn) as other:
+        source.execute(LOSSES["dropped"][0])
+        # As CREATE INDEX CONCURRENTLY does; the table cannot leave meanwhile, but may have before.
+        other.execute("LOCK TABLE dropped IN SHARE UPDATE EXCLUSIVE MODE")
+        wait_until(lambda: told(source, "v_dropped")[0] == "error", "the view stops")
+        assert writable(source, "dropped") or "still published" in wait_until(
+            lambda: "still published" in engine.log and engine.log, "it is tried"
+        )
+    source.execute(LOSSES["dropped"][1])
+    wait_until(lambda: runs_right(source, "dropped"), "it is followed again")
+    number = bump(source)
+    wait_until(
+        lambda: source.execute("SELECT n FROM marker_view").fetchone() == (number,), "all go on"
+    )
+    commander.execute("CALL headrace.wait_for('v_dropped')")
+    assert writable(source, "dropped")
