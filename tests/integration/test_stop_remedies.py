@@ -206,7 +206,9 @@ def test_the_named_remedy_helps(commander, source):
     messages = {}
     for name in CASES:  # before any of them is filled anew, which mends the publication
         _, messages[name] = wait_until(
-            lambda name=name: (said := told(source, f"v_{name}"))[0] == "error" and said,
+            lambda name=name: (
+                (said := told(source, f"v_{name}"))[0] == "error" and said[1] and said
+            ),
             f"{name} stops",
         )
     for name, case in CASES.items():
