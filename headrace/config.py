@@ -137,6 +137,9 @@ class Settings:
     """Permanent replication slot; slots are per server: one name for each database."""
     publication_name: str = "headrace"
     """Publication that feeds the slot."""
+    event_trigger: bool = False
+    """Whether an event trigger, which only a superuser may create, unpublishes a table in the very
+    statement that takes its replica identity; else its UPDATE and DELETE fail for a moment."""
     batch_interval_ms: int = 50
     """Milliseconds for which a batch gathers transactions at most, where the engine is busy."""
     clock_interval_ms: int = 500

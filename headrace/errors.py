@@ -18,6 +18,9 @@ from typing import ClassVar, Final, Self
 RESYNC: Final = "Drop the view and create it again."
 """Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
 
+THEN_RESYNC: Final = ", then create the view again."
+"""End of a hint that says first what else must be done; replaced like ``RESYNC``."""
+
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
 """Code of a user says what it likes; it must fit a control message and the catalog many times."""

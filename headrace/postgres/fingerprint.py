@@ -30,14 +30,21 @@ added with a default) stops the view as well: it cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError, StructureChanged
-from headrace.postgres import definitions, privileges
+from headrace.errors import (
+    RESYNC,
+    THEN_RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StructureChanged,
+)
+from headrace.postgres import definitions, identity, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.postgres.widening import widens
@@ -62,6 +69,8 @@ took: a table was then what it is named as.
 
 _EARLIER_MAX: Final = 16
 """Observations that are kept of a table; a column of one altered more often may find no number."""
+_TABLE_AGAIN: Final = "Create the table again or give the view another query (alter_view)"
+_COLUMN_AGAIN: Final = "Add a column of that name or give the view another query (alter_view)"
 _KINDS: Final = ("tables", "relations", "views", "results")
 
 
@@ -94,7 +103,7 @@ SELECT DISTINCT a.atttypid::bigint FROM unnest(%s::oid[], %s::int2[]) u (t, n)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
  WHERE a.atttypid >= %s"""
 
-_READ: Final = """
+_READ: Final = f"""
 SELECT pg_catalog.pg_current_snapshot()::text,
  (SELECT jsonb_build_object('oid', p.oid::bigint, 'written', p.xmin::text,
     'whole', p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
@@ -111,6 +120,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
          AND i.indpred IS NULL AND k.place <= i.indnkeyatts
          AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
                WHEN 'i' THEN i.indisreplident END),
+    'identified', {identity.IDENTIFIED},
     'published', (SELECT jsonb_build_object('oid', s.oid::bigint,
         'whole', s.prqual IS NULL AND s.prattrs IS NULL)
         FROM pg_catalog.pg_publication_rel s
@@ -145,7 +155,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
        WHERE o.option_name = 'security_invoker'), false)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_catalog.pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
-   WHERE c.oid = ANY (%(views)s::oid[]))"""
+   WHERE c.oid = ANY (%(views)s::oid[]))"""  # noqa: S608  our own constant
 
 
 def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -> Facts:
@@ -230,13 +240,21 @@ def rights_of(view: Facts) -> list[Right]:
 
 
 def difference(
-    before: Facts, now: Facts, *, published: bool = True, quiet: bool = False
+    before: Facts,
+    now: Facts,
+    *,
+    published: bool = True,
+    quiet: bool = False,
+    withdrawn: Collection[int] = (),
 ) -> HeadraceError | None:
     """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
 
     Both are of the same view.  What may change harmlessly is not compared.  The publication
     counts from the moment the tables are in it (``published``).  ``quiet``: no value of the
     view was computed in between.
+
+    ``withdrawn``: entries of pg_publication_rel that were removed because their table had no
+    replica identity; it may have one again.
     """
 
     def errors() -> Iterator[HeadraceError]:
@@ -251,7 +269,10 @@ def difference(
                 # A partition or child: what the query names is there, or is told of below.
                 yield _refill(f"{_table(facts)} was dropped")
                 continue
-            if published and found is not None:
+            if found is not None and _lost_identity(facts, found, withdrawn):
+                # Explains a table that has left the publication; nothing was missed before.
+                yield _unidentified(found)
+            elif published and found is not None:
                 yield from _unpublished(facts, found)
             yield from _table_changed(
                 facts, found, named=not before.get("relations"), whole=int(oid) in rows
@@ -272,6 +293,11 @@ def difference(
     # With another view under it, the view may need other rights.
     lacks = map(privileges.error, now["lacks"])
     return next(iter((*firm, *anew, *lacks, *found)), None)
+
+
+def unidentified(facts: Facts) -> bool:
+    """Whether a table of the view has no replica identity."""
+    return not all(table.get("identified", True) for table in facts["tables"].values())
 
 
 def rewritten(before: Facts, now: Facts) -> str | None:
@@ -367,9 +393,12 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 # --- comparing
 
 
-def _stop(message: str) -> HeadraceError:
-    """What the query reads is no more there, or of another kind."""
-    return DefiniteFailure(message, hint=RESYNC)
+def _stop(message: str, first: str | None = None) -> HeadraceError:
+    """What the query reads is no more there, or of another kind.
+
+    ``first``: what must be done before a resync succeeds.
+    """
+    return DefiniteFailure(message, hint=f"{first}{THEN_RESYNC}" if first else RESYNC)
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
@@ -379,6 +408,20 @@ def _refill(message: str, detail: str | None = None) -> HeadraceError:
 
 def _lost(message: str) -> HeadraceError:
     return ContinuityLost(message, detail="Changes may have been missed meanwhile.", hint=RESYNC)
+
+
+def _lost_identity(old: Facts, new: Facts, withdrawn: Collection[int]) -> bool:
+    entry, now = ((facts["published"] or {}).get("oid") for facts in (old, new))
+    return not new.get("identified", True) or (entry != now and entry in withdrawn)
+
+
+def _unidentified(table: Facts) -> HeadraceError:
+    return StructureChanged(
+        f"{_table(table)} lost its replica identity",
+        detail="Postgres refuses updates and deletes of a published table without one, so it"
+        " leaves the publication.",
+        hint=f"Add a primary key or set REPLICA IDENTITY FULL{THEN_RESYNC}",
+    )
 
 
 def _table(facts: Facts) -> str:
@@ -415,17 +458,22 @@ def _table_changed(
     """
     table = _table(old)
     if new is None:
-        yield _stop(f"{table} was dropped")
+        yield _stop(f"{table} was dropped", _TABLE_AGAIN)
         return
-    for name, what in (("kind", "is of another kind now"), ("persistence", "is unlogged now")):
-        if old[name] != new[name]:
-            yield _stop(f"{table} {what}")
+    if old["kind"] != new["kind"]:
+        yield _stop(f"{table} is of another kind now", _TABLE_AGAIN)
+    if old["persistence"] != new["persistence"]:
+        yield _stop(f"{table} is unlogged now", "Run ALTER TABLE … SET LOGGED")
     moved = old["storage"] != new["storage"]
+    names = {name for _, name, there, _ in new["attributes"] or () if there}
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
-        yield from _column_changed(
-            column, (new["columns"] or {}).get(number), table, key=known, moved=moved, whole=whole
-        )
+        found = (new["columns"] or {}).get(number)
+        if found is None:
+            again = column["name"] in names
+            yield _column_dropped(f'column "{column["name"]}" of {table}', again=again, whole=whole)
+        else:
+            yield from _column_changed(column, found, table, key=known, moved=moved)
     for name, what in (
         ("parent", "has partitions or inheritance children now"),
         ("identity", "has another replica identity now"),
@@ -435,14 +483,18 @@ def _table_changed(
             yield _refill(f"{table} {what}")
 
 
+def _column_dropped(column: str, *, again: bool, whole: bool) -> HeadraceError:
+    """``again``: there is a column of the name, which a resync reads in its place."""
+    what = f"{column} was dropped"
+    if whole:  # a row is one column less; else planning anew will tell
+        return _refill(what)
+    return _stop(what, None if again else _COLUMN_AGAIN)
+
+
 def _column_changed(
-    old: Facts, new: Facts | None, table: str, *, key: bool, moved: bool, whole: bool
+    old: Facts, new: Facts, table: str, *, key: bool, moved: bool
 ) -> Iterator[HeadraceError]:
     column = f'column "{old["name"]}" of {table}'
-    if new is None:
-        # Where a row is used whole it is one column less; else planning anew will tell.
-        yield (_refill if whole else _stop)(f"{column} was dropped")
-        return
     if old.get("expression") != new.get("expression"):
         yield _refill(f"{column} is generated in another way now")
     had, has = ((c["type"], c["typmod"]) for c in (old, new))
@@ -465,7 +517,7 @@ def _column_changed(
 
 def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
-        yield _stop(f"table {old['name']} was dropped")
+        yield _stop(f"table {old['name']} was dropped", _TABLE_AGAIN)
         return
     if old["members"] != new["members"]:
         had, have = set(old["members"]), set(new["members"])
@@ -488,7 +540,7 @@ def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
 def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     name = old["name"]
     if new is None:
-        yield _stop(f"view {name} was dropped")
+        yield _stop(f"view {name} was dropped", "Create that view again")
     elif old["definition"] != new["definition"]:
         yield _refill(f"view {name} was replaced")
     elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):

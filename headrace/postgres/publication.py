@@ -17,8 +17,8 @@ from psycopg import sql
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
+from headrace.postgres import identity, statements
 from headrace.postgres import slot as setup
-from headrace.postgres import statements
 
 Connection = psycopg.Connection[Any]
 
@@ -116,9 +116,29 @@ def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bo
         return []  # dropped tables have left the publication by themselves
     # ONLY: a child table is another table, published when a view reads it.
     names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*row)) for row in rows)
+    if add:
+        # Lock tables before the publication: DDL on a table may wait for the publication.
+        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(names))
     conn.execute(
         sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
             sql.Identifier(settings.publication_name), sql.SQL("ADD" if add else "DROP"), names
         )
     )
+    if add:
+        _check_identified(conn, settings.publication_name, rows)
     return changed
+
+
+def _check_identified(conn: Connection, name: str, added: Sequence[tuple[str, str]]) -> None:
+    """Raise if a table in ``added`` lost its replica identity before this transaction locked it.
+
+    Raises:
+        PrerequisiteError: Postgres would refuse the owner's UPDATE and DELETE of that table.
+    """
+    for _, schema, table in identity.find_unidentified(conn, name):
+        if (schema, table) in added:
+            raise PrerequisiteError(
+                f'table "{schema}"."{table}" has neither a primary key nor REPLICA IDENTITY FULL',
+                detail="Postgres refuses updates and deletes of a published table without one.",
+                hint="Add a primary key, or set REPLICA IDENTITY FULL.",
+            )

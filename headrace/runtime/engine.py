@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -168,6 +168,15 @@ class Engine:
         """What units are at, here and elsewhere; from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
+    def unpublishing(self, entries: Collection[int]) -> None:
+        """Have the catalog read before the next batch is processed; any thread.
+
+        ``entries``: those of pg_publication_rel that are about to be removed.
+        """
+        self.watch.withdrawn.update(entries)
+        self.watch.due = 0.0
+        self._poke()
+
     def interrupt(self, view_id: int) -> None:
         """Have a view that is at work give up, for somebody waits to stop it; any thread."""
         view = self.book.views.get(view_id)
@@ -264,6 +273,7 @@ class Engine:
         )
         if batch is not None:
             try:
+                self._look_again()
                 if batch.txid is None:
                     self._ticker.catch_up(batch.commit_time_us)
                 begun = clock.monotonic()
@@ -277,6 +287,14 @@ class Engine:
             self._lane.judge(outcome, self._worked_s)
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
+
+    def _look_again(self) -> None:
+        """Poll the catalog if that is due by now, before a batch is processed.
+
+        A table may have left the publication before the last rows of the batch were committed.
+        """
+        if not self._lane.working:
+            self.watch.poll(self.leaving.fail)
 
     def _commands(self) -> None:
         self._be_urgent()

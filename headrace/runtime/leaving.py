@@ -135,6 +135,8 @@ def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
         hint = views.resync_hint(view, "Mend the row")
     elif error.hint == table.UNDO:
         hint = views.resync_hint(view, "Undo that")
+    elif error.hint is not None and error.hint.endswith(errors.THEN_RESYNC):
+        hint = views.resync_hint(view, error.hint.removesuffix(errors.THEN_RESYNC))
     elif error.hint in (None, errors.RESYNC):
         hint = views.resync_hint(view)
     else:

@@ -38,7 +38,7 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.kernels.pgoutput import Changes
-from headrace.postgres import definitions, fingerprint
+from headrace.postgres import definitions, fingerprint, identity
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts
 from headrace.postgres.numbering import Observation, VisibleXids
@@ -52,6 +52,8 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
+_WITHDRAW_MS: Final = 50
+"""Longest wait of the engine for a table's lock; the commander tries for longer."""
 
 
 class Watch:
@@ -67,6 +69,8 @@ class Watch:
         self._columns = Columns(self._observations)
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
+        self.withdrawn: Final[set[int]] = set()
+        """Entries of pg_publication_rel removed for want of a replica identity; any thread adds."""
 
     def poll(self, fail: Callable[[View, HeadraceError], None]) -> None:
         """Look at everything if it is time to; ``fail`` the views that cannot go on.
@@ -257,10 +261,12 @@ class Watch:
         found = fingerprint.read(
             self._conn, known.values(), self._book.settings.publication_name, results.revisions
         )
+        unidentified = False
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
             quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
-            error = fingerprint.difference(before, now, quiet=quiet)
+            error = fingerprint.difference(before, now, quiet=quiet, withdrawn=self.withdrawn)
+            unidentified = unidentified or fingerprint.unidentified(now)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
                 _log.warning("catalog changed", view=view_id, lost=lost)
@@ -271,7 +277,19 @@ class Watch:
             self._quiet.pop(view_id, None)
             if (at := done[view_id]) is not None:
                 self._quiet[view_id] = at
+        if unidentified:
+            self._withdraw()
         return errors
+
+    def _withdraw(self) -> None:
+        """Unpublish tables that have lost their replica identity; their views stop.
+
+        Rows that are committed after it are not in the stream, and no view takes any.
+        """
+        name = self._book.settings.publication_name
+        found = identity.find_unidentified(self._conn, name)
+        self.withdrawn.update(entry for entry, *_ in found)
+        identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
 
     def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
         """What has been done for a view, by unit; None: something is under way."""

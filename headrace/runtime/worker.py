@@ -94,6 +94,7 @@ class Worker:
                 "move": _move(self._engine, self._suspending),
                 "keep": _keep(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),
+                "unpublishing": _unpublishing(self._engine),
                 "stop": self._stop,
             },
         )
@@ -440,6 +441,13 @@ def _carries(engine: Engine) -> Callable[[dict[str, Any]], bool]:
         return False
 
     return carries
+
+
+def _unpublishing(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> None:
+        engine.unpublishing([int(entry) for entry in _need(params, "entries")])
+
+    return handle
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:

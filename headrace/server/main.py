@@ -32,13 +32,14 @@ from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
+from headrace.server.publication_guard import PublicationGuard
 from headrace.server.reload import Reload
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
 from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
-from headrace.sql import install, meta
+from headrace.sql import install, meta, publication_trigger
 from headrace.sql.views import Unfinished
 
 if TYPE_CHECKING:
@@ -110,9 +111,11 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
             ownership.check_alone(conn)
             install.install(conn)
             meta.put(conn, "slot_name", settings.slot_name)
+            meta.put(conn, "publication_name", settings.publication_name)
             meta.put(conn, "release", version())
             meta.put(conn, "wal_budget_bytes", str(settings.wal_budget_bytes))
             meta.put(conn, "wal_retention", settings.wal_retention)
+            publication_trigger.ensure(conn, wanted=settings.event_trigger)
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
@@ -141,6 +144,7 @@ class Commander:
         )
         self._listener.port.carry = Desk(self._listener.port, version()).carry_out
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
+        self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
         self._traces = Traces(settings, version(), worker)
@@ -161,6 +165,7 @@ class Commander:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        self._guard.start()
         self._supervisor.start()
         http: HttpPort | None = None
         try:
@@ -195,6 +200,7 @@ class Commander:
             await self._direct.stop()
             await self._waits.close()
             await self._supervisor.stop()
+            await self._guard.stop()
         return self._status
 
     async def _serve_http(self) -> HttpPort:

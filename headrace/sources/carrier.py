@@ -27,6 +27,7 @@ from headrace.errors import ContinuityLost, FencedError, HeadraceError, Transien
 from headrace.forwarder import carried
 from headrace.forwarder.receiver import Identity, Origin, Receiver
 from headrace.postgres import failures
+from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
 from headrace.sources import remote, widths
 from headrace.sql import origins
@@ -50,6 +51,7 @@ _ASK_S_MAX: Final = 0.05
 _STAND_S: Final = 0.02
 _KEEP_S: Final = 10.0
 """How old the position may be that the source can forget up to, while nothing of ours happens."""
+_LOCK_TIMEOUT_MS: Final = 500
 _SILENCE_S_MAX: Final = 90.0
 _RETRY_S_MIN: Final = 0.2
 _RETRY_S_MAX: Final = 5.0
@@ -198,7 +200,13 @@ class _Session:
         self._receiver.close()
 
     def _check(self) -> None:
-        """Raise ContinuityLost if the source does not publish what it did."""
+        """Raise ContinuityLost if the source does not publish what it did.
+
+        A table that has lost its replica identity is unpublished: Postgres would refuse updates and
+        deletes of it.
+        """
+        lost = replica_identity.find_unidentified(self._ordinary, self._slot)
+        replica_identity.withdraw(self._ordinary, self._slot, lost, _LOCK_TIMEOUT_MS)
         if remote.published(self._ordinary, self._slot) != self._published:
             raise ContinuityLost(
                 f'publication "{self._slot}" of the source was changed',

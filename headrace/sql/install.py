@@ -26,7 +26,16 @@ from headrace import clock
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
-from headrace.sql import calls, meta, owned, restored, schemas, upgrades, views
+from headrace.sql import (
+    calls,
+    meta,
+    owned,
+    publication_trigger,
+    restored,
+    schemas,
+    upgrades,
+    views,
+)
 
 EVAL_ROLE: Final = "headrace_eval"
 _OURS: Final = "headrace of database {}"
@@ -119,12 +128,14 @@ def scripts() -> Iterator[str]:
     for name in FILES:
         if name == FILES[-1]:
             yield from calls.texts()
+            yield publication_trigger.text()
         yield statements(name)
 
 
 def made() -> list[str]:
     """The names of what there is then: of each file what it is named after."""
-    return [*(name.removesuffix(".sql") for name in FILES), calls.CAPTURED, *calls.names()]
+    names = [name.removesuffix(".sql") for name in FILES]
+    return [*names, calls.CAPTURED, *calls.names(), publication_trigger.NAME]
 
 
 def install(conn: Connection) -> None:

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from headrace.errors import BugError, HeadraceError
+from headrace.postgres.identity import IDENTIFIED
 from headrace.sql.status import Status, ways_to
 
 Connection = psycopg.Connection[Any]
@@ -35,7 +36,7 @@ UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid,
          'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text
  WHERE id = %s"""
 # mark: what may stand against filling it anew, as far as the catalog tells.
-_STOPPED: Final = """
+_STOPPED: Final = f"""
 SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
        v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
        v.culprit, v.detail, v.tried, v.sqlstate, v.options ->> 'on_change' AS on_change,
@@ -43,12 +44,12 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
          pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
          pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
          (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
-         ARRAY(SELECT c.xmin FROM headrace.view_tables t
+         ARRAY(SELECT ROW(c.xmin, {IDENTIFIED}) FROM headrace.view_tables t
                  JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
                 WHERE t.view_id = v.id ORDER BY t.table_oid))::text AS mark
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
- ORDER BY v.id"""
+ ORDER BY v.id"""  # noqa: S608  our own constant
 _TELL: Final = """
 UPDATE headrace.views SET tried = %s, note = NULL
  WHERE id = %s AND status = 'error' AND tried IS NOT DISTINCT FROM %s

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -40,6 +40,7 @@ from headrace.population.populate import Population, plan_with_facts, planning, 
 from headrace.population.publish import NewTable, make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys, table
@@ -52,6 +53,8 @@ from headrace.sql.views import StoredView, ViewRow
 from headrace.types import format_lsn
 from headrace.views import grants
 from headrace.views.pause import check_not_live
+
+_UNDEFINED_COLUMN: Final = "42703"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +118,49 @@ def plan_again(
 ) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
-    With the rights of ``owner``.
+    With the rights of ``owner``.  Where a column was dropped, another one that has its name now is
+    read in its place.
 
     Raises:
         UnsupportedError: something was renamed, and the text cannot be followed.
+        UndefinedError: 42703 or 42P01, something is gone that the query names.
     """
+    try:
+        return _plan_again(context, conn, view, stored, owner, by_name=False)
+    except HeadraceError as error:
+        if error.code != _UNDEFINED_COLUMN:
+            raise
+    try:
+        return _plan_again(context, conn, view, stored, owner, by_name=True)
+    except HeadraceError as error:
+        if error.code != _UNDEFINED_COLUMN:
+            raise
+        call = f"CALL headrace.alter_view({_argument(view)}, query)"
+        raise error.again(hint=f"{call} gives it a query of columns that there are.") from None
+
+
+def _argument(view: ViewRow) -> str:
+    """The name of a view as an argument of a call."""
+    name = f"{tokens.identifier(view.schema)}.{tokens.identifier(view.name)}"
+    return f"'{tokens.doubled(name)}'"
+
+
+def _plan_again(
+    context: JobContext,
+    conn: Connection,
+    view: ViewRow,
+    stored: StoredView,
+    owner: Role,
+    *,
+    by_name: bool,
+) -> Replanned:
     canonical, named = stored.canonical, stored.named
     assert canonical is not None, "else it is not read"
     settings = objects.followed(conn, stored.settings, named)
 
     def attempt(*, loosely: bool) -> Replanned:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
-        text = present(conn, canonical, named, loosely=loosely)
+        text = present(conn, canonical, named, loosely=loosely, by_name=by_name)
         request = PlanRequest(text, owner.name, settings | found)
         options = ViewOptions.of(stored.options)
         try:

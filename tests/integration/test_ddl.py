@@ -24,7 +24,7 @@ STOPS = {
     "keyless": (
         "SELECT v, count(*) AS n FROM t5 GROUP BY v",
         "ALTER TABLE t5 DROP CONSTRAINT t5_pkey",
-        "another key",
+        "lost its replica identity",
     ),
     "dropped": ("SELECT id FROM t6", "DROP TABLE t6", "was dropped"),
     "unpublished": ("SELECT id FROM t7", "ALTER PUBLICATION headrace DROP TABLE t7", "taken out"),

@@ -47,8 +47,11 @@ STOPS = {
     ),
     "full": ("ALTER TABLE {t} REPLICA IDENTITY FULL", "replica identity"),
     "nothing": ("ALTER TABLE {t} REPLICA IDENTITY NOTHING", "replica identity"),
-    "keyless": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "another key"),
-    "rekeyed": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, v)", "another key"),
+    "keyless": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "lost its replica identity"),
+    "rekeyed": (
+        "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, v)",
+        "another key",
+    ),
     "parent": ("CREATE TABLE {t}_child () INHERITS ({t})", "inheritance children"),
 }
 FOLLOWED = {

@@ -82,11 +82,17 @@ def names(
 
 
 def present(
-    conn: Connection, canonical: str, named: list[dict[str, Any]] | None, *, loosely: bool = False
+    conn: Connection,
+    canonical: str,
+    named: list[dict[str, Any]] | None,
+    *,
+    loosely: bool = False,
+    by_name: bool = False,
 ) -> str:
     """``canonical`` with the names of today; what was dropped keeps its old one.
 
-    ``loosely`` as for ``objects.rewritten``.
+    ``loosely`` as for ``objects.rewritten``.  ``by_name``: a column that has the name of a dropped
+    one is read in its place.
 
     Raises:
         UnsupportedError: something was renamed, and the text cannot be followed.
@@ -102,7 +108,7 @@ def present(
         found = now.get(entry["oid"])
         if found is not None and _differs(entry, found):
             key = (entry["schema"], entry["name"])
-            new[key] = _writer(entry, found)
+            new[key] = _writer(entry, found, by_name=by_name)
             counts[key] = entry["count"]
     return _rewrite(canonical, new, counts)
 
@@ -163,15 +169,20 @@ def _differs(entry: dict[str, Any], found: _Present) -> bool:
     return not same or found.columns[: len(had)] != had
 
 
-def _writer(entry: dict[str, Any], found: _Present) -> _Write:
+def _writer(entry: dict[str, Any], found: _Present, *, by_name: bool) -> _Write:
     """How an occurrence is written: by its alias, and the columns that this names."""
     had = [(int(number), str(name)) for number, name in entry["columns"]]
     new = sql.Identifier(found.schema, found.name).as_string()
+    there = {number for number, _ in found.columns}
+    gone = {name: number for number, name in had if number not in there}
+    instead = {n: gone[name] for n, name in found.columns if name in gone} if by_name else {}
+    """By the number of a column: that of the dropped one whose name it has."""
 
     def write(alias: str, listed: Sequence[str]) -> str:
         called = dict(had) | {n: name for (n, _), name in zip(had, listed, strict=False)}
         columns = ", ".join(
-            _quote(called.get(number, f"headrace_{number}")) for number, _ in found.columns
+            _quote(called.get(instead.get(number, number), f"headrace_{number}"))
+            for number, _ in found.columns
         )
         return f"{new} {_quote(alias)} ({columns})"
 
