@@ -71,13 +71,21 @@ class Terminations:
         """
         alone = self._begin(owner)
         try:
-            yield
-        finally:
+            if not alone:
+                yield
+                return
+            self._probed(dsn)
+            there = self._probe is not None
             try:
-                if alone and self._terminated(dsn):
-                    self._prove(owner)
+                yield
             finally:
-                self._end(alone=alone)
+                # The signal reaches the probe's backend before the statement that sent it returns,
+                # and the backend acts on it before it answers.  A server that is shut down lets no
+                # other probe in.
+                if there and not self._probed(dsn) and self._probe is not None:
+                    self._prove(owner)
+        finally:
+            self._end(alone=alone)
 
     def noticed(self, owner: str, *, proven: bool) -> None:
         """Note that a session of ``owner`` was lost; call it inside of ``statement``.
@@ -125,25 +133,16 @@ class Terminations:
             times.append(now)
         _log.warning("function terminates sessions", owner=owner, times=len(times))
 
-    def _terminated(self, dsn: str) -> bool:
-        """Return whether the probe was terminated since it was opened; REQUIRES: the turn.
-
-        The signal reaches the probe's backend before the statement that sent it returns, and the
-        backend acts on it before it answers.  A server that is shut down lets no new probe in.
-        """
-        probe, ended = self._probe, False
+    def _probed(self, dsn: str) -> bool:
+        """Return whether the probe answers; else open another.  REQUIRES: the turn."""
+        probe = self._probe
         if probe is not None:
-            try:
+            with contextlib.suppress(psycopg.Error):
                 probe.execute(_PROBE)
-            except psycopg.errors.AdminShutdown:
-                ended = True
-            except psycopg.Error:
-                pass
-            else:
-                return False
+                return True
             probe.close()
         try:
             self._probe = for_values(dsn, name=_NAME)
         except psycopg.Error:
             self._probe = None
-        return ended and self._probe is not None
+        return False

@@ -273,7 +273,7 @@ class View(Unit):
         return f"owner {self.owner}"
 
     def bounds_of(self, config: Settings) -> Limits:
-        """Return what one transaction may cost it; in the unnamed group no more than the setting."""
+        """Return what one transaction may cost it: in the unnamed group as the setting says."""
         return bounds.of(config, self.limits, own_group=bool(self.commit_group))
 
     @property

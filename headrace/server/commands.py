@@ -40,7 +40,7 @@ BUILDER_WAIT_S: Final = 30.0
 """Seconds a call waits for a builder that is being started again."""
 
 ROLE_BYTES_MAX: Final = 4 << 20
-"""Bytes of text that the calls of one role under way may have (``sql/commands.sql`` has the same)."""
+"""Bytes of text of all calls of one role under way; ``sql/commands.sql`` has the same."""
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 

@@ -342,9 +342,10 @@ $$
 
 
 @pytest.mark.parametrize("itself", [False, True])
-def test_only_the_owner_who_terminates_sessions_is_refused(database, pool, itself):
+def test_only_the_owner_who_terminates_sessions_is_refused(database, itself):
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
+    pool = Pool(4)
     innocent = [evaluator(database, pool, owner=name) for name in ("a", "b")]
     culprit = evaluator(database, pool, owner="culprit")
     refused = 0
@@ -359,6 +360,7 @@ def test_only_the_owner_who_terminates_sessions_is_refused(database, pool, itsel
             refused += "terminates sessions" in error.message
     assert refused >= 4
     assert ask(innocent[0], "$1::text") == "0"
+    pool.close()
 
 
 def test_statements_that_run_while_sessions_are_terminated_have_their_results(database):
