@@ -27,7 +27,8 @@ CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    size    bigint := octet_length(NEW.arguments::text);
+    -- Not pg_column_size: of a value that comes from a table that is its compressed size.
+    size    bigint := octet_length(NEW.arguments::text) + octet_length(NEW.settings::text);
     waiting bigint;
     bytes   bigint;
 BEGIN
@@ -40,11 +41,11 @@ BEGIN
     NEW.created_at := now();
     IF size > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
-            MESSAGE = 'the arguments of the call are too large',
+            MESSAGE = 'the arguments and settings of the call are too large',
             DETAIL = 'All together may have 1 MB of text.';
     END IF;
     -- How many of them are carried out at once is a setting; this keeps the table small.
-    SELECT count(*), coalesce(sum(octet_length(c.arguments::text)), 0) INTO waiting, bytes
+    SELECT count(*), coalesce(sum(octet_length(c.arguments::text) + octet_length(c.settings::text)), 0) INTO waiting, bytes
       FROM headrace.commands c WHERE c.caller = NEW.caller AND c.status IN ('pending', 'running');
     IF waiting >= 1000 THEN
         RAISE EXCEPTION USING ERRCODE = '53400',

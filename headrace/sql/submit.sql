@@ -8,8 +8,7 @@ DECLARE
     command bigint;
     waited  int := 0;
 BEGIN
-    -- Not pg_column_size: of a stored value that is its compressed size.  The trigger checks it as well, for a
-    -- row that is inserted without this function.
+    -- Before it waits for an engine; the trigger of the table checks it again, with the settings.
     IF octet_length(arguments::text) > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
             MESSAGE = 'the arguments of the call are too large',

@@ -161,7 +161,7 @@ def call(size: int) -> str:
     """A row of the command table with ``size`` bytes of arguments, that is never carried out."""
     return (
         "INSERT INTO headrace.commands (procedure, arguments, settings) SELECT 'explain_view',"
-        f" jsonb_build_object('q', repeat('x', {size} - 9)), '{{}}'"
+        f" jsonb_build_object('q', repeat('x', {size} - 11)), '{{}}'"
     )
 
 
@@ -190,7 +190,7 @@ def test_the_text_of_a_roles_calls_is_bounded(database):
             server.execute("UPDATE headrace.commands SET status = 'done'")
             conn.execute(call(1000))
             [(most, whole)] = server.execute(
-                "SELECT max(n), sum(n) FROM (SELECT octet_length(arguments::text) n"
+                "SELECT max(n), sum(n) FROM (SELECT octet_length(arguments::text) + 2 AS n"
                 " FROM headrace.commands) s"
             ).fetchall()
             assert (most, whole) == (1 << 20, (4 << 20) + 1000)
