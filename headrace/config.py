@@ -209,8 +209,8 @@ class Settings:
     """Connections of a process that evaluate expressions, whatever the number of views."""
     view_time_ms_max: int = 1_000
     """Milliseconds that a transaction may take a view, besides 0.1 for each row it is worked on:
-    all views are written together, so others wait; 0: any time.  Options may be ten times this,
-    and the next two."""
+    all views are written together, so others wait; 0: any time.  Options may be ten times this
+    (in a commit group of their own), and the next two."""
     view_rows_max: int = 1_000_000
     """Rows that a part of a view's query may give for a transaction, besides 100 for each of its
     own rows: they are in memory; 0: any number."""

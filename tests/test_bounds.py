@@ -130,8 +130,14 @@ def test_a_bound_inside_of_another():
 
 def test_options_are_bounded_by_the_settings():
     settings = Settings(view_time_ms_max=1000)
-    options = ViewOptions.of({"view_time_ms_max": 10_000, "view_rows_max": 5})
+    raised = {"view_time_ms_max": 10_000, "view_rows_max": 5}
+    options = ViewOptions.of(raised | {"commit_group": "slow"})
     options.check(settings)
+    with pytest.raises(UserError, match="only in a commit group of its own") as caught:
+        ViewOptions.of(raised).check(settings)
+    assert '{"commit_group": "slow", "view_time_ms_max": 10000}' in (caught.value.hint or "")
+    ViewOptions.of({"view_time_ms_max": 1000}).check(settings)
+    assert bounds.of(settings, options.limits, own_group=False).time_ms == 1000
     assert bounds.of(settings, options.limits) == Limits(10_000, settings.view_memory_bytes_max, 5)
     with pytest.raises(UserError, match="must be at most 10000"):
         ViewOptions.of({"view_time_ms_max": 10_001}).check(settings)

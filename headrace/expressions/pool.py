@@ -8,6 +8,8 @@ finds what that of another has left in a session.
 A backend that does not end its statement when it is told to is *abandoned*: our side is closed at
 once, and it is terminated again and again until it is gone.  Who leaves too many of them is asked
 nothing more until then.
+
+A function may terminate the sessions of other owners' functions (``terminations.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import structlog
 
 from headrace.errors import HeadraceError, LimitExceeded
 from headrace.expressions.link import Key, Link
+from headrace.expressions.terminations import Terminations
 from headrace.postgres import connect
 from headrace.process import bounds
 
@@ -61,6 +64,7 @@ class Pool:
         self._lost: list[_Lost] = []
         self._reaper: threading.Thread | None = None
         self._closed = threading.Event()
+        self._terminations = Terminations()
 
     @property
     def lost(self) -> int:
@@ -76,6 +80,7 @@ class Pool:
             self._open -= len(idle)
         for link in idle:
             link.conn.close()
+        self._terminations.close()
 
     @contextlib.contextmanager
     def link(self, key: Key, who: str) -> Iterator[Link]:
@@ -83,14 +88,23 @@ class Pool:
 
         Raises:
             Unconnected: there is none to be had.
-            DefiniteFailure: its settings cannot be made, or too many backends of ``who`` go on.
+            DefiniteFailure: its settings cannot be made, or too many backends of ``who`` go on, or
+                code of ``who`` has terminated sessions.
         """
         self._admit(who)
-        link = self._take(key)
-        try:
-            yield link
-        finally:
-            self._give_back(link)
+        with contextlib.ExitStack() as stack:
+            if key.owner is not None:
+                stack.enter_context(self._terminations.statement(key.dsn, who))
+            link = self._take(key)
+            try:
+                yield link
+            finally:
+                self._give_back(link)
+
+    def terminated(self, link: Link, who: str, *, proven: bool) -> None:
+        """Note that ``link`` was lost; ``proven``: terminated while a statement of ``who`` ran."""
+        if link.key.owner is not None:
+            self._terminations.noticed(who, proven=proven)
 
     def forget(self, dsn: str) -> None:
         """A connection to ``dsn`` was lost: the idle ones may be as well."""
@@ -118,6 +132,7 @@ class Pool:
                 self._reaper.start()
 
     def _admit(self, who: str) -> None:
+        self._terminations.admit(who)
         if sum(lost.who == who for lost in list(self._lost)) >= LOST_MAX:
             raise LimitExceeded(
                 "no expression is evaluated for the view's owner just now",

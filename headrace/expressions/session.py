@@ -41,6 +41,9 @@ _TOO_LARGE: Final = "headrace: too many bytes: "
 
 _NUMBERS: Final = itertools.count()
 
+_TERMINATED: Final = "57P01"
+"""What a session says that pg_terminate_backend ends, or the shutdown of the server."""
+_ATTEMPTS_MAX: Final = 3
 _READ_ONLY: Final = "25006"
 """By our own doing everything is so where expressions are evaluated: that will not pass."""
 
@@ -192,7 +195,7 @@ class EvaluatorSession:
         ``part`` is what gives them, where there may be any number of them; ``shown``: what is
         evaluated, for people.
 
-        A lost connection is opened anew once.
+        A statement whose connection is lost is tried again on a new one.
 
         Raises:
             Interrupted: Postgres is away, or the statement says what a server in trouble says.
@@ -216,26 +219,21 @@ class EvaluatorSession:
         results: Sequence[Field] | None,
         part: Described | None,
     ) -> list[tuple[str | None, ...]]:
-        try:
-            return self._fetch(sql, params, results, part)
-        except Unconnected as error:
-            raise OutOfReach(_message(error.error), sqlstate="08001") from error
-        except _Lost:
-            pass
-        except psycopg.Error as error:
-            _raise(error)
-        self._pool.forget(self._key.dsn)
-        try:
-            return self._fetch(sql, params, results, part)
-        except Unconnected as error:
-            raise OutOfReach(_message(error.error), sqlstate="08001") from error
-        except _Lost as lost:
-            raise Interrupted(
-                f"the connection that evaluates was lost: {_message(lost.error)}",
-                sqlstate=lost.error.sqlstate or "08006",
-            ) from lost
-        except psycopg.Error as error:
-            _raise(error)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                return self._fetch(sql, params, results, part, fresh=attempt > 1)
+            except Unconnected as error:
+                raise OutOfReach(_message(error.error), sqlstate="08001") from error
+            except _Lost as lost:
+                if attempt == _ATTEMPTS_MAX:
+                    raise Interrupted(
+                        f"the connection that evaluates was lost: {_message(lost.error)}",
+                        sqlstate=lost.error.sqlstate or "08006",
+                    ) from lost
+                self._pool.forget(self._key.dsn)
+            except psycopg.Error as error:
+                _raise(error)
+        raise AssertionError("the last attempt returns or raises")
 
     def _fetch(
         self,
@@ -243,7 +241,10 @@ class EvaluatorSession:
         params: Sequence[str],
         results: Sequence[Field] | None,
         part: Described | None,
+        *,
+        fresh: bool,
     ) -> list[tuple[str | None, ...]]:
+        """Run a statement; ``fresh``: no connection that was opened before an earlier loss."""
         with self._pool.link(self._key, self._owner) as link:
             try:
                 given = [p.encode() for p in params]
@@ -253,6 +254,9 @@ class EvaluatorSession:
                 # An SQLSTATE is whatever a user raises.
                 if link.conn.closed or failures.is_lost(error):
                     link.conn.close()
+                    if error.sqlstate in {_TERMINATED, None}:
+                        proven = fresh and error.sqlstate == _TERMINATED
+                        self._pool.terminated(link, self._owner, proven=proven)
                     raise _Lost(error) from error
                 raise
             except BaseException:

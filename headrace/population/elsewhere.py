@@ -12,6 +12,7 @@ here, goes on.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -37,6 +38,11 @@ from headrace.types import Lsn
 _POLL_S: Final = 0.005
 _PATIENCE_S: Final = 60.0
 """How long a source may take to come as far as its own snapshot."""
+
+
+_guard: Final = threading.Lock()
+_locks: Final[dict[str, threading.Lock]] = {}
+"""By source: held by the job that reads it.  All jobs run in one process, the builder."""
 
 
 @dataclass(slots=True)
@@ -115,7 +121,7 @@ def held(
         for name in names:  # all lock in the same order
             row = rows[name]
             job.phase("snapshot", message=f"waiting for source {name}")
-            origins.lock(conn, name)
+            kept.enter_context(_alone(job, conn, name))
             standing.callback(_release, settings, name)
             origins.hold_here(conn, name)
             out.snapshots[name] = kept.enter_context(
@@ -131,6 +137,23 @@ def held(
         for name in names:
             _reached(job, conn, name, out.snapshots[name].ref.start_lsn)
         yield out, standing
+
+
+@contextlib.contextmanager
+def _alone(job: Job, conn: Connection, name: str) -> Iterator[None]:
+    """Hold a source while no other job does; ``conn`` shows it to carriers until it is closed."""
+    with _guard:
+        lock = _locks.setdefault(name, threading.Lock())
+    while not lock.acquire(blocking=False):
+        job.wait(_POLL_S)
+    try:
+        # A builder that was killed holds it until the server notices.
+        while origins.is_held(conn, name):
+            job.wait(_POLL_S)
+        origins.mark_holder(conn, name)
+        yield
+    finally:
+        lock.release()
 
 
 def _release(settings: Settings, name: str) -> None:

@@ -88,7 +88,10 @@ class ViewOptions:
     """What one transaction may cost the view, where it is not as the settings say."""
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError if an option says more than ``settings`` allow."""
+        """Raise UserError if an option says more than ``settings`` allow.
+
+        A view with more time than the setting must be in a named group (``views/groups.py``).
+        """
         for name, value in self.limits.items():
             most = getattr(settings, name) * bounds.OPTION_FACTOR_MAX
             if most and value > most:
@@ -98,6 +101,19 @@ class ViewOptions:
                     f" others: {bounds.OPTION_FACTOR_MAX} times the setting at most.",
                     hint="Raise the setting of that name.",
                 )
+        if self.raises_time(settings) and not self.commit_group:
+            raise UserError(
+                f'option "{bounds.TIME}" may be more than {settings.view_time_ms_max} only in a'
+                " commit group of its own",
+                detail="Views of one group are written together: each waits for the slowest.",
+                hint='Name a group as well: {"commit_group": "slow",'
+                f' "{bounds.TIME}": {self.limits[bounds.TIME]}}}.',
+            )
+
+    def raises_time(self, settings: Settings) -> bool:
+        """Return whether the view may take more time than the setting says."""
+        most = settings.view_time_ms_max
+        return bool(most) and self.limits.get(bounds.TIME, 0) > most
 
     def recursions(self, settings: Settings) -> tuple[int, int]:
         """The bounds of recursive queries: the view's, else those of the settings."""

@@ -75,16 +75,19 @@ class Limits:
         return self.memory_bytes // VALUES_PER_LIMIT
 
 
-def of(settings: Settings, own: Mapping[str, int]) -> Limits:
-    """What one transaction may cost a view that has these options."""
+def of(settings: Settings, own: Mapping[str, int], *, own_group: bool = True) -> Limits:
+    """Return what one transaction may cost a view that has these options.
 
-    def one(name: str, most: int) -> int:
+    ``own_group``: it is in a named commit group, and may take longer than the setting.
+    """
+
+    def one(name: str, most: int, factor: int = OPTION_FACTOR_MAX) -> int:
         given = own.get(name, most)
-        # What was allowed to it may have been under a higher setting.
-        return min(given, most * OPTION_FACTOR_MAX) if most else given
+        # What was allowed to it may have been under a higher setting, or by an earlier version.
+        return min(given, most * factor) if most else given
 
     return Limits(
-        one(TIME, settings.view_time_ms_max),
+        one(TIME, settings.view_time_ms_max, OPTION_FACTOR_MAX if own_group else 1),
         one(MEMORY, settings.view_memory_bytes_max),
         one(ROWS, settings.view_rows_max),
     )
@@ -261,10 +264,11 @@ class Bound:
                 MEMORY: self.limits.memory_bytes,
                 ROWS: self.limits.rows,
             }
+            group = '"commit_group": "slow", ' if name == TIME else ""
             hint = (
                 "Create the view with a higher limit: options =>"
-                f" '{{\"{name}\": {now[name] * OPTION_FACTOR_MAX}}}' (or raise the setting of"
-                " that name for all views)."
+                f" '{{{group}\"{name}\": {now[name] * OPTION_FACTOR_MAX}}}' (or raise the setting"
+                " of that name for all views)."
             )
         return LimitExceeded(
             f"the view {verb} more than {shown} for {self._what}: {name}",

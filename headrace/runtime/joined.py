@@ -1,6 +1,6 @@
 """A worker on another machine: it makes itself known in the catalog, again and again.
 
-    headrace worker ─► join_worker(token, address, certificate) ─► certificate of the engine
+    headrace worker ─► join_worker(name, proof, address, certificate) ─► certificate of the engine
     engine ─► catalog: address, certificate ─► link (TLS, both ends known)
 
 Nothing but the catalog brings the two together: the engine opens no port for it, and who has no

@@ -250,13 +250,19 @@ class SideLane:
         if not limit_s or max([worked_s, *writes.values()]) < limit_s:
             return
         seconds = defaultdict[str, float](float, writes)
+        slowest: dict[str, tuple[float, str]] = {}
+        """By group: what its slowest unit took, and the views that need the unit."""
         for unit_id in outcome.touched:
             unit = self._book.unit(unit_id)
             if unit is None or unit.bound is None:
                 continue
-            groups = {view.commit_group for view in self._book.views_of(unit)}
+            views = self._book.views_of(unit)
+            groups = {view.commit_group for view in views}
             if len(groups) == 1:
-                seconds[groups.pop()] += unit.bound.taken_s
+                group, took = groups.pop(), unit.bound.taken_s
+                seconds[group] += took
+                names = ", ".join(view.target.shown for view in views)
+                slowest[group] = max(slowest.get(group, (0.0, "")), (took, names))
         now = clock.monotonic()
         if now > self._scored_at + _WITHIN_S:
             self._scores.clear()
@@ -266,7 +272,7 @@ class SideLane:
             if took >= limit_s and took >= _MOST * (total - took):
                 self._scores[group] += 1
                 if self._scores[group] >= _SLOW_TIMES and self._may(group):
-                    self._put_aside(group)
+                    self._put_aside(group, *slowest.get(group, (0.0, "")))
 
     def look(self) -> None:
         """Have those back who are quick again and have caught up."""
@@ -298,8 +304,12 @@ class SideLane:
         mine = [view for view in live if view.commit_group == group]
         return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
 
-    def _put_aside(self, group: str) -> None:
-        """From the next batch on.  REQUIRES: its views have processed all that was taken."""
+    def _put_aside(self, group: str, took_s: float, slowest: str) -> None:
+        """Process a group beside the others from the next batch on.
+
+        ``slowest``: the views whose part took longest.  REQUIRES: its views have processed all that
+        was taken.
+        """
         book, side = self._book, self._book.side
         if side.queue is None:
             self._sink.start(book.owner.beside())
@@ -312,7 +322,10 @@ class SideLane:
         for view in book.aside:
             if view.commit_group == group:
                 view.story.add("processed beside others")
-        _log.info("commit group is slow", group=group, stays_s=stay_s)
+        _log.info(
+            "commit group is slow",
+            **{"group": group, "stays_s": stay_s, "slowest": slowest, "took_s": round(took_s, 3)},
+        )
 
     def dissolve(self) -> bool:
         """Have back who cannot stay; then the stream must begin anew.

@@ -159,6 +159,10 @@ class Owner(SinkLink):
             if row and row[0]:
                 return
             holder = _holder(self.sink)
+            if holder is None and _taken(self.sink):
+                # Any role can take an advisory lock: epochs fence another engine all the same.
+                _log.warning("advisory lock of the engine is held by another role")
+                return
             if holder is not None and holder == previous_pid:
                 self.sink.execute("SELECT pg_catalog.pg_terminate_backend(%s)", (holder,))
             if clock.monotonic() > until:
@@ -192,12 +196,24 @@ def _another(holder: int | None) -> PrerequisiteError:
 
 
 def _holder(conn: Connection) -> int | None:
-    """The backend that holds the engine's lock in this database."""
-    row = conn.execute(
-        "SELECT l.pid FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory'"
+    """Return the backend of our role that holds the engine's lock in this database."""
+    return next((pid for pid, ours in _holders(conn) if ours), None)
+
+
+def _taken(conn: Connection) -> bool:
+    """Return whether another role holds the lock."""
+    return any(not ours for _, ours in _holders(conn))
+
+
+def _holders(conn: Connection) -> list[tuple[int, bool]]:
+    """Return the backends that hold the lock, and whether each is of our role."""
+    rows = conn.execute(
+        "SELECT l.pid, coalesce(a.usename = current_user, false) FROM pg_catalog.pg_locks l"
+        " LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid"
+        " WHERE l.locktype = 'advisory'"
         " AND l.classid = 0 AND l.objid = %s AND l.objsubid = 1 AND l.granted"
         " AND l.database = (SELECT oid FROM pg_catalog.pg_database"
         "                    WHERE datname = current_database())",
         (_LOCK,),
-    ).fetchone()
-    return int(row[0]) if row else None
+    ).fetchall()
+    return [(int(pid), bool(ours)) for pid, ours in rows]

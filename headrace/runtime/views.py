@@ -28,7 +28,7 @@ from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.postgres import tokens
 from headrace.process import bounds
-from headrace.process.bounds import Bound
+from headrace.process.bounds import Bound, Limits
 from headrace.runtime.away import AwayStore
 from headrace.runtime.positions import Meta, Position, StateMark
 from headrace.runtime.story import Story
@@ -109,10 +109,14 @@ class Unit:
         """Who is to blame for what its expressions do."""
         return f"unit {self.id}"
 
+    def bounds_of(self, config: Settings) -> Limits:
+        """Return what one transaction may cost it."""
+        return bounds.of(config, self.limits)
+
     def bounded(self, config: Settings) -> Bound:
         """What it works under."""
         if self.bound is None:
-            self.bound = Bound(bounds.of(config, self.limits))
+            self.bound = Bound(self.bounds_of(config))
         return self.bound
 
     def flow(self, config: Settings, pool: Pool) -> Dataflow:
@@ -128,7 +132,7 @@ class Unit:
                     config.eval_dsn or None,
                     pool=pool,
                     owner=self.whose,
-                    value_bytes_max=bounds.of(config, self.limits).value_bytes,
+                    value_bytes_max=self.bounds_of(config).value_bytes,
                 )
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
         return self.dataflow
@@ -267,6 +271,10 @@ class View(Unit):
     def whose(self) -> str:
         """Its owner: views of one may find what another has left in a session."""
         return f"owner {self.owner}"
+
+    def bounds_of(self, config: Settings) -> Limits:
+        """Return what one transaction may cost it: in the unnamed group as the setting says."""
+        return bounds.of(config, self.limits, own_group=bool(self.commit_group))
 
     @property
     def live(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from headrace import clock
@@ -37,6 +38,9 @@ LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
 BUILDER_WAIT_S: Final = 30.0
 """Seconds a call waits for a builder that is being started again."""
+
+ROLE_BYTES_MAX: Final = 4 << 20
+"""Bytes of text of all calls of one role under way; ``sql/commands.sql`` has the same."""
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
@@ -134,6 +138,8 @@ class Commands:
         self._see = see
         self._per_role_max = per_role_max
         self._under_way: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        """Text of the calls under way, by role."""
         self._builder = builder
         self._waits = waits
         self._worker = worker
@@ -148,15 +154,15 @@ class Commands:
             # It costs nothing but a socket.
             await self._wait_for(request)
             return None
-        with self._counted(context.caller):
+        with self._counted(context.caller, _size(invocation)):
             if isinstance(request, CreateView):
                 await self._create_view(verb, request, report)
                 return None
             return await self._carry_out(verb, request, report)
 
     @contextlib.contextmanager
-    def _counted(self, caller: str) -> Iterator[None]:
-        """Inside, one more call of a role is under way."""
+    def _counted(self, caller: str, size: int) -> Iterator[None]:
+        """Count one more call of a role, with ``size`` bytes of text, as under way inside."""
         if self._per_role_max and self._under_way[caller] >= self._per_role_max:
             raise UserError(
                 f'role "{caller}" has {self._under_way[caller]} calls under way and may'
@@ -164,12 +170,23 @@ class Commands:
                 hint="Wait for some, or have the setting commands_per_role_max raised.",
                 sqlstate="53400",
             )
+        if self._under_way[caller] and self._bytes[caller] + size > ROLE_BYTES_MAX:
+            raise UserError(
+                f'calls of role "{caller}" under way have {self._bytes[caller]} bytes of text and'
+                f" may have no more than {ROLE_BYTES_MAX}",
+                hint="Wait for some.",
+                sqlstate="53400",
+            )
         self._under_way[caller] += 1
+        self._bytes[caller] += size
         try:
             yield
         finally:
             self._under_way[caller] -= 1
-            self._under_way += Counter()  # without those that have none
+            self._bytes[caller] -= size
+            # Drop the roles that have none.
+            self._under_way += Counter()
+            self._bytes += Counter()
 
     def limit(self, per_role_max: int) -> None:
         """Let a role have so many calls under way from now on."""
@@ -274,6 +291,11 @@ class Commands:
             raise gone from error
         linger = LINGER_S if by_builder else 0.0
         return await peer.call(verb.name, request.message(), progress, linger_s=linger)
+
+
+def _size(invocation: Invocation) -> int:
+    """Return how many bytes the arguments of a call have."""
+    return len(msgspec.json.encode(invocation.arguments, enc_hook=str))
 
 
 def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:

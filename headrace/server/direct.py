@@ -38,7 +38,7 @@ MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
 _TAKEN_MAX: Final = 16
-"""Commands taken at once: each may have 8 MB."""
+"""Commands taken at once: each may have 1 MB (``sql/commands.sql``)."""
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 

@@ -84,6 +84,8 @@ def invocation_of(procedure: str, arguments: Any) -> Invocation:
     if not isinstance(arguments, dict):
         raise UserError(f"the arguments of {procedure} are not values by name")
     kinds = {parameter.name: parameter.kind for parameter in verb.parameters}
+    if verb.secret:
+        kinds["digest"] = "text"
     for name, value in arguments.items():
         if name not in kinds:
             raise UserError(f'{procedure} has no argument "{name}"')

@@ -104,11 +104,10 @@ class SourceCarrier:
 
     def _carry(self, main: psycopg.Connection[Any]) -> None:
         row = origins.find(main, self._name)
-        token = origins.token(main)
-        if row is None or token is None:
+        if row is None:
             return  # it was dropped: the commander ends us
         try:
-            session = _Session(main, row, token, self._stopping, self._settings)
+            session = _Session(main, row, self._stopping, self._settings)
         except (HeadraceError, psycopg.Error) as error:
             self._tell(main, error)
             raise
@@ -141,13 +140,11 @@ class _Session:
         self,
         main: psycopg.Connection[Any],
         row: origins.SourceRow,
-        token: str,
         stopping: threading.Event,
         settings: Settings,
     ) -> None:
         self._main = main
         self._name = row.name
-        self._prefix = carried.prefix(token)
         self._stopping = stopping
         self._position = parse_lsn(row.position)
         stand_ins = origins.stand_ins(main, row.name)
@@ -383,11 +380,9 @@ class _Session:
             self._emit()
 
     def _emit(self) -> None:
-        if self._chunk:
-            self._main.execute(
-                "SELECT pg_catalog.pg_logical_emit_message(true, %s, %b::bytea)",
-                (self._prefix, carried.packed(self._chunk)),
-            )
+        chunk, prefix = self._chunk, carried.prefix("")
+        if chunk and not origins.emit(self._main, prefix, carried.packed(chunk)):
+            raise FencedError("the catalog was removed")
         self._group_bytes += self._chunk_bytes
         self._chunk, self._chunk_bytes = [], 0
 

@@ -18,6 +18,17 @@ RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
 """
 
 
+# The secret exists in a variable of the procedure and in its answer: a statement, a parameter or a
+# row would be logged or kept.  Three UUIDs have 366 random bits.
+_SECRET: Final = """
+    secret  pg_catalog.text := pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
+        pg_catalog.concat(pg_catalog.gen_random_uuid(), pg_catalog.gen_random_uuid(),
+                          pg_catalog.gen_random_uuid()), 'UTF8')), 'hex');"""
+_DIGEST: Final = (
+    "'digest', pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(secret, 'UTF8')), 'hex')"
+)
+
+
 def names() -> list[str]:
     """The names of all procedures."""
     return [name for verb in VERBS.values() if (name := verb.called)]
@@ -39,7 +50,10 @@ def _text(verb: Verb) -> str:
         for p in verb.parameters
     ]
     packed = ", ".join(f"'{p.name}', {p.name}" for p in verb.parameters)
-    answered = ""
+    answered = secret = ""
+    if verb.secret:
+        secret = _SECRET
+        packed += f", {_DIGEST}"
     if verb.answer is not None:
         declared.append(f"INOUT {verb.answer.name} {verb.answer.kind} DEFAULT NULL")
         value = verb.answer.value.format("headrace.command_result(command)")
@@ -50,7 +64,7 @@ AS $$
 DECLARE
     command bigint;
     seen    pg_catalog.text;
-    done    boolean := false;
+    done    boolean := false;{secret}
 BEGIN
     COMMIT;
     command := headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}),

@@ -33,7 +33,7 @@ async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
     """What is under way has failed: nobody carries it out."""
     await conn.execute(
         "UPDATE headrace.commands SET status = %s, error = %s,"
-        " finished_at = now() WHERE status = %s",
+        " arguments = '{}', finished_at = now() WHERE status = %s",
         (CommandStatus.FAILED, msgspec.json.encode(error).decode(), CommandStatus.RUNNING),
     )
 
@@ -63,17 +63,21 @@ async def take(conn: Connection, most: int) -> list[Taken]:
 
 
 async def tell(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
-    """Write how far a command is; with a status: its outcome, and forget old ones."""
+    """Write how far a command is; with a status: its outcome, and delete old commands.
+
+    A finished command loses its arguments: they may hold a password.
+    """
     status = columns.get("status")
     await conn.execute(
         "UPDATE headrace.commands SET status = coalesce(%s, status),"
         " progress = coalesce(%s::jsonb, progress),"
-        " result = %s::jsonb, error = %s::jsonb, finished_at ="
+        " result = %s::jsonb, error = %s::jsonb,"
+        " arguments = CASE WHEN %s::text IS NULL THEN arguments ELSE '{}' END, finished_at ="
         " CASE WHEN %s::text IS NOT NULL THEN clock_timestamp() END"
         " WHERE id = %s",
         (
             *(status, columns.get("progress"), columns.get("result")),
-            *(columns.get("error"), status, number),
+            *(columns.get("error"), status, status, number),
         ),
     )
     if status is not None:

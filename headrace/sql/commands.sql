@@ -26,6 +26,11 @@ CREATE INDEX IF NOT EXISTS commands_unfinished ON headrace.commands (id)
 CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    -- Not pg_column_size: of a value that comes from a table that is its compressed size.
+    size    bigint := octet_length(NEW.arguments::text) + octet_length(NEW.settings::text);
+    waiting bigint;
+    bytes   bigint;
 BEGIN
     -- A subscription's worker brings commands that were meant for another database.
     IF current_setting('session_replication_role') = 'replica' THEN
@@ -34,11 +39,23 @@ BEGIN
     NEW.caller := quote_ident(CURRENT_USER)::regrole;
     NEW.status := 'pending';
     NEW.created_at := now();
+    IF size > 1048576 THEN
+        RAISE EXCEPTION USING ERRCODE = '54000',
+            MESSAGE = 'the arguments and settings of the call are too large',
+            DETAIL = 'All together may have 1 MB of text.';
+    END IF;
     -- How many of them are carried out at once is a setting; this keeps the table small.
-    IF (SELECT count(*) FROM headrace.commands c
-         WHERE c.caller = NEW.caller AND c.status IN ('pending', 'running')) >= 1000 THEN
+    SELECT count(*), coalesce(sum(octet_length(c.arguments::text) + octet_length(c.settings::text)), 0) INTO waiting, bytes
+      FROM headrace.commands c WHERE c.caller = NEW.caller AND c.status IN ('pending', 'running');
+    IF waiting >= 1000 THEN
         RAISE EXCEPTION USING ERRCODE = '53400',
             MESSAGE = 'role ' || quote_ident(CURRENT_USER) || ' has 1000 calls that wait and may have no more',
+            HINT = 'Wait for some.';
+    END IF;
+    -- Calls that are written at the same moment do not see each other; the commander counts these (commands.py).
+    IF waiting > 0 AND bytes + size > 4194304 THEN
+        RAISE EXCEPTION USING ERRCODE = '53400',
+            MESSAGE = 'calls of role ' || quote_ident(CURRENT_USER) || ' that wait have 4 MB of text and may have no more',
             HINT = 'Wait for some.';
     END IF;
     RETURN NEW;

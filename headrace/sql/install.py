@@ -71,6 +71,7 @@ FILES: Final = (
     "verify_view.sql",
     "queues.sql",
     "memory.sql",
+    "hmac_sha256.sql",
     "join_worker.sql",
     "workers.sql",
     "links.sql",

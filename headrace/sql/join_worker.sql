@@ -1,24 +1,47 @@
--- A worker on another machine says where it listens and what certificate it shows; answers that of the engine.
--- Who has the worker's token may: it comes from create_worker_token, and ends with the worker or a newer one.
--- Any role may try: the secret in it has 256 bits.
-CREATE OR REPLACE FUNCTION headrace.join_worker(token text, address text, certificate text) RETURNS text
+-- Registers a worker on another machine: where it listens, and its certificate.  Returns the engine's certificate.
+-- The worker proves that it has its token, and does not send it: parameters of statements may be logged.
+-- proof: the token's secret, XORed with HMAC-SHA256(SHA-256(secret), message) as in SCRAM (RFC 5802).  So neither the
+-- catalog, which has SHA-256(secret), nor the log is enough to join.  made_at is the server's clock in microseconds
+-- since 1970, read by the worker right before.  A proof that was used is not valid again: seen_at is later by then.
+-- Any role may try: the secret has 256 bits.
+DROP FUNCTION IF EXISTS headrace.join_worker(text, text, text);
+CREATE OR REPLACE FUNCTION headrace.join_worker(
+    worker text, made_at bigint, proof bytea, address text, certificate text) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    was headrace.nodes;
+    was      headrace.nodes;
+    signed   text;
+    stream   bytea;
+    secret   bytea;
+    now_at   bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    seen_at  bigint;
 BEGIN
-    -- No longer than they can be: anybody may write here whose token is right.
-    IF length(address) > 300 OR length(certificate) > 10000 THEN
+    -- Every role may call this: inputs are bounded before they are hashed.
+    IF length(address) > 300 OR length(certificate) > 10000 OR length(worker) > 100 THEN
         RAISE EXCEPTION USING ERRCODE = '22001', MESSAGE = 'address or certificate of the worker is too long';
     END IF;
     SELECT n.* INTO was FROM headrace.nodes n
-     WHERE n.name = split_part(join_worker.token, '.', 1)
-       AND n.token = sha256(convert_to(split_part(join_worker.token, '.', 2), 'UTF8'))
-       FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
+     WHERE n.name = join_worker.worker AND n.token IS NOT NULL FOR NO KEY UPDATE;
+    seen_at := extract(epoch FROM was.seen_at) * 1000000;
+    IF FOUND AND length(proof) BETWEEN 1 AND 64 THEN
+        signed := concat_ws(E'\n', worker, made_at, address, certificate);
+        stream := headrace.hmac_sha256(was.token, convert_to(E'1\n' || signed, 'UTF8'))
+               || headrace.hmac_sha256(was.token, convert_to(E'2\n' || signed, 'UTF8'));
+        secret := proof;
+        FOR i IN 0 .. length(proof) - 1 LOOP
+            secret := set_byte(secret, i, get_byte(proof, i) # get_byte(stream, i));
+        END LOOP;
+    END IF;
+    IF secret IS NULL OR sha256(secret) <> was.token THEN
         RAISE EXCEPTION USING ERRCODE = '28000', MESSAGE = 'the worker''s token is not valid',
             DETAIL = 'The worker was removed, a newer token was made for it, or this database is not that of its engine.',
             HINT = 'CALL headrace.create_worker_token(name) makes one.';
+    END IF;
+    -- A server whose clock was set back would refuse every proof until the old time has come again.
+    IF made_at NOT BETWEEN now_at - 60000000 AND now_at OR (made_at <= seen_at AND seen_at <= now_at) THEN
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'the worker''s proof is too old, or was used before',
+            HINT = 'The worker makes a new one by itself when it tries again.';
     END IF;
     -- Two processes with one token would take each other's place again and again.  One that has lost its disk is
     -- where it was; one that has moved is not seen any more (as long as nodes.SILENCE_S).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -175,8 +177,27 @@ def whereabouts(conn: Connection, name: str) -> tuple[str, bytes] | None:
 
 
 def join(conn: Connection, token: str, address: str, certificate: bytes) -> bytes:
-    """Say where the worker with ``token`` listens; returns the certificate of its engine."""
+    """Register the worker that owns ``token`` at ``address``; return the engine's certificate.
+
+    The token is not sent.  The proof is that of SCRAM (RFC 5802): it is valid for this address and
+    certificate, and only while the server's clock shows nearly the time that it was made for.
+    """
+    name, _, secret = token.partition(".")
+    [(now,)] = conn.execute(
+        "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    ).fetchall()
+    proof = join_proof(secret, f"{name}\n{now}\n{address}\n{certificate.decode()}")
     [(other,)] = conn.execute(
-        "SELECT headrace.join_worker(%s, %s, %s)", (token, address, certificate.decode())
+        "SELECT headrace.join_worker(%s, %s, %s, %s, %s)",
+        (name, now, proof, address, certificate.decode()),
     ).fetchall()
     return str(other).encode()
+
+
+def join_proof(secret: str, message: str) -> bytes:
+    """Return the secret, encrypted with a key stream that only its SHA-256 and ``message`` give."""
+    plain = secret.encode()
+    key = hashlib.sha256(plain).digest()
+    parts = (hmac.digest(key, f"{i}\n{message}".encode(), "sha256") for i in (1, 2))
+    stream = b"".join(parts)[: len(plain)]
+    return bytes(a ^ b for a, b in zip(plain, stream, strict=True))

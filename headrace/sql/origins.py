@@ -7,7 +7,6 @@ before it into the WAL here; so both are there or neither.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +21,13 @@ AsyncConnection = psycopg.AsyncConnection[dict[str, Any]]
 
 CHANNEL: Final = "headrace_sources"
 """Told with a source's name whenever somebody asks something of its carrier."""
-_LOCK: Final = 0x4844_5203
+_HELD: Final = """
+SELECT EXISTS (
+  SELECT FROM pg_catalog.pg_stat_activity a
+   WHERE a.datname = current_database() AND a.usename = current_user AND a.pid <> pg_backend_pid()
+     AND a.application_name = %s)"""
+_EMIT: Final = """
+SELECT pg_catalog.pg_logical_emit_message(true, %s || (SELECT token FROM headrace.carrier), %b::bytea)"""
 _NOTIFY: Final = "SELECT pg_catalog.pg_notify('headrace_sources', %s)"
 _CANDIDATES: Final = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
@@ -94,10 +99,10 @@ def token(conn: Connection) -> str | None:
 
 
 def ensure_token(conn: Connection) -> str:
-    """The same, made where it is missing."""
+    """Return the same; make it if it is missing.  Postgres draws it: parameters may be logged."""
     conn.execute(
-        "INSERT INTO headrace.carrier (token) VALUES (%s) ON CONFLICT DO NOTHING",
-        (secrets.token_hex(16),),
+        "INSERT INTO headrace.carrier (token)"
+        " VALUES (replace(gen_random_uuid()::text, '-', '')) ON CONFLICT DO NOTHING"
     )
     made = token(conn)
     assert made is not None, "it was just made"
@@ -117,16 +122,25 @@ def find(conn: Connection, name: str) -> SourceRow | None:
 
 
 def insert(conn: Connection, row: SourceRow) -> bool:
-    """Enter one; False: there is one of that name."""
-    made = conn.execute(
-        "INSERT INTO headrace.origins (name, dsn, slot, system_id, timeline, published, position,"
-        " wanted) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING",
-        (
-            *(row.name, row.dsn, row.slot, row.system_id, row.timeline, row.published),
-            *(row.position, row.position),
-        ),
+    """Add a source; False: one of that name exists, and the transaction has failed.
+
+    The connection string may hold a password.  The server logs parameters of statements, but not
+    data of COPY; of binary data an error message shows nothing either.
+    """
+    copy = (
+        "COPY headrace.origins (name, dsn, slot, system_id, timeline, published, position, wanted)"
+        " FROM STDIN (FORMAT binary)"
     )
-    return made.rowcount > 0
+    values = (row.name, row.dsn, row.slot, row.system_id, row.timeline, row.published)
+    try:
+        with conn.cursor() as cursor, cursor.copy(copy) as sent:
+            # Binary pg_lsn is a big-endian integer of eight bytes, as int8 is.
+            sent.set_types([*["text"] * 4, "int4", "text", "int8", "int8"])
+            position = int(parse_lsn(row.position))
+            sent.write_row([*values, position, position])
+    except psycopg.errors.UniqueViolation:
+        return False
+    return True
 
 
 def delete(conn: Connection, name: str) -> None:
@@ -194,13 +208,26 @@ def candidates(conn: Connection) -> list[str]:
 # --- asking a carrier
 
 
-def lock(conn: Connection, name: str) -> None:
-    """Wait until nobody else holds the source; as long as the session lasts nobody does."""
-    conn.execute("SELECT pg_catalog.pg_advisory_lock(%s, hashtext(%s))", (_LOCK, name))
+def is_held(conn: Connection, name: str) -> bool:
+    """Return whether another session of our role holds the source (``mark_holder``).
+
+    Not by an advisory lock: every role can take any of these, and keep it for ever.
+    """
+    row = conn.execute(_HELD, (_holder(name),)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def mark_holder(conn: Connection, name: str) -> None:
+    """Show that this session holds the source, until it ends; call it before ``hold_here``."""
+    conn.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (_holder(name),))
+
+
+def _holder(name: str) -> str:
+    return f"headrace holds source {name}"
 
 
 def hold_here(conn: Connection, name: str) -> None:
-    """Have its carrier bring nothing more.  REQUIRES: ``lock``; autocommit."""
+    """Have its carrier bring nothing more.  REQUIRES: ``mark_holder``; autocommit."""
     conn.execute("UPDATE headrace.origins SET hold = position WHERE name = %s", (name,))
 
 
@@ -261,13 +288,24 @@ def asked(conn: Connection, name: str, *, lock: bool = False) -> CarrierOrders |
     )
 
 
+def emit(conn: Connection, prefix: str, content: bytes) -> bool:
+    """Write a logical message with ``prefix`` and the token; False: there is no token.
+
+    Postgres puts the two together: parameters may be logged, and any role that knows the token may
+    emit messages that are taken for changes of a source.
+    """
+    row = conn.execute(_EMIT, (prefix, content)).fetchone()
+    return row is not None and row[0] is not None
+
+
 def release_deserted(conn: Connection, name: str) -> None:
-    """Go on where whoever holds the source is gone."""
+    """Go on if the session that held the source has ended.
+
+    The row is locked first: a new holder marks its session, and then writes into the row.
+    """
     with conn.transaction():
-        row = conn.execute(
-            "SELECT pg_catalog.pg_try_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, name)
-        ).fetchone()
-        if row is not None and row[0]:
+        conn.execute("SELECT FROM headrace.origins WHERE name = %s FOR NO KEY UPDATE", (name,))
+        if not is_held(conn, name):
             conn.execute("UPDATE headrace.origins SET hold = NULL WHERE name = %s", (name,))
 
 

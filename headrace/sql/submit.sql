@@ -8,10 +8,11 @@ DECLARE
     command bigint;
     waited  int := 0;
 BEGIN
-    IF pg_column_size(arguments) > 8388608 THEN
+    -- Before it waits for an engine; the trigger of the table checks it again, with the settings.
+    IF octet_length(arguments::text) > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
             MESSAGE = 'the arguments of the call are too large',
-            DETAIL = 'All together may have 8 MB.';
+            DETAIL = 'All together may have 1 MB of text.';
     END IF;
     -- A restart of the engine takes a moment.
     WHILE NOT headrace.engine_running() LOOP

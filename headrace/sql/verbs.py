@@ -183,9 +183,13 @@ class AddWorker(Request):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkerToken(Request):
-    """What a worker on another machine joins by, or another such token for it."""
+    """What a worker on another machine joins by, or another such token for it.
+
+    ``digest``: SHA-256, as hex, of the secret that the procedure has made; None: make one.
+    """
 
     name: str
+    digest: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +331,8 @@ class Verb:
     """Whether it is selected from: a function, with a file of its own."""
     relayed: bool = False
     """Whether it comes by the command table only: Postgres reads its arguments."""
+    secret: bool = False
+    """Whether its procedure makes a secret, and passes argument ``digest``, its SHA-256, only."""
     procedure: str | None = None
     """The procedure's name, if that is not the verb's."""
     answer: Inout | None = None
@@ -498,10 +504,8 @@ _ALL: Final = (
     Verb(
         *("create_worker_token", CreateWorkerToken),
         "what a worker on another machine joins by (for members of our role)",
-        answer=Inout(
-            *("token", "text"),
-            "({} OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->>) 'token'",
-        ),
+        secret=True,
+        answer=Inout("token", "text", "pg_catalog.concat(name, '.', secret)"),
     ),
     Verb(
         *("remove_worker", RemoveWorker),

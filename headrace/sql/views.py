@@ -233,6 +233,16 @@ def count_of(conn: Connection, role: str) -> int:
     return int(row[0])
 
 
+def of_others_in_group(conn: Connection, group: str, owner: int) -> list[dict[str, Any]]:
+    """Return the options of the views in a commit group that ``owner`` does not own."""
+    rows = conn.execute(
+        "SELECT options FROM headrace.views WHERE options ->> 'commit_group' = %s"
+        " AND owner <> %s::bigint::oid",
+        (group, owner),
+    )
+    return [dict(options) for (options,) in rows.fetchall()]
+
+
 def is_taken(conn: Connection, schema: str, name: str) -> bool:
     """Whether there is a view of that name that is not about to be made."""
     row = conn.execute(

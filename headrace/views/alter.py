@@ -24,7 +24,7 @@ from headrace.sink import keys, table
 from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, CreateView
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views import texts
+from headrace.views import groups, texts
 from headrace.views.altered import Wanted
 from headrace.views.continued import Continued
 from headrace.views.pause import check_not_live
@@ -103,6 +103,7 @@ def _alter(
         stored = read(conn, view)
         _check_options(stored.options, wanted.options)
         owner = owner_of(conn, view, caller)
+        groups.check(conn, context.settings, options, owner.oid)
         placing.check_all(conn, options.placement, {})
         asked = PlanRequest(text.query, owner.name, wanted.settings)
         planned, under = plan_with_facts(conn, context.settings, asked, options, view.id)

@@ -15,7 +15,7 @@ from headrace.postgres.connect import Connection
 from headrace.sink import keys
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
-from headrace.views import texts
+from headrace.views import groups, texts
 
 
 def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
@@ -46,7 +46,8 @@ def checked(
     Raises:
         HeadraceError: what create_view would raise.
     """
-    planned, _ = plan_with_facts(conn, context.settings, wanted, options)
+    planned, under = plan_with_facts(conn, context.settings, wanted, options)
+    groups.check(conn, context.settings, options, under["owner"])
     keys.check(conn, planned.columns, options.key or ())
     placing.check_all(conn, options.placement, planned.parts)
     tables = [table.oid for table in planned.tables]

@@ -28,7 +28,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import alter, quotas, texts
+from headrace.views import alter, groups, quotas, texts
 
 _STAY: Final = ("history", "placement")
 """Options that ``replace`` leaves as they are."""
@@ -60,6 +60,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         wanted = dataclasses.replace(wanted, query=text.query)
         planned, planned_under = plan_with_facts(conn, context.settings, wanted, options)
         keys.check(conn, planned.columns, options.key or ())
+        groups.check(conn, context.settings, options, planned_under["owner"])
         if options.history is not None:
             history.interval(conn, options.history)
         placing.check_all(conn, options.placement, planned.parts)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.errors import (
     DuplicateError,
@@ -42,6 +42,10 @@ _log = structlog.get_logger(__name__)
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
 _POLL_S: Final = 0.05
+_PASSWORD_SENT: Final = (
+    "the connection string has a password: Postgres may have logged the statement, unless it came"
+    " over the port of headrace; passfile=… or service=… names a file on the machine of headrace"
+)
 _PATIENCE_S: Final = "2"
 _COMMENT: Final = "Headrace: rows of {} are in source {}; views of Headrace read them there."
 
@@ -91,6 +95,8 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
             job.wait(_POLL_S)
         answer: dict[str, Any] = {"others": workers.others(conn)}
         notices = [f"tables of schema {name}: {', '.join(t.name for t in tables)}", *left_out]
+        if conninfo_to_dict(request.dsn).get("password"):
+            notices.append(_PASSWORD_SENT)
         return answer | {"notice": "; ".join(notices)}
 
 

@@ -30,6 +30,7 @@ from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import AddWorker, CreateWorkerToken, RemoveWorker, Request
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ASK_S: Final = 2.0
 _CAPACITY_MAX: Final = 1_000_000
 
@@ -62,24 +63,31 @@ def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, A
 def create_worker_token(
     context: JobContext, job: Job, request: CreateWorkerToken
 ) -> dict[str, Any]:
-    """Enter a worker on another machine, and what it joins by; a token for it that was is void.
+    """Enter a worker on another machine; an earlier token for it becomes void.
+
+    The answer has the token, unless the caller has made it and sent its digest.
 
     Raises:
-        UserError: 42602, a bad name.
+        UserError: 42602, a bad name; 22023, the digest is none.
         DuplicateError: 42710, a worker of that name is on this machine.
         PrivilegeError: the caller is no member of the engine's role.
     """
     _check_name(request.name)
     settings, secret = context.settings, secrets.token_urlsafe(32)
+    digest = hashlib.sha256(secret.encode()).digest()
+    if request.digest is not None:
+        if not _DIGEST.fullmatch(request.digest):
+            raise UserError("the digest of the token is not a SHA-256", sqlstate="22023")
+        digest = bytes.fromhex(request.digest)
     with job.connection(settings.source, what="builder") as conn, job.translating():
         check_caller(conn, request)
         with conn.transaction():
             meta.put(conn, "certificate", keys.kept(settings.keys_dir).certificate.decode())
-            if not nodes.invite(conn, request.name, hashlib.sha256(secret.encode()).digest()):
+            if not nodes.invite(conn, request.name, digest):
                 raise DuplicateError(
                     f'worker "{request.name}" is on this machine', hint="It needs no token."
                 )
-    return {"token": f"{request.name}.{secret}"}
+    return {"token": f"{request.name}.{secret}" if request.digest is None else None}
 
 
 def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[str, Any]:

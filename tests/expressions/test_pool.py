@@ -221,7 +221,7 @@ def test_an_endless_statement_ends_within_the_limit(database, pool):
     ):
         ask(remote, "pg_sleep(1000)::text || $1")
     assert caught.value.code == "54H01"
-    assert '{"view_time_ms_max": 3000}' in (caught.value.hint or "")
+    assert '{"commit_group": "slow", "view_time_ms_max": 3000}' in (caught.value.hint or "")
     assert ask(remote, "$1 || 'x'") == "0x"
     assert pool.lost == 0
 
@@ -330,3 +330,72 @@ def test_another_type_of_the_same_name_is_another(database, pool, trusted):
             (out,) = remote.evaluate([sql], fields, column, [Field("", TEXT)], trusted)
             assert text.render(out, TEXT)[0].as_py() == "a"
             conn.execute("DROP TYPE mood")
+
+
+KILLS = """
+CREATE FUNCTION public.kills(int, itself boolean) RETURNS text STABLE LANGUAGE sql AS $$
+    SELECT count(pg_terminate_backend(pid))::text || $1 FROM pg_stat_activity
+     WHERE usename = current_user AND application_name LIKE 'headrace eval%'
+       AND (itself OR pid <> pg_backend_pid())
+$$
+"""
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_only_the_owner_who_terminates_sessions_is_refused(database, itself):
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    pool = Pool(4)
+    innocent = [evaluator(database, pool, owner=name) for name in ("a", "b")]
+    culprit = evaluator(database, pool, owner="culprit")
+    refused = 0
+    for _ in range(10):
+        for one in innocent:
+            assert ask(one, "$1::text") == "0"
+        try:
+            ask(culprit, f"public.kills($1, {itself})")
+        except Interrupted:
+            assert itself
+        except LimitExceeded as error:
+            refused += "terminates sessions" in error.message
+    assert refused >= 4
+    assert ask(innocent[0], "$1::text") == "0"
+    pool.close()
+
+
+def test_statements_that_run_while_sessions_are_terminated_have_their_results(database):
+    with psycopg.connect(database, autocommit=True) as conn, closing(Pool(4)) as pool:
+        conn.execute(KILLS)
+        ended = threading.Event()
+        ends: list[HeadraceError] = []
+
+        def attack() -> None:
+            culprit = evaluator(database, pool, owner="culprit")
+            try:
+                while not ended.is_set():
+                    ask(culprit, "public.kills($1, false)")
+            except HeadraceError as error:
+                ends.append(error)
+
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            victim = evaluator(database, pool, owner="victim")
+            while not ends:
+                assert ask(victim, "$1::text || pg_sleep(0.01)::text") == "0"
+        finally:
+            ended.set()
+            attacker.join()
+        assert isinstance(ends[0], LimitExceeded)
+        assert ask(victim, "$1::text") == "0"
+
+
+def test_sessions_that_another_role_terminates_are_no_owners_fault(database, pool):
+    one = evaluator(database, pool, owner="a")
+    with psycopg.connect(database, autocommit=True) as conn:
+        for _ in range(10):
+            assert ask(one, "$1::text") == "0"
+            conn.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE 'headrace eval%'"
+            )

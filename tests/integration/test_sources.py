@@ -444,3 +444,16 @@ def test_a_paused_view_and_one_that_is_filled_anew(united, source, other):
     for _ in range(5):
         change(rng.choice((source, other)), rng)
     check(commander, source, other, sums=SUMS, named=NAMED)
+
+
+def test_a_role_that_holds_advisory_locks_stops_no_view(engine, united, source, other):
+    """Any role may take them: so none stands between a view and its source."""
+    united.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
+    with role(source, "keeper") as name, connect(engine.source, name) as keeper:
+        for number in range(0x4844_5200, 0x4844_5210):
+            keeper.execute("SELECT pg_advisory_lock(%s, hashtext('eu'))", (number,))
+        united.execute("CALL headrace.create_view('named', %s)", (NAMED,))
+        with source.transaction():  # a builder that died has left this
+            source.execute("UPDATE headrace.origins SET hold = position WHERE name = 'eu'")
+        change(other, random.Random(7))
+        check(united, source, other, sums=SUMS, named=NAMED)

@@ -63,7 +63,7 @@ def innocent(
         conn.execute("DELETE FROM t WHERE id > 1")
 
 
-def create(conn: psycopg.Connection, name: str, query: str, **options: int) -> None:
+def create(conn: psycopg.Connection, name: str, query: str, **options: int | str) -> None:
     conn.execute(
         "CALL headrace.create_view(%s, %s, options => %s)", (name, query, json.dumps(options))
     )

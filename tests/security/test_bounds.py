@@ -129,7 +129,7 @@ def test_who_leaves_again_and_again_stops(conn):
 def test_a_verb_interrupts_what_runs(conn, running, verb):
     """With a limit that would let it run on for ten seconds, of which the verb waits for none."""
     before = running.child(WORKER)
-    create(conn, "v", HOSTILE["an endless function"], view_time_ms_max=10_000)
+    create(conn, "v", HOSTILE["an endless function"], commit_group="slow", view_time_ms_max=10_000)
     poison(conn)
     wait_until(lambda: evaluating(conn), "it runs")
     conn.execute(f"CALL headrace.{verb}('v')")

@@ -90,7 +90,9 @@ def test_an_index_that_ends_the_connection_that_writes(conn, running):
 def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
     before = running.child(WORKER)
     # So much takes a while to be said, of which this is not about.
-    create(conn, "v", "SELECT id, shout(v) AS v FROM t", view_time_ms_max=10_000)
+    create(
+        conn, "v", "SELECT id, shout(v) AS v FROM t", commit_group="slow", view_time_ms_max=10_000
+    )
     conn.execute("INSERT INTO t VALUES (2, %s)", (str(size),))
     code, message = stops(conn, "v")
     assert code == "P0001"

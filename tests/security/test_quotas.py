@@ -12,6 +12,11 @@ import pytest
 
 from headrace.config import Settings
 from headrace.embedded.engine import EmbeddedEngine
+from headrace.errors import UserError
+from headrace.server.commands import Commands
+from headrace.server.context import CallContext
+from headrace.server.procedures import Invocation
+from headrace.sql import install
 from headrace.views.quotas import Turns
 from tests.conftest import ENGINES
 from tests.databases import Databases
@@ -150,3 +155,130 @@ def test_populations_of_one_role_leave_places_for_others(tmp_path: Path):
     assert asyncio.run(story()) == [
         *("low", "low", "low waits", "other", "boss", "boss", "boss", "low")
     ]
+
+
+def call(size: int) -> str:
+    """A row of the command table with ``size`` bytes of arguments, that is never carried out."""
+    return (
+        "INSERT INTO headrace.commands (procedure, arguments, settings) SELECT 'explain_view',"
+        f" jsonb_build_object('q', repeat('x', {size} - 11)), '{{}}'"
+    )
+
+
+def test_the_text_of_a_roles_calls_is_bounded(database):
+    """However it is written: by a call, a row, many rows, or as a compressed value of a table."""
+    with psycopg.connect(database, autocommit=True) as server:
+        install.install(server)
+        with roles.role(server, "low") as low, roles.connect(database, low) as conn:
+            for size in (1 << 20 | 1, 9_000_000):
+                with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+                    conn.execute(call(size))
+            conn.execute("CREATE TABLE stored (a jsonb)")
+            conn.execute("INSERT INTO stored VALUES (to_jsonb(repeat('x', 9000000)))")
+            [(small,)] = conn.execute("SELECT pg_column_size(a) < 200000 FROM stored").fetchall()
+            assert small, "it is compressed"
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+                conn.execute(
+                    "INSERT INTO headrace.commands (procedure, arguments, settings)"
+                    " SELECT 'explain_view', a, '{}' FROM stored"
+                )
+            with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+                conn.execute(f"{call(1 << 20)} FROM generate_series(1, 5)")
+            conn.execute(f"{call(1 << 20)} FROM generate_series(1, 4)")
+            with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+                conn.execute(call(1000))
+            server.execute("UPDATE headrace.commands SET status = 'done'")
+            conn.execute(call(1000))
+            [(most, whole)] = server.execute(
+                "SELECT max(n), sum(n) FROM (SELECT octet_length(arguments::text) + 2 AS n"
+                " FROM headrace.commands) s"
+            ).fetchall()
+            assert (most, whole) == (1 << 20, (4 << 20) + 1000)
+
+
+def test_the_commander_counts_the_text_of_calls_that_came_at_once():
+    """The command table cannot: transactions do not see each other's rows."""
+    asked, answer = [], asyncio.Event()
+
+    class Builder:
+        async def call(self, method, params=None, progress=None, *, linger_s=0.0):
+            asked.append(method)
+            await answer.wait()
+            return {"lines": []}
+
+    async def builder() -> Builder:
+        return Builder()
+
+    async def run() -> list[object]:
+        commands = Commands(builder)
+        query = "x" * ((1 << 20) - 100)
+        work = [
+            asyncio.create_task(
+                commands.run(
+                    Invocation("explain_view", {"name_or_query": query}),
+                    CallContext(role, {}),
+                    lambda _: None,
+                )
+            )
+            for role in (*["a"] * 6, "b")
+        ]
+        while len(asked) + sum(task.done() for task in work) < len(work):
+            await asyncio.sleep(0)
+        answer.set()
+        ends = await asyncio.gather(*work, return_exceptions=True)
+        # Once they have ended there is room again.
+        await commands.run(
+            Invocation("explain_view", {"name_or_query": query}),
+            CallContext("a", {}),
+            lambda _: None,
+        )
+        return ends
+
+    ends = asyncio.run(run())
+    refused = [number for number, end in enumerate(ends) if isinstance(end, UserError)]
+    assert refused == [4, 5]
+    assert [end.code for end in ends if isinstance(end, UserError)] == ["53400"] * 2
+    assert len(asked) == 6
+
+
+@pytest.mark.shared_engine
+def test_a_raised_time_limit_is_for_a_group_of_ones_own(engine):
+    """Views of one group wait for each other: nobody may join or make a slow one for others."""
+    raised = '{"commit_group": "%s", "view_time_ms_max": 60000}'
+    with (
+        psycopg.connect(engine.source, autocommit=True) as server,
+        roles.role(server, "a") as a,
+        roles.role(server, "b") as b,
+    ):
+        server.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        server.execute("GRANT SELECT ON t TO PUBLIC")
+        first, second = (roles.connect(engine.dsn, name) for name in (a, b))
+
+        def create(conn: psycopg.Connection, name: str, options: str) -> str:
+            try:
+                conn.execute("CALL headrace.create_view(%s, 'TABLE t', %s)", (name, options))
+            except psycopg.Error as error:
+                return str(error.sqlstate)
+            return ""
+
+        with first, second:
+            assert create(first, "alone", '{"view_time_ms_max": 60000}') == "22023"
+            assert create(first, "alone", raised % "slow") == ""
+            assert create(first, "more", '{"commit_group": "slow"}') == ""
+            assert create(second, "joins", '{"commit_group": "slow"}') == "22023"
+            assert create(second, "joins", '{"commit_group": "quick"}') == ""
+            assert create(first, "slows", raised % "quick") == "22023"
+            assert create(first, "slows", '{"commit_group": "quick"}') == ""
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                first.execute(
+                    "CALL headrace.alter_view('slows', 'TABLE t', %s)", (raised % "quick",)
+                )
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                server.execute(f"CALL headrace.set_owner('{a}.more', '{b}')")
+            for conn, name in (
+                (first, "alone"),
+                (first, "more"),
+                (first, "slows"),
+                (second, "joins"),
+            ):
+                conn.execute("CALL headrace.drop_view(%s)", (name,))

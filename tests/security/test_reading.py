@@ -7,22 +7,26 @@ somebody else, it moves a sequence, which no rollback takes back, and raises an 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
+from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+import headrace
 from headrace.errors import TransientError
 from headrace.population import publish
 from headrace.postgres import connect as door
 from headrace.postgres import publication
+from headrace.runtime import ownership
 from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
 from headrace.types import Field, diff_batch
-from tests.security.roles import connect
+from tests.security.roles import connect, role
 from tests.security.spies import ask, caught, spying
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -215,6 +219,27 @@ def test_locks_that_anybody_may_take(shared_engine, server, low):
         assert low.execute("SELECT count(*) FROM fresh.v").fetchone() == (9,)
         install.install(server)
     low.execute("CALL headrace.drop_view('fresh.v')")
+
+
+def test_no_statement_waits_for_an_advisory_lock():
+    """It would wait as long as any role likes: ``postgres.statements.alone`` does not."""
+    waiting = re.compile(r"pg_advisory(_xact)?_lock(_shared)?\b")
+    root = Path(headrace.__file__).parent
+    for path in [*root.rglob("*.py"), *root.rglob("*.sql")]:
+        assert not waiting.search(path.read_text()), path
+
+
+def test_an_engine_starts_while_another_role_holds_its_lock(database, start_engine):
+    with psycopg.connect(database, autocommit=True) as conn, role(conn, "keeper") as name:
+        conn.execute("CREATE TABLE kept (id int PRIMARY KEY)")
+        with connect(database, name) as keeper:
+            keeper.execute("SELECT pg_advisory_lock(%s)", (ownership._LOCK,))
+            engine = start_engine(database)
+            with psycopg.connect(engine.dsn, autocommit=True) as caller:
+                caller.execute("CALL headrace.create_view('v', 'SELECT id FROM kept')")
+                conn.execute("INSERT INTO kept VALUES (1)")
+                caller.execute("CALL headrace.wait_for('v')")
+                assert caller.execute("SELECT id FROM v").fetchall() == [(1,)]
 
 
 def test_an_index_definition_is_one_statement(shared_engine, server, low):

@@ -262,7 +262,7 @@ def test_a_command_has_a_size(server, low):
             "SELECT headrace.submit('check_view', jsonb_build_object('query',"
             " repeat('x', 20000000)), '{}')"
         )
-    with pytest.raises(psycopg.errors.CheckViolation):
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
         low.execute(
             "INSERT INTO headrace.commands (procedure, arguments, settings)"
             " SELECT 'x', '{}', jsonb_object_agg(n, n) FROM generate_series(1, 99999) n"

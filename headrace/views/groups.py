@@ -1,0 +1,31 @@
+"""Who may be in a commit group: a view that may take longer than others delays its group."""
+
+from __future__ import annotations
+
+from headrace.config import Settings
+from headrace.errors import UserError
+from headrace.population.options import ViewOptions
+from headrace.postgres.connect import Connection
+from headrace.sql import views
+
+
+def check(conn: Connection, settings: Settings, options: ViewOptions, owner: int) -> None:
+    """Raise UserError (22023) if a view of ``owner`` with these options may not be in its group.
+
+    All views of a group in which one has more time than the setting are of one owner.
+    """
+    if not options.commit_group:
+        return
+    members = views.of_others_in_group(conn, options.commit_group, owner)
+    if not members:
+        return
+    if options.raises_time(settings) or any(
+        ViewOptions.of(given).raises_time(settings) for given in members
+    ):
+        raise UserError(
+            f'commit group "{options.commit_group}" has views of another owner',
+            detail="A view with a higher view_time_ms_max delays its group, so all views there"
+            " must be of one owner.",
+            hint="Choose another name for the group.",
+            sqlstate="22023",
+        )
