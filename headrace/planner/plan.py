@@ -44,6 +44,7 @@ from headrace.planner.logical.scalar import (
 )
 from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
+from headrace.planner.passes.inlining import inline
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import PhysicalBuilder
@@ -125,7 +126,8 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             (bound.position, written.find),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
+        binder = Binder(lowering, sources.tables)
+        bound_plan = inline(binder.bind(bound.tree), binder.numbers)
         logical = decorrelate(bound_plan, lowering)
         columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
         rewritten = optimise(logical)

@@ -82,11 +82,19 @@ class Node:
         return [int(v) for v in self.items(name) if isinstance(v, str) and v.isdigit()]
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, in the order of the text."""
+        """This node and everything below it, in the order of the text.
+
+        A query that stands at several places, as that of a view does, is looked at once.
+        """
         stack: list[object] = [self]
+        queries: set[int] = set()
         while stack:
             value = stack.pop()
             if isinstance(value, Node):
+                if value.kind == "QUERY":
+                    if id(value) in queries:
+                        continue
+                    queries.add(id(value))
                 yield value
                 stack.extend(reversed(list(value.fields.values())))
             elif isinstance(value, list):

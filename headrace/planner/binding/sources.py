@@ -28,6 +28,7 @@ from headrace.planner.analyse.present import present
 from headrace.planner.analyse.tables import refuse_system
 from headrace.planner.binding.relations import (
     FUNCTION_FIELDS,
+    IS_VIEW,
     SELECTED,
     Relations,
     functions_of,
@@ -212,6 +213,7 @@ class Sources:
     def _replace(self, entry: Tree, tree: Tree) -> None:
         entry.fields["rtekind"] = str(SUBQUERY)
         entry.fields["subquery"] = tree
+        entry.fields[IS_VIEW] = "true"
         del entry.fields["relid"]
 
     def _view(self, oid: int, reader: str, caller: str) -> Tree:

@@ -432,11 +432,18 @@ class AgainNode:
     """Whether something in it may fail on a row: ``facts.serious``."""
     outer: tuple[tuple[int, Ref], ...] = ()
     """(id of a free reference in ``plan``, what it is here)."""
+    rows: tuple[int, int | None] = (0, None)
+    """The least and the greatest number of rows that ``plan`` has for one row of the queries
+    around it; None: not known."""
 
     @property
     def columns(self) -> tuple[Col, ...]:
         """Output columns."""
         return tuple(c for c, _ in self.pairs)
+
+    def inside(self, column: int) -> int:
+        """The id that the output column ``column`` has in ``plan``."""
+        return next(i for c, i in self.pairs if c.id == column)
 
 
 Node = (

@@ -31,7 +31,7 @@ def require_executable(
         for plan in (optimised, *named(optimised).values())
         for join in _full(plan)
     ]
-    for join in _full(bound):
+    for join in (j for plan in (bound, *named(bound).values()) for j in _full(plan)):
         mine = frozenset(join.condition)
         if not any(mine <= other for other in left) or not _known(join):
             continue
