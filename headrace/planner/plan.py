@@ -19,6 +19,7 @@ from msgspec import structs
 
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError
+from headrace.planner import limits
 from headrace.planner.analyse import check, position, session
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -71,11 +72,15 @@ _MAKES_ARRAYS: Final = re.compile(r"\[\]|record|populate|array_in")
 
 
 def plan(conn: Connection, request: PlanRequest) -> Planned:
-    """Plan ``request``; raises UserErrors with positions in its query text."""
+    """Plan ``request``; raises UserErrors with positions in its query text.
+
+    The caller may end it: see ``limits.interruptible``.
+    """
     try:
-        if request.over is None:
-            return _plan(conn, request)
-        return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
+        with limits.applied(request.limits):
+            if request.over is None:
+                return _plan(conn, request)
+            return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
     except RecursionError as error:
         raise UnsupportedError(
             "a query nested this deeply is not supported",

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.graph import Graph
+from headrace.planner.limits import PlanLimits
 from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.logical.lineage import ColumnOrigin
 from headrace.planner.logical.nodes import Node
@@ -15,6 +16,8 @@ from headrace.types import Schema
 
 RECURSIONS: Final = (1_000, 10_000_000)
 """Bounds of a recursive query unless the settings ``max_recursion_…`` say otherwise."""
+LIMITS: Final = PlanLimits()
+"""Likewise of planning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class PlanRequest:
     stats: bool = True
     recursions: tuple[int, int] = RECURSIONS
     """Iterations after which a recursive query is an error, and rows of one iteration."""
+    limits: PlanLimits = LIMITS
+    """What planning it may take."""
     over: int | None = None
     """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
     what is above it is merged with what is below (A-47)."""

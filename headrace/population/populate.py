@@ -28,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
+from headrace.planner.limits import PlanLimits
 from headrace.planner.logical import uniquekeys
 from headrace.population import (
     choice,
@@ -93,7 +94,8 @@ def plan_with_facts(
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds, over = options.recursions(settings), _point(conn, options.point)
-        planned = plan(conn, replace(request, recursions=bounds, over=over))
+        limits = PlanLimits(settings.planning_time_ms_max)
+        planned = plan(conn, replace(request, recursions=bounds, over=over, limits=limits))
         if over is not None and over not in planned.results:
             raise UserError(
                 f'the query does not read the view of connection point "{options.point}"',

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
+from headrace.planner import limits
 from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.functions_in_from import TargetSets
 from headrace.planner.binding.grouping import Grouping
+from headrace.planner.binding.named_plans import NamedPlans
 from headrace.planner.binding.ordering import Ordering
 from headrace.planner.binding.recursion import Recursions
 from headrace.planner.binding.relations import IS_VIEW, Relations
@@ -26,17 +27,13 @@ from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.nodes import (
     Agg,
     AggregateNode,
-    AgainNode,
     Col,
     DistinctNode,
     Node,
     OrderNode,
     ProjectNode,
-    free,
     ids,
 )
-from headrace.planner.logical.repeats import name as name_plan
-from headrace.planner.logical.repeats import reads_iteration, renumbered
 from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import UNIT, Scope, Site, joined
@@ -87,12 +84,13 @@ class Binder:
         self.numbers = itertools.count(1)
         """Ids of columns, and numbers of named plans."""
         self._recursions = Recursions(lowering, self.column)
-        self._named: dict[tuple[int, ...], tuple[object, AgainNode]] = {}
-        """By what is bound (a view, a WITH query), which is kept so that its identity stays."""
+        self._named = NamedPlans(self.numbers)
 
     def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
         """A new column for the values of ``expr``."""
         number = next(self.numbers)
+        limits.check()
+        limits.check_columns(number)
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
     def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
@@ -275,7 +273,13 @@ class Binder:
         if kind == check.RESULT:
             return UNIT
         if kind == check.SUBQUERY:
-            node = self._subquery(entry, level)
+            query = entry.child("subquery")
+            # A view reads nothing of the query around it: it is the same wherever it stands.
+            node = (
+                self._named.mention(partial(self.bind, query), query)
+                if entry.flag(IS_VIEW)
+                else self.bind(query, level.env, self.scope(level))
+            )
         elif kind == check.CTE:
             owner = len(level.env) - 1 - entry.number("ctelevelsup")
             name = entry.text("ctename") or ""
@@ -294,35 +298,13 @@ class Binder:
             )
         return node
 
-    def _subquery(self, entry: Tree, level: Level) -> Node:
-        query = entry.child("subquery")
-
-        def bind() -> Node:
-            return self.bind(query, level.env, self.scope(level))
-
-        # A view reads nothing of the query around it, so it is the same wherever it is named.
-        return self._once((id(query),), query, bind) if entry.flag(IS_VIEW) else bind()
-
-    def _once(self, key: tuple[int, ...], kept: object, bind: Callable[[], Node]) -> Node:
-        """The plan that ``bind`` gives, under a name; later its name alone, with new ids."""
-        found = self._named.get(key)
-        if found is not None:
-            return renumbered(found[1], self.numbers)
-        node = bind()
-        if reads_iteration(node):
-            return node  # it belongs to the recursion around it
-        again = name_plan(node, next(self.numbers), free(node))
-        self._named[key] = (kept, again)
-        return again
-
     def _with(self, entry: Tree, env: Env, name: str) -> Node:
         """A reference to the WITH query ``name`` of the last level of ``env``."""
         home = env[-1]
         cte = home.queries[name]
         if entry.flag("self_reference"):
             return self._recursions.work_table(cte)
-        kept = (cte, home)
-        return self._once((id(cte), id(home)), kept, lambda: self._with_query(cte, env))
+        return self._named.mention(partial(self._with_query, cte, env), cte, home)
 
     def _with_query(self, cte: Tree, env: Env) -> Node:
         home = env[-1]

@@ -19,6 +19,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError, UserError
+from headrace.planner import limits
 from headrace.planner.analyse import session
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
@@ -174,6 +175,7 @@ class Sources:
     def _name(
         self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str, *, named: bool
     ) -> None:
+        limits.check()
         row = self._conn.execute(_RIGHTS, {"r": reader, "t": oid, "c": columns}).fetchone()
         if row is None:
             raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from headrace.errors import UnsupportedError
+from headrace.planner import limits
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, exactly_one, serious
@@ -65,12 +65,10 @@ def over(node: nodes.Node, plans: Mapping[int, nodes.AgainNode]) -> nodes.Node:
 
 
 T = TypeVar("T")
-COPIED_MAX = 1_000
-"""Nodes that are copied in a query before plans are named."""
+COPIED_MAX = 200
+"""Nodes that are copied in a query before plans are named: a tenth of a second of planning."""
 SMALL = 8
 """Plans of so many nodes are always copied."""
-_IDS_MAX: Final = 1_000_000
-"""A minute of planning."""
 Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
@@ -89,16 +87,11 @@ def renumbered(node: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
     """``node`` with new ids for all its own columns; free references stay.
 
     Raises:
-        UnsupportedError: so many copies have been made that nobody would wait for the plan.
+        UnsupportedError: too many columns have been made.
     """
     mapping = {i: next(numbers) for i in sorted(defined(node))}
-    if max(mapping.values(), default=0) > _IDS_MAX:
-        raise UnsupportedError(
-            "subqueries nested this deeply are not supported",
-            detail="Each one that reads columns of the query around it is computed for that query's"
-            f" rows: in all, over {_IDS_MAX} columns of intermediate results.",
-            hint="Write some of them as joins or groups, or make views of parts of the query.",
-        )
+    limits.check()
+    limits.check_columns(max(mapping.values(), default=0))
     return mapped(node, mapping)
 
 
@@ -115,7 +108,11 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     elif isinstance(value, frozenset):
         found = frozenset(mapped(v, mapping) for v in value)
     elif not isinstance(value, _LEAVES) and dataclasses.is_dataclass(value):
-        new = {f.name: mapped(getattr(value, f.name), mapping) for f in dataclasses.fields(value)}
+        new = {
+            f.name: mapped(getattr(value, f.name), mapping)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
         found = dataclasses.replace(value, **new)  # type: ignore[type-var]
     return found  # type: ignore[no-any-return]
 
@@ -175,8 +172,7 @@ def _references(node: nodes.Node) -> Iterator[Ref]:
 
 
 def is_local(node: nodes.Node) -> bool:
-    """Whether ``node`` cannot be a plan of its own: it reads an iteration's rows, or shows the
-    clock."""
+    """Whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
     return reads_iteration(node) or bool(clock_columns(node, {}))
 
 

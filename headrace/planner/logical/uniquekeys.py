@@ -56,7 +56,10 @@ def _unique(node: nodes.Node, known: Named) -> Iterable[Key]:
         case nodes.SetOpNode():
             return [] if node.all else [_all(node.columns)]
         case nodes.AggregateNode():
-            return [*_shown(node.keys, unique(node.input, known)), frozenset(c.id for c, _ in node.keys)]
+            return [
+                *_shown(node.keys, unique(node.input, known)),
+                frozenset(c.id for c, _ in node.keys),
+            ]
         case nodes.JoinNode():
             return _joined(node, known)
         case nodes.AgainNode():

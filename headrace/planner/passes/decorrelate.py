@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Iterator
 
 from headrace import types as t
+from headrace.planner import limits
 from headrace.planner.logical.facts import exactly_one, fails, serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
@@ -42,7 +43,7 @@ from headrace.planner.logical.nodes import (
     ids,
     with_children,
 )
-from headrace.planner.logical.repeats import PlanCopies, defined, name, named, over
+from headrace.planner.logical.repeats import PlanCopies, defined, name, named, over, size
 from headrace.planner.logical.scalar import Const, Expr, raises, refs, substitute
 from headrace.planner.passes.domain import Push
 from headrace.planner.passes.lift import Lift, Lifted, Restricted, equality, new_column
@@ -79,6 +80,7 @@ class _Decorrelation:
 
     def whole(self, plans: dict[int, Node]) -> Node:
         """The plan ``_ROOT`` of ``plans``, it and the others without ``Apply``."""
+        limits.check_nodes(sum(map(size, plans.values())))
         root = plans.pop(_ROOT)
         made: dict[int, AgainNode] = {}
         for number in sorted(plans):
@@ -89,6 +91,7 @@ class _Decorrelation:
 
     def run(self, node: Node) -> Node:
         """``node`` without ``Apply``, from below."""
+        limits.check()
         node = with_children(node, tuple(self.run(c) for c in children(node)))
         if not isinstance(node, ApplyNode):
             return node

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
+from headrace.planner import limits
 from headrace.planner.logical import nodes, repeats
 from headrace.planner.logical.repeats import clock_columns, leaves, mapped, named, size
 
@@ -34,7 +35,7 @@ def _copied(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> frozenset[int]
     readers = Counter(leaf.number for each in (plan, *plans.values()) for leaf in leaves(each))
     whole: dict[int, int] = {}
     clock: dict[int, frozenset[int]] = {}
-    for number, each in reversed(plans.items()):
+    for number, each in reversed(list(plans.items())):
         # Of the plan with all that it reads in the place of names.
         whole[number] = size(each) + sum(whole[leaf.number] - 1 for leaf in leaves(each))
         clock[number] = clock_columns(each, clock)
@@ -47,7 +48,22 @@ def _copied(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> frozenset[int]
         if cost <= left:
             copied.add(number)
             left -= cost
+    _check_size(plan, plans, copied)
     return frozenset(copied)
+
+
+def _check_size(plan: nodes.Node, plans: Mapping[int, nodes.Node], copied: Container[int]) -> None:
+    """Refuse a plan that would be too large; nothing has been copied yet."""
+    whole: dict[int, int] = {}
+
+    def grown(each: nodes.Node) -> int:
+        more = (whole[leaf.number] - 1 for leaf in leaves(each) if leaf.number in copied)
+        return size(each) + sum(more)
+
+    for number, each in reversed(list(plans.items())):
+        whole[number] = grown(each)
+    named_sizes = (count for number, count in whole.items() if number not in copied)
+    limits.check_nodes(grown(plan) + sum(named_sizes))
 
 
 class _Inlining:
@@ -61,11 +77,12 @@ class _Inlining:
         self._used: set[int] = set()
 
     def run(self, plan: nodes.Node) -> nodes.Node:
-        for number, each in reversed(self._plans.items()):
+        for number, each in reversed(list(self._plans.items())):
             self._made[number] = self._inside(each)
         return self._inside(plan)
 
     def _inside(self, node: nodes.Node) -> nodes.Node:
+        limits.check()
         if not isinstance(node, nodes.AgainNode):
             below = tuple(map(self._inside, nodes.children(node)))
             return nodes.with_children(node, below)

@@ -15,8 +15,9 @@ from typing import Final
 import structlog
 
 from headrace.errors import BugError
+from headrace.planner import limits
 from headrace.planner.logical.nodes import Node, children, with_children
-from headrace.planner.logical.repeats import linked, named
+from headrace.planner.logical.repeats import linked, named, size
 from headrace.planner.rules import (
     infer_predicates,
     join_not_null,
@@ -86,6 +87,7 @@ Settled = dict[str, dict[int, Node]]
 def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:
     """``plan`` after all phases, each run until nothing changes."""
     plans = {_ROOT: plan, **named(plan)}
+    limits.check_nodes(sum(map(size, plans.values())))
     settled: Settled = {rule.name: {} for phase in phases for rule in phase}
     for phase in phases:
         plans = _fixpoint(plans, phase, settled)
@@ -116,6 +118,7 @@ def _run(rule: AnyRule, plans: Plans, settled: dict[int, Node]) -> Plans:
 
 
 def _descend(rule: Rule, node: Node, settled: dict[int, Node]) -> Node:
+    limits.check()
     if id(node) in settled:
         return node
     made = _checked(rule, node)

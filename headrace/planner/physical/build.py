@@ -18,6 +18,7 @@ from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.expressions.keys import order_native
+from headrace.planner import limits
 from headrace.planner.analyse.tables import TableColumn
 from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
@@ -118,6 +119,7 @@ class PhysicalBuilder:
     # -- chains
 
     def _chain(self, node: lg.Node) -> _Chain:
+        limits.check()
         chain = self._made(node)
         chain.size = self._estimates.size(node)
         if not chain.steps and chain.size is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from headrace.planner import limits
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import Expr
@@ -52,6 +53,7 @@ class Lowering(QueryContext):
 
     def lower(self, node: Node, scope: Scope) -> Expr:
         """The expression of ``node``."""
+        limits.check()
         if (found := self.known.get(id(node))) is not None:
             return found
         levels = node.number("agglevelsup")  # also of GROUPING
