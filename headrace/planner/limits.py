@@ -34,25 +34,55 @@ class PlanLimits:
     """Milliseconds of processor time; 0: any time."""
 
 
+Cancelling = Callable[[Callable[[], object]], contextlib.AbstractContextManager[None]]
+"""While inside the context that it makes, a cancel also calls the function."""
+
+
 class _Here(threading.local):
     until: float | None = None
     """When ``cpu_until`` can be reached at the earliest, on the monotonic clock."""
     cpu_until = 0.0
     time_ms = 0
     interrupt: Callable[[], None] | None = None
+    cancelling: Cancelling | None = None
+    idle: Callable[[], None] | None = None
 
 
 _here = _Here()
 
 
 @contextlib.contextmanager
-def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Inside, planning on this thread calls ``interrupt`` again and again, which may raise."""
-    before, _here.interrupt = _here.interrupt, interrupt
+def interruptible(interrupt: Callable[[], None], cancelling: Cancelling) -> Iterator[None]:
+    """Inside, planning on this thread calls ``interrupt`` again and again, which may raise.
+
+    While it waits for Postgres, ``cancelling`` is told what ends the wait.
+    """
+    before = _here.interrupt, _here.cancelling
+    _here.interrupt, _here.cancelling = interrupt, cancelling
     try:
         yield
     finally:
-        _here.interrupt = before
+        _here.interrupt, _here.cancelling = before
+
+
+@contextlib.contextmanager
+def cancelling(action: Callable[[], object]) -> Iterator[None]:
+    """While inside, a cancel also calls ``action``, on another thread."""
+    if _here.cancelling is None:
+        yield
+        return
+    with _here.cancelling(action):
+        yield
+
+
+@contextlib.contextmanager
+def between(idle: Callable[[], None]) -> Iterator[None]:
+    """Inside, planning on this thread calls ``idle`` again and again."""
+    before, _here.idle = _here.idle, idle
+    try:
+        yield
+    finally:
+        _here.idle = before
 
 
 @contextlib.contextmanager
@@ -74,6 +104,8 @@ def check() -> None:
     Raises:
         UserError: 54000, it has taken too long.
     """
+    if _here.idle is not None:
+        _here.idle()
     if _here.interrupt is not None:
         _here.interrupt()
     # A thread takes no more processor time than passes, and the clock costs no system call.

@@ -351,7 +351,7 @@ class Builder:
 def _guarded(work: Work, job: Job) -> Any:
     """``work``, its errors in our tree; after a cancel they all mean that."""
     try:
-        with limits.interruptible(job.check):
+        with limits.interruptible(job.check, job.cancelling):
             return work(job)
     except QueryCancelled:
         raise

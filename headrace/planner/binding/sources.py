@@ -21,6 +21,7 @@ from psycopg.pq import TransactionStatus
 from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError, UserError
 from headrace.planner import limits
 from headrace.planner.analyse import session
+from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -73,6 +74,7 @@ class Sources:
     def __init__(
         self,
         conn: Connection,
+        analysis: Analysis,
         catalog: Catalog,
         settings: dict[str, str],
         over: int | None = None,
@@ -83,6 +85,7 @@ class Sources:
         """
         self._over = over
         self._conn = conn
+        self._analysis = analysis
         self._catalog = catalog
         self._settings = settings
         self._query: Tree | None = None
@@ -264,8 +267,8 @@ class Sources:
         query = query.rstrip().removesuffix(";")
         shadow = f"headrace_source_{len(self._expanded)}"
         try:
-            with self._conn.transaction():
-                bound = self._bind_as(result.owner, query, shadow)
+            with self._analysis.analysing() as conn:
+                bound = _bind_as(conn, result.owner, query, shadow)
         except PrerequisiteError:
             raise  # we may not act for its owner
         except (psycopg.ProgrammingError, UserError) as error:
@@ -294,23 +297,6 @@ class Sources:
         ).fetchone()
         return bool(row and row[0])
 
-    def _bind_as(self, owner: str, query: str, shadow: str) -> session.BoundQuery:
-        """The query of a view of Headrace, analysed once more: with the rights of its owner.
-
-        A literal that was harmless may be of another type by now, under the same name.
-        """
-        analyst = f"{shadow}_analyst"
-        try:
-            acting.become(self._conn, owner)
-            session.employ(self._conn, owner, analyst)
-            session.refuse_others_code(self._conn, query, analyst)
-            return session.made_view(self._conn, query, shadow, analyst)
-        except psycopg.errors.InvalidParameterValue as error:
-            raise UnsupportedError(f'role "{owner}" does not exist') from error
-        finally:
-            if self._conn.info.transaction_status == TransactionStatus.INTRANS:
-                self._conn.execute("RESET ROLE")
-
     def _check_settings(self, result: ReadView, tree: Tree) -> None:
         """Refuse a view that was created under other settings, if it depends on them."""
         for name, value in result.settings.items():
@@ -330,6 +316,24 @@ class Sources:
             or any(f.volatility != "i" for f in functions_of(self._catalog, node))
             for node in tree.walk()
         )
+
+
+def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:
+    """The query of a view of Headrace, analysed once more: with the rights of its owner.
+
+    A literal that was harmless may be of another type by now, under the same name.
+    """
+    analyst = f"{shadow}_analyst"
+    try:
+        acting.become(conn, owner)
+        session.employ(conn, owner, analyst)
+        session.refuse_others_code(conn, query, analyst)
+        return session.made_view(conn, query, shadow, analyst)
+    except psycopg.errors.InvalidParameterValue as error:
+        raise UnsupportedError(f'role "{owner}" does not exist') from error
+    finally:
+        if conn.info.transaction_status == TransactionStatus.INTRANS:
+            conn.execute("RESET ROLE")
 
 
 def describe(sources: Sources) -> str:

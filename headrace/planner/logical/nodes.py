@@ -433,8 +433,7 @@ class AgainNode:
     outer: tuple[tuple[int, Ref], ...] = ()
     """(id of a free reference in ``plan``, what it is here)."""
     rows: tuple[int, int | None] = (0, None)
-    """The least and the greatest number of rows that ``plan`` has for one row of the queries
-    around it; None: not known."""
+    """Least and greatest number of rows for one row of the queries around it; None: unknown."""
 
     @property
     def columns(self) -> tuple[Col, ...]:

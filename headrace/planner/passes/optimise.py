@@ -19,6 +19,7 @@ from headrace.planner import limits
 from headrace.planner.logical.nodes import Node, children, with_children
 from headrace.planner.logical.repeats import linked, named, size
 from headrace.planner.rules import (
+    filter_named,
     infer_predicates,
     join_not_null,
     join_units,
@@ -62,6 +63,7 @@ AnyRule = Rule | PlanRule
 _PUSH: Final = Rule("push_filters", push_filters.apply)
 _MERGE: Final = Rule("merge_projects", merge_projects.apply)
 _CLOCK: Final = Rule("lift_clock", lift_clock.apply)
+_NAMED: Final = PlanRule("filter_named", filter_named.apply_all)
 PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # The clock moves up before filters move down past it.
     (Rule("join_units", join_units.apply), _CLOCK),
@@ -74,6 +76,8 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
         Rule("infer_predicates", infer_predicates.apply),
         Rule("limit_windows", limit_windows.apply),
     ),
+    # A named plan that another one reads gets its filters with the second turn.
+    *(((_NAMED,), (_PUSH, _MERGE)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
     (_PUSH, _MERGE),
 )
