@@ -13,10 +13,11 @@ there texts are analysed on its connection.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
+import psycopg
 from psycopg.pq import TransactionStatus
 
 from headrace import clock
@@ -43,6 +44,7 @@ class Analysis:
         self._given = settings
         self._settings: Mapping[str, str] = {}
         self._conn: Connection | None = None
+        self._open = False
         self._inside = 0
         self._used = 0.0
 
@@ -60,6 +62,8 @@ class Analysis:
     ) -> None:
         """Disconnect; nothing is left in the database."""
         if self._own:
+            with suppress(psycopg.Error):
+                self.conn.rollback()
             self.conn.close()
 
     @property
@@ -109,14 +113,14 @@ class Analysis:
 
     def rest(self) -> None:
         """End the transaction if it has not been used for a moment."""
-        if self._inside or clock.monotonic() - self._used < _IDLE_S:
-            return
-        if self._own and self.conn.info.transaction_status != TransactionStatus.IDLE:
+        if self._open and not self._inside and clock.monotonic() - self._used >= _IDLE_S:
             self.conn.rollback()
+            self._open = False
 
     def _begin(self) -> None:
         if self._own:
             self.conn.execute("BEGIN")
+            self._open = True
         if self._caller is not None:
             acting.become(self.conn, self._caller)
         session.adopt(self.conn, self._settings)

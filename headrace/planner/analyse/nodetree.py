@@ -10,7 +10,7 @@ a node kind that nobody expects is refused by whoever meets it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,6 +88,7 @@ class Node:
         """
         stack: list[object] = [self]
         queries: set[int] = set()
+        below: Iterable[object]
         while stack:
             value = stack.pop()
             if isinstance(value, Node):
@@ -96,9 +97,13 @@ class Node:
                         continue
                     queries.add(id(value))
                 yield value
-                stack.extend(reversed(list(value.fields.values())))
+                below = value.fields.values()
             elif isinstance(value, list):
-                stack.extend(reversed(value))
+                below = value
+            else:
+                continue
+            # Most are texts.
+            stack += [v for v in below if v.__class__ is Node or v.__class__ is list][::-1]
 
 
 _IGNORED: Final = {"location", "stmt_location", "stmt_len"}

@@ -38,7 +38,7 @@ from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import UNIT, Scope, Site, joined
 from headrace.planner.scalars.typekeys import key_value, require_keys
-from headrace.planner.scalars.wholerow import MARK, needs_mark, whole_row
+from headrace.planner.scalars.wholerow import MARK, marked, whole_row
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
 """By JoinType; a right join is a left one with its sides exchanged."""
@@ -65,6 +65,8 @@ class Level:
     env: Env
     outer: Scope | None = None
     """The scope of the enclosing query at the place of this one."""
+    marked: frozenset[int] = frozenset()
+    """Entries whose rows have a column that says that they are there (``wholerow.marked``)."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
     below: Scope | None = None
     """Where grouped expressions are lowered: from Postgres 18 on columns of an entry are them."""
@@ -120,7 +122,7 @@ class Binder:
 
     def _level(self, query: Tree, env: Env, outer: Scope | None) -> Level:
         ctes = {cte.text("ctename") or "": cte for cte in query.nodes("cteList")}
-        level = Level(query, env, outer)
+        level = Level(query, env, outer, marked(query))
         level.env = (*env, With(ctes, self.scope(level)))
         return level
 
@@ -257,7 +259,7 @@ class Binder:
 
     def _entry(self, index: int, level: Level) -> Node:
         node = self._unmarked(index, level)
-        if not needs_mark(level.query, index):
+        if index not in level.marked:
             return node
         mark = self.column("present", Const("t", t.BOOL))
         level.columns[index, MARK] = mark.ref

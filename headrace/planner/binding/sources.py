@@ -18,7 +18,13 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError, UserError
+from headrace.errors import (
+    PrerequisiteError,
+    PrivilegeError,
+    UndefinedError,
+    UnsupportedError,
+    UserError,
+)
 from headrace.planner import limits
 from headrace.planner.analyse import session
 from headrace.planner.analyse.analysis import Analysis
@@ -91,6 +97,9 @@ class Sources:
         self._query: Tree | None = None
         self._caller = ""
         self._expanded: dict[tuple[int, str, str], Tree] = {}
+        self._allowed: dict[tuple[str, int, tuple[int, ...]], Any] = {}
+        self._views: dict[int, Any] = {}
+        self._roles: dict[str, Any] = {}
         self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
         """SQL of what was put in place, in which its constants are written out."""
@@ -164,9 +173,11 @@ class Sources:
     def _need_functions(self, tree: Tree, caller: str) -> None:
         """Functions run as who asks, also those of views."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
-        row = self._conn.execute(
-            "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
-        ).fetchone()
+        if caller not in self._roles:
+            self._roles[caller] = self._conn.execute(
+                "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
+            ).fetchone()
+        row = self._roles[caller]
         if row is not None:
             for function in set(fields) - {0}:
                 self._need("execute", row[0], function)
@@ -179,9 +190,13 @@ class Sources:
         self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str, *, named: bool
     ) -> None:
         limits.check()
-        row = self._conn.execute(_RIGHTS, {"r": reader, "t": oid, "c": columns}).fetchone()
+        key = (reader, oid, tuple(columns))
+        if key not in self._allowed:
+            asked = {"r": reader, "t": oid, "c": columns}
+            self._allowed[key] = self._conn.execute(_RIGHTS, asked).fetchone()
+        row = self._allowed[key]
         if row is None:
-            raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')
+            raise _dropped(f'role "{reader}", or a relation that it reads,')
         allowed, name, kind, role, schema, secured = row
         if self._through and (secured or not allowed):
             raise UnsupportedError(
@@ -222,8 +237,11 @@ class Sources:
         del entry.fields["relid"]
 
     def _view(self, oid: int, reader: str, caller: str) -> Tree:
-        found: Any = self._conn.execute(_VIEW, (oid,)).fetchone()
-        assert found is not None, "the view is locked by our transaction"
+        if oid not in self._views:
+            self._views[oid] = self._conn.execute(_VIEW, (oid,)).fetchone()
+        found = self._views[oid]
+        if found is None:
+            raise _dropped("a view")
         schema, name, owner, action, text, invoker = found
         refuse_system(oid, schema, name, None)
         key = (oid, caller if invoker else owner, caller)
@@ -316,6 +334,12 @@ class Sources:
             or any(f.volatility != "i" for f in functions_of(self._catalog, node))
             for node in tree.walk()
         )
+
+
+def _dropped(what: str) -> UndefinedError:
+    return UndefinedError(
+        f"{what} was dropped while the query was planned", hint="Run the statement again."
+    )
 
 
 def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:

@@ -63,6 +63,7 @@ AnyRule = Rule | PlanRule
 _PUSH: Final = Rule("push_filters", push_filters.apply)
 _MERGE: Final = Rule("merge_projects", merge_projects.apply)
 _CLOCK: Final = Rule("lift_clock", lift_clock.apply)
+_INFER: Final = Rule("infer_predicates", infer_predicates.apply)
 _NAMED: Final = PlanRule("filter_named", filter_named.apply_all)
 PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # The clock moves up before filters move down past it.
@@ -73,11 +74,11 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
         _PUSH,
         _MERGE,
         Rule("join_not_null", join_not_null.apply),
-        Rule("infer_predicates", infer_predicates.apply),
+        _INFER,
         Rule("limit_windows", limit_windows.apply),
     ),
     # A named plan that another one reads gets its filters with the second turn.
-    *(((_NAMED,), (_PUSH, _MERGE)) * 2),
+    *(((_NAMED,), (_PUSH, _MERGE, _INFER)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
     (_PUSH, _MERGE),
 )

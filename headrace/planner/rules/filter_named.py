@@ -10,7 +10,6 @@ Counter-examples: one reader without the filter wants all rows.  What may fail o
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from headrace.planner.logical.facts import entails
@@ -45,7 +44,8 @@ def _readers(
 
 def _inside(leaf: AgainNode, predicates: tuple[Expr, ...]) -> list[Expr]:
     """Those of ``predicates`` that the named plan can check, over its columns."""
-    names: dict[int, Expr] = {c.id: dataclasses.replace(c.ref, id=i) for c, i in leaf.pairs}
+    columns = {c.id: c for c in leaf.plan.columns}
+    names: dict[int, Expr] = {c.id: columns[i].ref for c, i in leaf.pairs}
     return [
         substitute(p, names)
         for p in predicates
