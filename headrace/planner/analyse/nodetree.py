@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import BugError
+from headrace.planner import limits
 
 # What Postgres takes for blanks, and escapes in names: nothing else may end one.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
@@ -96,6 +97,7 @@ class Node:
                     if id(value) in queries:
                         continue
                     queries.add(id(value))
+                    limits.check()
                 yield value
                 below = value.fields.values()
             elif isinstance(value, list):
@@ -138,6 +140,7 @@ class _Reader:
         return _unescape(token)
 
     def _node(self) -> Node:
+        limits.check()
         kind = self._tokens[self._at]
         node = Node(_OLD_LABELS.get(kind, kind))
         self._at += 1
