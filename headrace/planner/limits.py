@@ -99,7 +99,7 @@ def applied(limits: PlanLimits) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise if planning has taken too long, or if nobody waits for it any more.
+    """Raise if planning has taken too long, or if its job was canceled.
 
     Raises:
         UserError: 54000, it has taken too long.

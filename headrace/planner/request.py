@@ -17,7 +17,7 @@ from headrace.types import Schema
 RECURSIONS: Final = (1_000, 10_000_000)
 """Bounds of a recursive query unless the settings ``max_recursion_…`` say otherwise."""
 LIMITS: Final = PlanLimits()
-"""Likewise of planning."""
+"""Limits of planning unless the settings say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Planning is limited in time and size, ends when its job does, and holds nobody up meanwhile."""
+"""Planning is limited in time and size, ends with its job, and keeps no xid meanwhile."""
 
 from __future__ import annotations
 
