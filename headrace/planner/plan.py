@@ -118,7 +118,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
 class _Read:
     """The query as Postgres has analysed it, and the session that it was analysed in."""
 
-    bound: session.BoundQuery
+    stored: session.StoredQuery
     written: position.Text
     settings: dict[str, str]
     array_nulls: bool
@@ -136,7 +136,8 @@ def _read(analysis: Analysis, request: PlanRequest) -> _Read:
                     ),
                     array_nulls=session.is_on(conn, "array_nulls"),
                     settings=session.captured_settings(conn, request.settings),
-                    bound=session.read_view(conn, request.query),
+                    # The printed text is canonical under the settings that are pinned by now.
+                    stored=session.fetch_view(conn),
                 )
         except HeadraceError as error:
             if error.code != LOCKED or not analysis.may_wait:
@@ -146,7 +147,8 @@ def _read(analysis: Analysis, request: PlanRequest) -> _Read:
 
 def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Planned:
     read = _read(analysis, request)
-    bound, written, settings = read.bound, read.written, read.settings
+    bound = session.bound_query(read.stored, request.query)
+    written, settings = read.written, read.settings
     session.adopt(conn, request.settings)
     session.pin(conn)
     catalog = Catalog(conn)

@@ -310,8 +310,19 @@ def _grant_temporary(conn: Connection, role: str) -> str:
     return grant.format(*names).as_string(conn)
 
 
-def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
-    """What Postgres made of the query."""
+@dataclass(frozen=True, slots=True)
+class StoredQuery:
+    """A temporary view as the catalog has it."""
+
+    oid: int
+    action: str
+    """Text of its tree."""
+    printed: str
+    columns: list[tuple[str, int, int, int]]
+
+
+def fetch_view(conn: Connection, view: str = _VIEW) -> StoredQuery:
+    """The temporary view that was made of a query."""
     name = f"pg_temp.{view}"
     row: tuple[Any, ...] | None = conn.execute(
         "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
@@ -324,8 +335,19 @@ def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
         " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
         (name,),
     ).fetchall()
-    [tree] = read_nodes(row[0])
-    return BoundQuery(int(row[2]), tree, _readable(row[1].strip()), columns, query)
+    return StoredQuery(int(row[2]), row[0], row[1], columns)
+
+
+def bound_query(stored: StoredQuery, query: str) -> BoundQuery:
+    """What Postgres made of ``query``; a large tree takes a while to read."""
+    [tree] = read_nodes(stored.action)
+    printed = _readable(stored.printed.strip())
+    return BoundQuery(stored.oid, tree, printed, stored.columns, query)
+
+
+def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
+    """What Postgres made of the query."""
+    return bound_query(fetch_view(conn, view), query)
 
 
 def _readable(printed: str) -> str:
