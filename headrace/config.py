@@ -199,6 +199,8 @@ class Settings:
     filled anew elsewhere; 0: never by itself."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
+    planning_time_ms_max: int = 60_000
+    """Milliseconds of processor time that planning a query may take; 0: any time."""
     max_recursion_iterations: int = 1_000
     """Iterations after which a WITH RECURSIVE is taken to have no end (views keep it)."""
     max_recursion_rows: int = 10_000_000

@@ -4,13 +4,14 @@
           ── parse tree ── refusals (check) ── logical plan (bind, lower, aggregates)
           ── rules (optimise) ── collections (physical) ── proof of what Postgres evaluates
 
-One transaction, always rolled back: nothing is left in the user's database.
+The catalog is read in one transaction, which has no xid.  Texts are analysed on a connection of
+their own (``analysis``).  Both are rolled back: nothing is left in the user's database.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,8 +19,10 @@ import psycopg
 from msgspec import structs
 
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
-from headrace.errors import UnsupportedError
+from headrace.errors import HeadraceError, UnsupportedError
+from headrace.planner import limits
 from headrace.planner.analyse import check, position, session, trust
+from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.present import names
@@ -44,6 +47,7 @@ from headrace.planner.logical.scalar import (
 )
 from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
+from headrace.planner.passes.inlining import inline
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import PhysicalBuilder
@@ -70,11 +74,15 @@ _MAKES_ARRAYS: Final = re.compile(r"\[\]|record|populate|array_in")
 
 
 def plan(conn: Connection, request: PlanRequest) -> Planned:
-    """Plan ``request``; raises UserErrors with positions in its query text."""
+    """Plan ``request``; raises UserErrors with positions in its query text.
+
+    The caller may end it: see ``limits.interruptible``.
+    """
     try:
-        if request.over is None:
-            return _plan(conn, request)
-        return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
+        with limits.applied(request.limits):
+            if request.over is None:
+                return _plan(conn, request)
+            return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
     except RecursionError as error:
         raise UnsupportedError(
             "a query nested this deeply is not supported",
@@ -98,67 +106,114 @@ def _over(whole: Planned, upper: Planned) -> Planned:
 
 
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
-    with session.binding(conn, request.caller, request.settings):
-        trusted = trust.resolve(conn, request.trust_stable)
-        session.bind_query(conn, request.query, request.caller)
-        written = position.Text(request.query, standard_strings=session.standard_strings(conn))
-        array_nulls = session.is_on(conn, "array_nulls")
-        settings = session.captured_settings(conn, request.settings)
-        catalog = Catalog(conn, trusted, functions.refusal)
-        bound = session.read_view(conn, request.query)
-        clock = partial(functions.reads_clock, catalog)
-        check.refuse_clock_literals(bound.tree, written, bound.position, clock)
-        conn.execute("RESET ROLE")
-        sources = Sources(conn, catalog, settings, request.over)
-        sources.load(bound, request.caller)
-        check.refuse_constructs(bound.tree, written, bound.position)
-        trees = [bound.tree, *sources.tables.trees]
-        catalog.preload(trees)
-        for tree in trees:
-            carry_order(tree, catalog)
-        constants = Constants(conn, catalog)
-        constants.load(trees, ";\n".join((bound.canonical_sql, *sources.texts)))
-        lowering = Lowering(
-            FORMS,
-            conn,
-            catalog,
-            constants,
-            (bound.position, written.find),
-            money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
-        )
-        bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
-        logical = decorrelate(bound_plan, lowering)
-        columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
-        rewritten = optimise(logical)
-        fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
-        optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
-        placed = each(optimised, partial(place_singles, context=lowering))
-        physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
-        physical = _proven(lowering, builder, physical)
-        if not array_nulls:
-            _refuse_arrays_of_texts(builder.remotes)
-        functions_in_from.prove(lowering, builder.sets)
-        return Planned(
-            columns=columns,
-            canonical_sql=bound.canonical_sql,
-            logical=logical,
-            optimised=optimised,
-            physical=physical,
-            **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
-            tables=sources.tables.refs(),
-            settings=_kept(settings, catalog),
-            functions=catalog.functions.of_users(),
-            types=frozenset(catalog.mentioned),
-            others=frozenset(catalog.others),
-            relations=frozenset(sources.relations),
-            rights=frozenset(sources.rights),
-            views=frozenset(sources.views),
-            results=frozenset(sources.results),
-            named=_named(conn, sources, catalog, settings),
-            generated=frozenset(sources.tables.generated),
-            sizes=builder.sizes,
-            private=bool(sources.private),
-        )
+    with (
+        session.reading(conn),
+        Analysis(conn, request.caller, request.settings) as analysis,
+        limits.between(analysis.rest),
+    ):
+        return _planned(conn, analysis, request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The query as Postgres has analysed it, and the session that it was analysed in."""
+
+    stored: session.StoredQuery
+    written: position.Text
+    settings: dict[str, str]
+    array_nulls: bool
+
+
+def _read(analysis: Analysis, request: PlanRequest) -> _Read:
+    """Have Postgres analyse the query, as soon as its tables are not locked."""
+    while True:
+        try:
+            with analysis.binding() as conn:
+                session.bind_query(conn, request.query, request.caller)
+                return _Read(
+                    written=position.Text(
+                        request.query, standard_strings=session.standard_strings(conn)
+                    ),
+                    array_nulls=session.is_on(conn, "array_nulls"),
+                    settings=session.captured_settings(conn, request.settings),
+                    # The printed text is canonical under the settings that are pinned by now.
+                    stored=session.fetch_view(conn),
+                )
+        except HeadraceError as error:
+            if error.code != LOCKED or not analysis.may_wait:
+                raise
+            limits.check()
+
+
+def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Planned:
+    read = _read(analysis, request)
+    bound = session.bound_query(read.stored, request.query)
+    written, settings = read.written, read.settings
+    session.adopt(conn, request.settings)
+    session.pin(conn)
+    trusted = trust.resolve(conn, request.trust_stable)
+    catalog = Catalog(conn, trusted, functions.refusal)
+    clock = partial(functions.reads_clock, catalog)
+    check.refuse_clock_literals(bound.tree, written, bound.position, clock)
+    sources = Sources(conn, analysis, catalog, settings, request.over)
+    sources.load(bound, request.caller)
+    check.refuse_constructs(bound.tree, written, bound.position)
+    trees = [bound.tree, *sources.tables.trees]
+    catalog.preload(trees)
+    for tree in trees:
+        carry_order(tree, catalog)
+    constants = Constants(analysis, catalog)
+    constants.load(trees, ";\n".join((bound.canonical_sql, *sources.texts)))
+    lowering = Lowering(
+        FORMS,
+        conn,
+        analysis,
+        catalog,
+        constants,
+        (bound.position, written.find),
+        money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
+    )
+    binder = Binder(lowering, sources.tables)
+    bound_plan = inline(binder.bind(bound.tree), binder.numbers)
+    columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
+    logical, optimised, physical = _computed(lowering, builder, bound_plan, columns)
+    if not read.array_nulls:
+        _refuse_arrays_of_texts(builder.remotes)
+    functions_in_from.prove(lowering, builder.sets)
+    return Planned(
+        columns=columns,
+        canonical_sql=bound.canonical_sql,
+        logical=logical,
+        optimised=optimised,
+        physical=physical,
+        **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
+        tables=sources.tables.refs(),
+        settings=_kept(settings, catalog),
+        functions=catalog.functions.of_users(),
+        types=frozenset(catalog.mentioned),
+        others=frozenset(catalog.others),
+        relations=frozenset(sources.relations),
+        rights=frozenset(sources.rights),
+        views=frozenset(sources.views),
+        results=frozenset(sources.results),
+        named=_named(conn, sources, catalog, settings),
+        generated=frozenset(sources.tables.generated),
+        sizes=builder.sizes,
+        private=bool(sources.private),
+    )
+
+
+def _computed(
+    lowering: Lowering, builder: PhysicalBuilder, bound_plan: Node, columns: Schema
+) -> tuple[Node, Node, PhysicalPlan]:
+    """The logical plan, the optimised one and the physical one, proven."""
+    logical = decorrelate(bound_plan, lowering)
+    rewritten = optimise(logical)
+    fulljoins.require_executable(lowering, bound_plan, rewritten)
+    optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
+    placed = each(optimised, partial(place_singles, context=lowering))
+    physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
+    return logical, optimised, _proven(lowering, builder, physical)
 
 
 def _shown(

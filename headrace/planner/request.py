@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.graph import Graph
+from headrace.planner.limits import PlanLimits
 from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.logical.lineage import ColumnOrigin
 from headrace.planner.logical.nodes import Node
@@ -15,6 +16,8 @@ from headrace.types import Schema
 
 RECURSIONS: Final = (1_000, 10_000_000)
 """Bounds of a recursive query unless the settings ``max_recursion_…`` say otherwise."""
+LIMITS: Final = PlanLimits()
+"""Limits of planning unless the settings say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class PlanRequest:
     """Iterations after which a recursive query is an error, and rows of one iteration."""
     trust_stable: tuple[str, ...] = ()
     """Functions whose results depend on their arguments alone, as the author of the view says."""
+    limits: PlanLimits = LIMITS
+    """What planning it may take."""
     over: int | None = None
     """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
     what is above it is merged with what is below (A-47)."""

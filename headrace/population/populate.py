@@ -28,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
+from headrace.planner.limits import PlanLimits
 from headrace.planner.logical import uniquekeys
 from headrace.population import (
     choice,
@@ -93,8 +94,9 @@ def plan_with_facts(
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds, over = options.recursions(settings), _point(conn, options.point)
-        trusted = options.trust_stable
-        planned = plan(conn, replace(request, recursions=bounds, over=over, trust_stable=trusted))
+        limits, trusted = PlanLimits(settings.planning_time_ms_max), options.trust_stable
+        wanted = replace(request, recursions=bounds, over=over, limits=limits, trust_stable=trusted)
+        planned = plan(conn, wanted)
         if over is not None and over not in planned.results:
             raise UserError(
                 f'the query does not read the view of connection point "{options.point}"',

@@ -137,6 +137,23 @@ def for_job(
     )
 
 
+def duplicate(conn: Connection) -> Connection:
+    """Another connection that was opened with the same parameters, in autocommit mode.
+
+    Raises:
+        TransientError: the server cannot be reached, or refuses connections for now.
+    """
+    given = conn.info.get_parameters() | {"password": conn.info.password}
+    try:
+        return psycopg.connect(
+            make_conninfo("", **{name: value for name, value in given.items() if value}),
+            autocommit=True,
+            prepare_threshold=None,
+        )
+    except psycopg.Error as error:
+        raise translate(error, UserError) from error
+
+
 async def async_session(
     dsn: str, *, name: str, settings: Mapping[str, str] | None = None
 ) -> psycopg.AsyncConnection[TupleRow]:

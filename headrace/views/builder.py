@@ -25,6 +25,7 @@ import structlog
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
+from headrace.planner import limits
 from headrace.population import snapshot as snapshots
 from headrace.population import staging
 from headrace.population.context import JobContext
@@ -350,7 +351,8 @@ class Builder:
 def _guarded(work: Work, job: Job) -> Any:
     """``work``, its errors in our tree; after a cancel they all mean that."""
     try:
-        return work(job)
+        with limits.interruptible(job.check, job.cancelling):
+            return work(job)
     except QueryCancelled:
         raise
     except (HeadraceError, psycopg.Error) as error:

@@ -12,6 +12,7 @@ from msgspec import structs
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, graph, plan, readings
 from headrace.planner.graph import Graph, NodeNumbers, SharedEdge
+from headrace.planner.limits import PlanLimits
 from headrace.planner.physical.explain import LINEAGE
 from headrace.population import names
 from headrace.population.context import JobContext
@@ -114,7 +115,8 @@ def _of_query(
             "what a query does can be measured when it is a view",
             hint="Create the view, and explain it by its name.",
         )
-    asked = PlanRequest(query.query, request.caller, request.settings)
+    limits = PlanLimits(context.settings.planning_time_ms_max)
+    asked = PlanRequest(query.query, request.caller, request.settings, limits=limits)
     if request.stage == readings.AST:
         return Stages({}, {readings.AST: _ast(context, conn, asked)})
     return Stages.of(query.noted(plan(conn, asked)))

@@ -11,6 +11,7 @@ from headrace.collections import plan as p
 from headrace.collections import subplans
 from headrace.errors import HeadraceError, UnsupportedError, UserError
 from headrace.planner import PlanRequest, plan
+from headrace.planner.limits import PlanLimits
 from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.placement import cuts
 from headrace.planner.placement.failed import PlacementFailed
@@ -100,7 +101,8 @@ def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlac
     text, caller = request.name_or_query, request.caller
     view = names.find_named(conn, text, caller, request.settings)
     if view is None:
-        planned = plan(conn, PlanRequest(text, caller, request.settings))
+        limits = PlanLimits(context.settings.planning_time_ms_max)
+        planned = plan(conn, PlanRequest(text, caller, request.settings, limits=limits))
         return _Known(planned.physical, planned.shown_sizes, MAIN, {}, MAIN, None)
     names.check_owner(conn, view, caller)
     stored = views.stored(conn, view.id)

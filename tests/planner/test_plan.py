@@ -14,8 +14,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.expressions import ir
-from headrace.planner import PlanRequest, plan
-from headrace.planner.logical import repeats
+from headrace.planner import PlanRequest, limits, plan
 from headrace.postgres.settings import FUNCTION_PATH
 from tests.planner.test_words import JARGON
 
@@ -163,7 +162,7 @@ def test_unsupported(conn, query, word, at):
 
 
 def test_copies_without_end_are_refused(conn, monkeypatch):
-    monkeypatch.setattr(repeats, "_IDS_MAX", 100)
+    monkeypatch.setattr(limits, "COLUMNS_MAX", 100)
     inner = "x.k"
     for depth in range(4):
         inner = (

@@ -19,15 +19,17 @@ from headrace.planner.analyse.pg_types import TypeFacts
 from headrace.planner.analyse.provenance import Provenance
 from headrace.postgres.connect import Connection
 
-_FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
-_TYPE_FIELDS: Final = (
-    *("vartype", "consttype", "opresulttype", "funcresulttype", "aggtype"),
-    *("resulttype", "casetype", "coalescetype", "minmaxtype", "array_typeid"),
-    *("element_typeid", "refcontainertype", "refelemtype", "refrestype"),
-    *("row_typeid", "typid"),
+_FUNCTION_FIELDS: Final = frozenset({"funcid", "opfuncid", "aggfnoid", "winfnoid"})
+_TYPE_FIELDS: Final = frozenset(
+    {
+        *("vartype", "consttype", "opresulttype", "funcresulttype", "aggtype"),
+        *("resulttype", "casetype", "coalescetype", "minmaxtype", "array_typeid"),
+        *("element_typeid", "refcontainertype", "refelemtype", "refrestype"),
+        *("row_typeid", "typid"),
+    }
 )
-_COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
-_OPERATOR_FIELDS: Final = ("opno", "eqop", "sortop")
+_COLLATION_FIELDS: Final = frozenset({"inputcollid", "varcollid", "constcollid", "collOid"})
+_OPERATOR_FIELDS: Final = frozenset({"opno", "eqop", "sortop"})
 _DEFAULT_COLLATION: Final = 100
 _REFERENCES: Final = {
     24: "pg_proc", 2202: "pg_proc", 2203: "pg_operator", 2204: "pg_operator", 2206: "pg_type",
@@ -41,11 +43,16 @@ SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid:
    AND NOT 3734 = ANY (p.proargtypes::oid[]))"""
 
 
+def _numbers(node: Node, fields: frozenset[str]) -> list[int]:
+    """The numbers in those of ``fields`` that ``node`` has."""
+    return [node.number(name) for name in fields.intersection(node.fields)]
+
+
 def mentioned(tree: Node) -> set[int]:
     """OIDs of the types that ``tree`` mentions."""
     types: set[int] = set()
     for node in tree.walk():
-        types.update(node.number(f) for f in _TYPE_FIELDS)
+        types.update(_numbers(node, _TYPE_FIELDS))
         types.update(node.numbers("colTypes"))
         types.update(node.numbers("funccoltypes"))
     return types - {0}
@@ -79,9 +86,9 @@ class Catalog:
         operators: set[int] = set()
         collations = {_DEFAULT_COLLATION}
         for node in (n for tree in trees for n in tree.walk()):
-            functions.update(node.number(f) for f in _FUNCTION_FIELDS)
-            collations.update(node.number(f) for f in _COLLATION_FIELDS)
-            operators.update(node.number(f) for f in _OPERATOR_FIELDS)
+            functions.update(_numbers(node, _FUNCTION_FIELDS))
+            collations.update(_numbers(node, _COLLATION_FIELDS))
+            operators.update(_numbers(node, _OPERATOR_FIELDS))
             operators.update(node.numbers("opnos"))
             self._refer(node)
         self.operators.load(operators)

@@ -10,11 +10,12 @@ a node kind that nobody expects is refused by whoever meets it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import BugError
+from headrace.planner import limits
 
 # What Postgres takes for blanks, and escapes in names: nothing else may end one.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
@@ -82,15 +83,29 @@ class Node:
         return [int(v) for v in self.items(name) if isinstance(v, str) and v.isdigit()]
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, in the order of the text."""
+        """This node and everything below it, in the order of the text.
+
+        A query that stands at several places, as that of a view does, is looked at once.
+        """
         stack: list[object] = [self]
+        queries: set[int] = set()
+        below: Iterable[object]
         while stack:
             value = stack.pop()
             if isinstance(value, Node):
+                if value.kind == "QUERY":
+                    if id(value) in queries:
+                        continue
+                    queries.add(id(value))
+                    limits.check()
                 yield value
-                stack.extend(reversed(list(value.fields.values())))
+                below = value.fields.values()
             elif isinstance(value, list):
-                stack.extend(reversed(value))
+                below = value
+            else:
+                continue
+            # Most are texts.
+            stack += [v for v in below if v.__class__ is Node or v.__class__ is list][::-1]
 
 
 _IGNORED: Final = {"location", "stmt_location", "stmt_len"}
@@ -125,6 +140,7 @@ class _Reader:
         return _unescape(token)
 
     def _node(self) -> Node:
+        limits.check()
         kind = self._tokens[self._at]
         node = Node(_OLD_LABELS.get(kind, kind))
         self._at += 1

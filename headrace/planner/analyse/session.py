@@ -19,7 +19,7 @@ with the position moved to the user's text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -103,11 +103,51 @@ def binding(conn: Connection, caller: str | None, settings: dict[str, str]) -> I
         with conn.transaction(force_rollback=True):
             if caller is not None:
                 acting.become(conn, caller)
-            given = {name.lower(): value for name, value in settings.items()}
-            _set(conn, {n: given[n.lower()] for n in CAPTURED if n.lower() in given})
+            adopt(conn, settings)
             yield
     except psycopg.Error as error:
         raise to_error(error) from error
+
+
+@contextmanager
+def reading(conn: Connection) -> Iterator[None]:
+    """A transaction that reads the catalog under our own role; always rolled back."""
+    try:
+        with conn.transaction(force_rollback=True):
+            yield
+    except psycopg.Error as error:
+        raise to_error(error) from error
+
+
+def adopt(conn: Connection, settings: Mapping[str, str]) -> None:
+    """For the rest of the transaction, have the settings of a caller that a query depends on."""
+    given = {name.lower(): value for name, value in settings.items()}
+    _set(conn, {n: given[n.lower()] for n in CAPTURED if n.lower() in given})
+
+
+def has_xid(conn: Connection) -> bool:
+    """Whether the transaction of ``conn`` has written something."""
+    row = conn.execute(
+        "SELECT pg_catalog.num_nonnulls(pg_catalog.pg_current_xact_id_if_assigned())"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def given_settings(conn: Connection, settings: Mapping[str, str]) -> dict[str, str]:
+    """``settings``, and those of the session where the caller gave none."""
+    rows = conn.execute(
+        "SELECT s, pg_catalog.current_setting(s, true)"
+        " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
+        (list(CAPTURED),),
+    ).fetchall()
+    given = {name.lower() for name in settings}
+    own = {n: v for n, v in rows if v is not None and n.lower() not in given}
+    return own | dict(settings)
+
+
+def pin(conn: Connection) -> None:
+    """For the rest of the transaction, have settings under which texts of values are canonical."""
+    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
 
 
 def _set(conn: Connection, settings: dict[str, str]) -> None:
@@ -136,7 +176,7 @@ def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]
     ).fetchone()
     assert row is not None, "an aggregate gives one row"
     found = {k: v for k, v in zip(EVALUATION, row[0], strict=True) if v is not None}
-    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
+    pin(conn)
     path = ", ".join([*_quoted(conn, row[1]), "pg_temp"])
     return found | {FUNCTION_PATH: given.get(FUNCTION_PATH, path)}
 
@@ -270,8 +310,19 @@ def _grant_temporary(conn: Connection, role: str) -> str:
     return grant.format(*names).as_string(conn)
 
 
-def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
-    """What Postgres made of the query."""
+@dataclass(frozen=True, slots=True)
+class StoredQuery:
+    """A temporary view as the catalog has it."""
+
+    oid: int
+    action: str
+    """Text of its tree."""
+    printed: str
+    columns: list[tuple[str, int, int, int]]
+
+
+def fetch_view(conn: Connection, view: str = _VIEW) -> StoredQuery:
+    """The temporary view that was made of a query."""
     name = f"pg_temp.{view}"
     row: tuple[Any, ...] | None = conn.execute(
         "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
@@ -284,8 +335,19 @@ def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
         " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
         (name,),
     ).fetchall()
-    [tree] = read_nodes(row[0])
-    return BoundQuery(int(row[2]), tree, _readable(row[1].strip()), columns, query)
+    return StoredQuery(int(row[2]), row[0], row[1], columns)
+
+
+def bound_query(stored: StoredQuery, query: str) -> BoundQuery:
+    """What Postgres made of ``query``; a large tree takes a while to read."""
+    [tree] = read_nodes(stored.action)
+    printed = _readable(stored.printed.strip())
+    return BoundQuery(stored.oid, tree, printed, stored.columns, query)
+
+
+def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
+    """What Postgres made of the query."""
+    return bound_query(fetch_view(conn, view), query)
 
 
 def _readable(printed: str) -> str:

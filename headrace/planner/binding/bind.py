@@ -9,15 +9,17 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
+from headrace.planner import limits
 from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.functions_in_from import TargetSets
 from headrace.planner.binding.grouping import Grouping
+from headrace.planner.binding.named_plans import NamedPlans
 from headrace.planner.binding.ordering import Ordering
 from headrace.planner.binding.recursion import Recursions
-from headrace.planner.binding.relations import Relations
+from headrace.planner.binding.relations import IS_VIEW, Relations
 from headrace.planner.binding.setops import SetOperations, value_rows
 from headrace.planner.binding.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.binding.windows import Windows
@@ -36,7 +38,7 @@ from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import UNIT, Scope, Site, joined
 from headrace.planner.scalars.typekeys import key_value, require_keys
-from headrace.planner.scalars.wholerow import MARK, needs_mark, whole_row
+from headrace.planner.scalars.wholerow import MARK, marked, whole_row
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
 """By JoinType; a right join is a left one with its sides exchanged."""
@@ -63,6 +65,8 @@ class Level:
     env: Env
     outer: Scope | None = None
     """The scope of the enclosing query at the place of this one."""
+    marked: frozenset[int] = frozenset()
+    """Entries whose rows have a column that says that they are there (``wholerow.marked``)."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
     below: Scope | None = None
     """Where grouped expressions are lowered: from Postgres 18 on columns of an entry are them."""
@@ -79,12 +83,16 @@ class Binder:
         self._lowering = lowering
         self._catalog: Catalog = lowering.catalog
         self._tables = tables
-        self._ids = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Ids of columns, and numbers of named plans."""
         self._recursions = Recursions(lowering, self.column)
+        self._named = NamedPlans(self.numbers)
 
     def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
         """A new column for the values of ``expr``."""
-        number = next(self._ids)
+        number = next(self.numbers)
+        limits.check()
+        limits.check_columns(number)
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
     def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
@@ -114,7 +122,7 @@ class Binder:
 
     def _level(self, query: Tree, env: Env, outer: Scope | None) -> Level:
         ctes = {cte.text("ctename") or "": cte for cte in query.nodes("cteList")}
-        level = Level(query, env, outer)
+        level = Level(query, env, outer, marked(query))
         level.env = (*env, With(ctes, self.scope(level)))
         return level
 
@@ -251,7 +259,7 @@ class Binder:
 
     def _entry(self, index: int, level: Level) -> Node:
         node = self._unmarked(index, level)
-        if not needs_mark(level.query, index):
+        if index not in level.marked:
             return node
         mark = self.column("present", Const("t", t.BOOL))
         level.columns[index, MARK] = mark.ref
@@ -267,7 +275,13 @@ class Binder:
         if kind == check.RESULT:
             return UNIT
         if kind == check.SUBQUERY:
-            node = self.bind(entry.child("subquery"), level.env, self.scope(level))
+            query = entry.child("subquery")
+            # A view reads nothing of the query around it: it is the same wherever it stands.
+            node = (
+                self._named.mention(partial(self.bind, query), query)
+                if entry.flag(IS_VIEW)
+                else self.bind(query, level.env, self.scope(level))
+            )
         elif kind == check.CTE:
             owner = len(level.env) - 1 - entry.number("ctelevelsup")
             name = entry.text("ctename") or ""
@@ -292,6 +306,10 @@ class Binder:
         cte = home.queries[name]
         if entry.flag("self_reference"):
             return self._recursions.work_table(cte)
+        return self._named.mention(partial(self._with_query, cte, env), cte, home)
+
+    def _with_query(self, cte: Tree, env: Env) -> Node:
+        home = env[-1]
         query = cte.child("ctequery")
         if not cte.flag("cterecursive"):
             return self.bind(query, env, home.scope)

@@ -23,15 +23,20 @@ Env = tuple[dict[str, Node], ...]
 
 def carry_order(tree: Node, catalog: Catalog) -> None:
     """Give aggregates over sorted subqueries, anywhere in ``tree``, their order."""
+    seen: set[int] = set()
     for query in _queries(tree):
-        _visit(query, (), catalog)
+        _visit(query, (), catalog, seen)
 
 
-def _visit(query: Node, env: Env, catalog: Catalog) -> None:
+def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
+    """``seen``: the queries that were visited; that of a view stands at several places."""
+    if id(query) in seen:
+        return
+    seen.add(id(query))
     ctes = {c.text("ctename") or "": c for c in query.nodes("cteList")}
     env = (*env, ctes)
     for inner in _queries(*query.fields.values()):
-        _visit(inner, env, catalog)
+        _visit(inner, env, catalog, seen)
     calls = [c for c in _aggregates(query) if _shows_order(c, catalog)]
     found = _input(query, env) if calls else None
     if found is None:

@@ -38,6 +38,8 @@ from headrace.postgres.connect import Connection
 
 SELECTED: Final = "headrace_selected"
 """Field of a range-table entry: numbers of the columns that the query names, 0 for all."""
+IS_VIEW: Final = "headrace_is_view"
+"""Field of a range-table entry: its subquery is the query of a view."""
 FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 """Where nodes of a tree name a function."""
 _LOCATIONS: Final = ("location", "stmt_location")

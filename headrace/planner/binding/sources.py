@@ -18,8 +18,16 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError, UserError
+from headrace.errors import (
+    PrerequisiteError,
+    PrivilegeError,
+    UndefinedError,
+    UnsupportedError,
+    UserError,
+)
+from headrace.planner import limits
 from headrace.planner.analyse import session
+from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -28,6 +36,7 @@ from headrace.planner.analyse.present import present
 from headrace.planner.analyse.tables import refuse_system
 from headrace.planner.binding.relations import (
     FUNCTION_FIELDS,
+    IS_VIEW,
     SELECTED,
     Relations,
     functions_of,
@@ -71,6 +80,7 @@ class Sources:
     def __init__(
         self,
         conn: Connection,
+        analysis: Analysis,
         catalog: Catalog,
         settings: dict[str, str],
         over: int | None = None,
@@ -81,11 +91,15 @@ class Sources:
         """
         self._over = over
         self._conn = conn
+        self._analysis = analysis
         self._catalog = catalog
         self._settings = settings
         self._query: Tree | None = None
         self._caller = ""
         self._expanded: dict[tuple[int, str, str], Tree] = {}
+        self._allowed: dict[tuple[str, int, tuple[int, ...]], Any] = {}
+        self._views: dict[int, Any] = {}
+        self._roles: dict[str, Any] = {}
         self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
         """SQL of what was put in place, in which its constants are written out."""
@@ -159,9 +173,11 @@ class Sources:
     def _need_functions(self, tree: Tree, caller: str) -> None:
         """Functions run as who asks, also those of views."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
-        row = self._conn.execute(
-            "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
-        ).fetchone()
+        if caller not in self._roles:
+            self._roles[caller] = self._conn.execute(
+                "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
+            ).fetchone()
+        row = self._roles[caller]
         if row is not None:
             for function in set(fields) - {0}:
                 self._need("execute", row[0], function)
@@ -173,9 +189,14 @@ class Sources:
     def _name(
         self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str, *, named: bool
     ) -> None:
-        row = self._conn.execute(_RIGHTS, {"r": reader, "t": oid, "c": columns}).fetchone()
+        limits.check()
+        key = (reader, oid, tuple(columns))
+        if key not in self._allowed:
+            asked = {"r": reader, "t": oid, "c": columns}
+            self._allowed[key] = self._conn.execute(_RIGHTS, asked).fetchone()
+        row = self._allowed[key]
         if row is None:
-            raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')
+            raise _dropped(f'role "{reader}", or a relation that it reads,')
         allowed, name, kind, role, schema, secured = row
         if self._through and (secured or not allowed):
             raise UnsupportedError(
@@ -212,11 +233,15 @@ class Sources:
     def _replace(self, entry: Tree, tree: Tree) -> None:
         entry.fields["rtekind"] = str(SUBQUERY)
         entry.fields["subquery"] = tree
+        entry.fields[IS_VIEW] = "true"
         del entry.fields["relid"]
 
     def _view(self, oid: int, reader: str, caller: str) -> Tree:
-        found: Any = self._conn.execute(_VIEW, (oid,)).fetchone()
-        assert found is not None, "the view is locked by our transaction"
+        if oid not in self._views:
+            self._views[oid] = self._conn.execute(_VIEW, (oid,)).fetchone()
+        found = self._views[oid]
+        if found is None:
+            raise _dropped("a view")
         schema, name, owner, action, text, invoker = found
         refuse_system(oid, schema, name, None)
         key = (oid, caller if invoker else owner, caller)
@@ -260,8 +285,8 @@ class Sources:
         query = query.rstrip().removesuffix(";")
         shadow = f"headrace_source_{len(self._expanded)}"
         try:
-            with self._conn.transaction():
-                bound = self._bind_as(result.owner, query, shadow)
+            with self._analysis.analysing() as conn:
+                bound = _bind_as(conn, result.owner, query, shadow)
         except PrerequisiteError:
             raise  # we may not act for its owner
         except (psycopg.ProgrammingError, UserError) as error:
@@ -290,23 +315,6 @@ class Sources:
         ).fetchone()
         return bool(row and row[0])
 
-    def _bind_as(self, owner: str, query: str, shadow: str) -> session.BoundQuery:
-        """The query of a view of Headrace, analysed once more: with the rights of its owner.
-
-        A literal that was harmless may be of another type by now, under the same name.
-        """
-        analyst = f"{shadow}_analyst"
-        try:
-            acting.become(self._conn, owner)
-            session.employ(self._conn, owner, analyst)
-            session.refuse_others_code(self._conn, query, analyst)
-            return session.made_view(self._conn, query, shadow, analyst)
-        except psycopg.errors.InvalidParameterValue as error:
-            raise UnsupportedError(f'role "{owner}" does not exist') from error
-        finally:
-            if self._conn.info.transaction_status == TransactionStatus.INTRANS:
-                self._conn.execute("RESET ROLE")
-
     def _check_settings(self, result: ReadView, tree: Tree) -> None:
         """Refuse a view that was created under other settings, if it depends on them."""
         for name, value in result.settings.items():
@@ -326,6 +334,30 @@ class Sources:
             or any(f.volatility != "i" for f in functions_of(self._catalog, node))
             for node in tree.walk()
         )
+
+
+def _dropped(what: str) -> UndefinedError:
+    return UndefinedError(
+        f"{what} was dropped while the query was planned", hint="Run the statement again."
+    )
+
+
+def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:
+    """The query of a view of Headrace, analysed once more: with the rights of its owner.
+
+    A literal that was harmless may be of another type by now, under the same name.
+    """
+    analyst = f"{shadow}_analyst"
+    try:
+        acting.become(conn, owner)
+        session.employ(conn, owner, analyst)
+        session.refuse_others_code(conn, query, analyst)
+        return session.made_view(conn, query, shadow, analyst)
+    except psycopg.errors.InvalidParameterValue as error:
+        raise UnsupportedError(f'role "{owner}" does not exist') from error
+    finally:
+        if conn.info.transaction_status == TransactionStatus.INTRANS:
+            conn.execute("RESET ROLE")
 
 
 def describe(sources: Sources) -> str:

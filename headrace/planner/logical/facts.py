@@ -6,12 +6,14 @@ a view, the row identity may not.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.planner.logical import nodes
 from headrace.planner.logical.scalar import (
+    CLOCK,
     Call,
     Const,
     Expr,
@@ -19,6 +21,7 @@ from headrace.planner.logical.scalar import (
     any_call,
     core,
     reads_clock,
+    references,
     refs,
     substitute,
 )
@@ -199,13 +202,20 @@ def at_most_one(node: nodes.Node) -> bool:
                 return at_most_one(node.left)
             both = at_most_one(node.left) and at_most_one(node.right)
             return both and node.kind != "full"
+        case nodes.AgainNode():
+            most = node.rows[1]
+            return most is not None and most <= 1
         case _:
             return False
 
 
 def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
     """Whether ``predicates`` fix the identity of the one table below."""
-    while isinstance(node, nodes.FilterNode | nodes.ProjectNode):
+    while isinstance(node, nodes.FilterNode | nodes.ProjectNode | nodes.AgainNode):
+        if isinstance(node, nodes.AgainNode):
+            predicates = _inside(node, predicates)
+            node = node.plan
+            continue
         if isinstance(node, nodes.FilterNode):
             predicates += node.predicates
         elif not all(isinstance(e, Ref) and e.id == c.id for c, e in node.items):
@@ -228,6 +238,22 @@ def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
     return len(keyed) == len(node.table.key) and keyed <= fixed
 
 
+def _inside(node: nodes.AgainNode, predicates: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """``predicates`` over the columns of the named plan; outer columns get ids unused there."""
+    names: dict[int, Expr] = {
+        ref.id: dataclasses.replace(ref, id=ref.id - _FAR)
+        for p in predicates
+        for ref in references(p)
+        if ref != CLOCK
+    }
+    names |= {c.id: dataclasses.replace(c.ref, id=i) for c, i in node.pairs}
+    return tuple(substitute(p, names) for p in predicates)
+
+
+_FAR: Final = 1 << 40
+"""More than any column id."""
+
+
 def exactly_one(node: nodes.Node) -> bool:
     """Whether ``node`` has always exactly one row."""
     match node:
@@ -244,6 +270,8 @@ def exactly_one(node: nodes.Node) -> bool:
                 and exactly_one(node.left)
                 and exactly_one(node.right)
             )
+        case nodes.AgainNode():
+            return node.rows == (1, 1)
         case _:
             return False
 
@@ -272,6 +300,8 @@ def not_null(node: nodes.Node, column: int) -> bool:
             return any(a.column.id == column and a.function in counts for a in node.aggs)
         case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode():
             return column in nodes.ids(node.input) and not_null(node.input, column)
+        case nodes.AgainNode():
+            return not_null(node.plan, node.inside(column))
         case _:
             return False
 

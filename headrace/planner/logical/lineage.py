@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.planner.logical import nodes
+from headrace.planner.logical import nodes, repeats
 from headrace.planner.logical.scalar import Const, Expr, Ref, references
 
 SAME, COMPUTED, AGGREGATED = "same", "computed", "aggregated"
@@ -179,10 +179,14 @@ def _at_least(origins: Origins, how: str) -> Origins:
     return {place: max(rank, least) for place, rank in origins.items()}
 
 
-def _tables(node: nodes.Node) -> Iterator[int]:
+def _tables(node: nodes.Node) -> set[int]:
     """OIDs of the tables whose rows are below."""
+    plans = [node, *repeats.named(node).values()]
+    return {scan.table.oid for plan in plans for scan in _scans(plan)}
+
+
+def _scans(node: nodes.Node) -> Iterator[nodes.ScanNode]:
     if isinstance(node, nodes.ScanNode):
-        yield node.table.oid
-    below = nodes.children(node)
-    for child in (*below, node.plan) if isinstance(node, nodes.AgainNode) else below:
-        yield from _tables(child)
+        yield node
+    for child in nodes.children(node):
+        yield from _scans(child)

@@ -432,11 +432,17 @@ class AgainNode:
     """Whether something in it may fail on a row: ``facts.serious``."""
     outer: tuple[tuple[int, Ref], ...] = ()
     """(id of a free reference in ``plan``, what it is here)."""
+    rows: tuple[int, int | None] = (0, None)
+    """Least and greatest number of rows for one row of the queries around it; None: unknown."""
 
     @property
     def columns(self) -> tuple[Col, ...]:
         """Output columns."""
         return tuple(c for c, _ in self.pairs)
+
+    def inside(self, column: int) -> int:
+        """The id that the output column ``column`` has in ``plan``."""
+        return next(i for c, i in self.pairs if c.id == column)
 
 
 Node = (

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from headrace.errors import UnsupportedError
+from headrace.planner import limits
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical import nodes
-from headrace.planner.logical.facts import serious
-from headrace.planner.logical.scalar import Const, Ref, reads_clock, references
+from headrace.planner.logical.facts import at_most_one, exactly_one, serious
+from headrace.planner.logical.scalar import Const, Expr, Ref, reads_clock, references, refs
 
 
 def leaves(plan: nodes.Node) -> Iterator[nodes.AgainNode]:
@@ -50,25 +50,25 @@ def each(plan: nodes.Node, change: Callable[[nodes.Node], nodes.Node]) -> nodes.
 
 def linked(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
     """``plan`` over ``plans`` instead of those that it names."""
-    made: dict[int, nodes.Node] = {}
+    made: dict[int, nodes.AgainNode] = {}
     for number in sorted(plans):
-        made[number] = _over(plans[number], made)
-    return _over(plan, made)
+        made[number] = nodes.AgainNode(over(plans[number], made), number, (), fails=False)
+    return over(plan, made)
 
 
-def _over(node: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
+def over(node: nodes.Node, plans: Mapping[int, nodes.AgainNode]) -> nodes.Node:
+    """``node`` reading the plans that ``plans`` names, by the numbers that it has for them."""
     if isinstance(node, nodes.AgainNode):
-        return dataclasses.replace(node, plan=plans[node.number])
-    return nodes.with_children(node, tuple(_over(c, plans) for c in nodes.children(node)))
+        named_plan = plans[node.number]
+        return dataclasses.replace(node, plan=named_plan.plan, number=named_plan.number)
+    return nodes.with_children(node, tuple(over(c, plans) for c in nodes.children(node)))
 
 
 T = TypeVar("T")
-COPIED_MAX = 1_000
-"""Nodes that are copied in a query before plans are named."""
+COPIED_MAX = 200
+"""Nodes that are copied in a query before plans are named: a tenth of a second of planning."""
 SMALL = 8
 """Plans of so many nodes are always copied."""
-_IDS_MAX: Final = 1_000_000
-"""A minute of planning."""
 Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
@@ -87,16 +87,11 @@ def renumbered(node: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
     """``node`` with new ids for all its own columns; free references stay.
 
     Raises:
-        UnsupportedError: so many copies have been made that nobody would wait for the plan.
+        UnsupportedError: too many columns have been made.
     """
     mapping = {i: next(numbers) for i in sorted(defined(node))}
-    if max(mapping.values(), default=0) > _IDS_MAX:
-        raise UnsupportedError(
-            "subqueries nested this deeply are not supported",
-            detail="Each one that reads columns of the query around it is computed for that query's"
-            f" rows: in all, over {_IDS_MAX} columns of intermediate results.",
-            hint="Write some of them as joins or groups, or make views of parts of the query.",
-        )
+    limits.check()
+    limits.check_columns(max(mapping.values(), default=0))
     return mapped(node, mapping)
 
 
@@ -113,7 +108,11 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     elif isinstance(value, frozenset):
         found = frozenset(mapped(v, mapping) for v in value)
     elif not isinstance(value, _LEAVES) and dataclasses.is_dataclass(value):
-        new = {f.name: mapped(getattr(value, f.name), mapping) for f in dataclasses.fields(value)}
+        new = {
+            f.name: mapped(getattr(value, f.name), mapping)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
         found = dataclasses.replace(value, **new)  # type: ignore[type-var]
     return found  # type: ignore[no-any-return]
 
@@ -132,10 +131,10 @@ class PlanCopies:
 
     def again(self, node: nodes.Node) -> nodes.Node:
         """The rows of ``node`` under new ids, columns in the same order; free references stay."""
-        size = _size(node)
-        if size > max(SMALL, self._left) and not is_local(node):
+        count = size(node)
+        if count > max(SMALL, self._left) and not is_local(node):
             return renumbered(self.named(node), self._ids)
-        self._left -= size if size > SMALL else 0
+        self._left -= count if count > SMALL else 0
         return renumbered(node, self._ids)
 
     def free(self, node: nodes.Node) -> frozenset[int]:
@@ -145,11 +144,7 @@ class PlanCopies:
     def named(self, node: nodes.Node) -> nodes.AgainNode:
         """``node`` as a plan of its own, its columns called as they are there."""
         if id(node) not in self._named:
-            numbers = sorted(self.free(node))
-            found = {r.id: r for r in _references(node)}
-            outer = tuple((i, found[i]) for i in numbers)
-            pairs = tuple((c, c.id) for c in node.columns)
-            made = nodes.AgainNode(node, next(self._ids), pairs, serious(node), outer)
+            made = name(node, next(self._ids), self.free(node))
             self._named[id(node)] = (node, made)
         return self._named[id(node)][1]
 
@@ -163,9 +158,9 @@ class PlanCopies:
         return nodes.ProjectNode(mapped(copy, mapping), items)
 
 
-def _size(node: nodes.Node) -> int:
+def size(node: nodes.Node) -> int:
     """The nodes of ``node`` itself."""
-    return 1 + sum(map(_size, nodes.children(node)))
+    return 1 + sum(map(size, nodes.children(node)))
 
 
 def _references(node: nodes.Node) -> Iterator[Ref]:
@@ -176,13 +171,72 @@ def _references(node: nodes.Node) -> Iterator[Ref]:
         yield from _references(child)
 
 
-def is_local(node: nodes.Node, names: frozenset[str] = frozenset()) -> bool:
-    """Whether ``node`` has no place elsewhere: it reads an iteration's rows, or shows the clock."""
+def is_local(node: nodes.Node) -> bool:
+    """Whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
+    return reads_iteration(node) or bool(clock_columns(node, {}))
+
+
+def reads_iteration(node: nodes.Node, names: frozenset[str] = frozenset()) -> bool:
+    """Whether ``node`` reads the work table of a recursion around it; not of one in ``names``."""
     if isinstance(node, nodes.WorkTableNode):
         return node.name not in names
-    if any(map(reads_clock, nodes.expressions(node))):
-        return True
     if isinstance(node, nodes.RecursiveNode):
         inner = names | {node.name}
-        return is_local(node.base, names) or is_local(node.step, inner)
-    return any(is_local(child, names) for child in nodes.children(node))
+        return reads_iteration(node.base, names) or reads_iteration(node.step, inner)
+    return any(reads_iteration(child, names) for child in nodes.children(node))
+
+
+def clock_columns(node: nodes.Node, again: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """Ids of the columns of ``node`` whose values depend on the clock.
+
+    A rule moves such a column up to what compares it (``rules.lift_clock``).  A condition that
+    reads the clock may stay where it is: it only says which rows there are.  ``again``: the
+    columns of named plans, by number; those of other plans do not show the clock.
+    """
+    if isinstance(node, nodes.AgainNode):
+        found = again.get(node.number, frozenset())
+        return frozenset(c.id for c, i in node.pairs if i in found)
+    inputs = nodes.children(node)
+    parts = [clock_columns(child, again) for child in inputs]
+    below = frozenset().union(*parts)
+
+    def shows(expr: Expr) -> bool:
+        return reads_clock(expr) or bool(below and refs(expr) & below)
+
+    match node:
+        case nodes.FilterNode() | nodes.JoinNode() | nodes.ApplyNode() | nodes.DistinctNode():
+            made: frozenset[int] = frozenset()
+        case nodes.ProjectNode():
+            made = frozenset(c.id for c, e in node.items if shows(e))
+            below -= nodes.ids(node)
+        case nodes.AggregateNode():
+            keys = frozenset(c.id for c, e in node.keys if shows(e))
+            made = keys.union(a.column.id for a in node.aggs if any(map(shows, a.inputs)))
+            below -= nodes.ids(node)
+        case nodes.UnionNode() | nodes.SetOpNode() | nodes.RecursiveNode():
+            made = frozenset(
+                column.id
+                for place, column in enumerate(node.columns)
+                for child, found in zip(inputs, parts, strict=True)
+                if place < len(child.columns) and child.columns[place].id in found
+            )
+        case _:
+            new = nodes.ids(node).difference(*map(nodes.ids, inputs))
+            made = new if any(map(shows, nodes.expressions(node))) else frozenset()
+    return (made | below) & nodes.ids(node)
+
+
+def name(node: nodes.Node, number: int, free: frozenset[int]) -> nodes.AgainNode:
+    """``node``, which reads the outer columns ``free``, as a plan of its own.
+
+    Its columns are called as they are in ``node``.
+    """
+    found = {r.id: r for r in _references(node)} if free else {}
+    return nodes.AgainNode(
+        node,
+        number,
+        tuple((c, c.id) for c in node.columns),
+        serious(node),
+        tuple((i, found[i]) for i in sorted(free)),
+        (int(exactly_one(node)), 1 if at_most_one(node) else None),
+    )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.planner.limits import check_parts
 from headrace.postgres.tokens import doubled
 from headrace.types import (
     BOOL,
@@ -76,6 +77,14 @@ class Call:
     input_collation: int = 0
     immutable: bool = True
     trusted: bool = True
+    parts: int = dataclasses.field(init=False, compare=False, repr=False, default=1)
+    """How many columns, constants and calls it consists of."""
+
+    def __post_init__(self) -> None:
+        """Count the parts; an expression that is too large is refused as soon as it is made."""
+        found = 1 + sum(parts(arg) for arg in self.args)
+        check_parts(found)
+        object.__setattr__(self, "parts", found)
 
     @property
     def infix(self) -> bool:
@@ -84,6 +93,11 @@ class Call:
 
 
 Expr = Ref | Const | Call
+
+
+def parts(expr: Expr) -> int:
+    """How many columns, constants and calls ``expr`` consists of."""
+    return expr.parts if isinstance(expr, Call) else 1
 
 
 def constant(expr: Expr) -> str | None:

@@ -25,35 +25,54 @@ _KEY_BYTES_MAX: Final = 2000
 """Of all columns of a key: the entry of an index must fit into a third of a page."""
 
 
-def unique(node: nodes.Node) -> list[Key]:
-    """Keys of the rows of ``node``, the smallest first; not all there are."""
-    return _least(_unique(node))
+Named = dict[int, list[Key]]
+"""Keys of named plans, by number."""
 
 
-def _unique(node: nodes.Node) -> Iterable[Key]:
+def unique(node: nodes.Node, known: Named | None = None) -> list[Key]:
+    """Keys of the rows of ``node``, the smallest first; not all there are.
+
+    ``known`` spares a second look at a named plan.
+    """
+    return _least(_unique(node, {} if known is None else known))
+
+
+def _unique(node: nodes.Node, known: Named) -> Iterable[Key]:
     if at_most_one(node):
         return [frozenset()]
     match node:
         case nodes.ScanNode():
             return _of_table(node)
         case nodes.FilterNode() | nodes.WindowNode() | nodes.TemporalNode():
-            return unique(node.input)
+            return unique(node.input, known)
         case nodes.TopKNode():
             first = node.limit == 1 and not node.ties
             groups = [frozenset(k.id for k in node.keys)] if first else []
-            return [*groups, *unique(node.input)]
+            return [*groups, *unique(node.input, known)]
         case nodes.ProjectNode():
-            return _shown(node.items, unique(node.input))
+            return _shown(node.items, unique(node.input, known))
         case nodes.DistinctNode():
-            return [*unique(node.input), _all(node.columns)]
+            return [*unique(node.input, known), _all(node.columns)]
         case nodes.SetOpNode():
             return [] if node.all else [_all(node.columns)]
         case nodes.AggregateNode():
-            return [*_shown(node.keys, unique(node.input)), frozenset(c.id for c, _ in node.keys)]
+            return [
+                *_shown(node.keys, unique(node.input, known)),
+                frozenset(c.id for c, _ in node.keys),
+            ]
         case nodes.JoinNode():
-            return _joined(node)
+            return _joined(node, known)
+        case nodes.AgainNode():
+            if node.number not in known:
+                known[node.number] = unique(node.plan, known)
+            return _shown(((c, _inner(node, i)) for c, i in node.pairs), known[node.number])
         case _:
             return []
+
+
+def _inner(node: nodes.AgainNode, number: int) -> Ref:
+    """The column of that id in the named plan."""
+    return next(c.ref for c in node.plan.columns if c.id == number)
 
 
 def _of_table(node: nodes.ScanNode) -> list[Key]:
@@ -75,13 +94,13 @@ def _shown(items: Iterable[tuple[nodes.Col, object]], keys: Iterable[Key]) -> li
     return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
 
 
-def _joined(node: nodes.JoinNode) -> list[Key]:
-    left = unique(node.left)
+def _joined(node: nodes.JoinNode, known: Named) -> list[Key]:
+    left = unique(node.left, known)
     if node.kind in ("semi", "anti"):
         return left
     if node.kind not in ("inner", "left"):
         return []
-    right = unique(node.right)
+    right = unique(node.right, known)
     mine, other = nodes.ids(node.left), nodes.ids(node.right)
     fixed = {
         c.id

@@ -25,9 +25,11 @@ import itertools
 from collections.abc import Iterator
 
 from headrace import types as t
+from headrace.planner import limits
 from headrace.planner.logical.facts import exactly_one, fails, serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
+    AgainNode,
     ApplyNode,
     Col,
     FilterNode,
@@ -41,7 +43,7 @@ from headrace.planner.logical.nodes import (
     ids,
     with_children,
 )
-from headrace.planner.logical.repeats import PlanCopies, defined
+from headrace.planner.logical.repeats import PlanCopies, defined, name, named, over, size
 from headrace.planner.logical.scalar import Const, Expr, raises, refs, substitute
 from headrace.planner.passes.domain import Push
 from headrace.planner.passes.lift import Lift, Lifted, Restricted, equality, new_column
@@ -51,11 +53,17 @@ from headrace.planner.scalars.context import QueryContext
 
 def decorrelate(plan: Node, context: QueryContext) -> Node:
     """``plan`` without ``Apply`` and without free references; the same columns."""
-    if not any(isinstance(n, ApplyNode) for n in _walk(plan)):
+    plans = {**named(plan), _ROOT: plan}
+    if not any(isinstance(n, ApplyNode) for each in plans.values() for n in _walk(each)):
         return plan
-    result = _Decorrelation(context, max(defined(plan), default=0)).run(plan)
+    highest = max(max(defined(each), default=0) for each in plans.values())
+    result = _Decorrelation(context, max(highest, *plans)).whole(plans)
     assert not free(result), "no reference is left without its column"
     return result
+
+
+_ROOT = 0
+"""The plan of the query itself among the named ones, all of which have greater numbers."""
 
 
 def _walk(node: Node) -> Iterator[Node]:
@@ -70,8 +78,20 @@ class _Decorrelation:
         self._ids = itertools.count(highest + 1)
         self._copies = PlanCopies(self._ids)
 
+    def whole(self, plans: dict[int, Node]) -> Node:
+        """The plan ``_ROOT`` of ``plans``, it and the others without ``Apply``."""
+        limits.check_nodes(sum(map(size, plans.values())))
+        root = plans.pop(_ROOT)
+        made: dict[int, AgainNode] = {}
+        for number in sorted(plans):
+            node = self.run(over(plans[number], made))
+            # A new number: it reads what was named meanwhile.
+            made[number] = name(node, next(self._ids), self._copies.free(node))
+        return self.run(over(root, made))
+
     def run(self, node: Node) -> Node:
         """``node`` without ``Apply``, from below."""
+        limits.check()
         node = with_children(node, tuple(self.run(c) for c in children(node)))
         if not isinstance(node, ApplyNode):
             return node

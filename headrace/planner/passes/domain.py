@@ -27,6 +27,7 @@ from functools import partial
 
 from headrace import types as t
 from headrace.expressions import keys as key_types
+from headrace.planner import limits
 from headrace.planner.binding.recursion import Carrier
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.facts import serious
@@ -164,6 +165,7 @@ class Push:
 
     def push(self, domain: Domain, node: Node) -> Node:
         """The rows of ``domain``, each beside the rows of ``node`` for it."""
+        limits.check()
         reads = self._copies.free(node) & {c.id for c in domain.columns}
         if not reads and (isinstance(node, RecursiveNode) or not serious(node)):
             return JoinNode(domain.node, node)

@@ -17,26 +17,23 @@ from headrace.planner.logical.nodes import JoinNode, Node, children, ids
 from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import quote, reads_clock, references, refs, trusted
 from headrace.planner.scalars.context import QueryContext
-from headrace.postgres.connect import Connection
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
 
 
-def require_executable(
-    conn: Connection, context: QueryContext, bound: Node, optimised: Node
-) -> None:
+def require_executable(context: QueryContext, bound: Node, optimised: Node) -> None:
     """Refuse full joins of ``bound`` that are still in ``optimised`` and that Postgres refuses."""
     left = [
         frozenset(join.condition)
         for plan in (optimised, *named(optimised).values())
         for join in _full(plan)
     ]
-    for join in _full(bound):
+    for join in (j for plan in (bound, *named(bound).values()) for j in _full(plan)):
         mine = frozenset(join.condition)
         if not any(mine <= other for other in left) or not _known(join):
             continue
         try:
-            with conn.transaction(force_rollback=True):
+            with context.analysis.analysing() as conn:
                 session.execute(conn, _query(context, join))
         except psycopg.errors.FeatureNotSupported as error:
             raise UnsupportedError(

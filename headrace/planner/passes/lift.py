@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace import types as t
+from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref, raises, refs, substitute
@@ -101,6 +102,7 @@ class Lift:
 
         ``top``: there is only the join above, so all that may fail goes there.
         """
+        limits.check()
         if not self._free(node) & self._outer and not (top and _failing_chain(node)):
             return Lifted(node)
         match node:

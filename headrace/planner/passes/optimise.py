@@ -15,9 +15,11 @@ from typing import Final
 import structlog
 
 from headrace.errors import BugError
+from headrace.planner import limits
 from headrace.planner.logical.nodes import Node, children, with_children
-from headrace.planner.logical.repeats import linked, named
+from headrace.planner.logical.repeats import linked, named, size
 from headrace.planner.rules import (
+    filter_named,
     infer_predicates,
     join_not_null,
     join_units,
@@ -61,6 +63,8 @@ AnyRule = Rule | PlanRule
 _PUSH: Final = Rule("push_filters", push_filters.apply)
 _MERGE: Final = Rule("merge_projects", merge_projects.apply)
 _CLOCK: Final = Rule("lift_clock", lift_clock.apply)
+_INFER: Final = Rule("infer_predicates", infer_predicates.apply)
+_NAMED: Final = PlanRule("filter_named", filter_named.apply_all)
 PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # The clock moves up before filters move down past it.
     (Rule("join_units", join_units.apply), _CLOCK),
@@ -70,9 +74,11 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
         _PUSH,
         _MERGE,
         Rule("join_not_null", join_not_null.apply),
-        Rule("infer_predicates", infer_predicates.apply),
+        _INFER,
         Rule("limit_windows", limit_windows.apply),
     ),
+    # A named plan that another one reads gets its filters with the second turn.
+    *(((_NAMED,), (_PUSH, _MERGE, _INFER)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
     (_PUSH, _MERGE),
 )
@@ -86,6 +92,7 @@ Settled = dict[str, dict[int, Node]]
 def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:
     """``plan`` after all phases, each run until nothing changes."""
     plans = {_ROOT: plan, **named(plan)}
+    limits.check_nodes(sum(map(size, plans.values())))
     settled: Settled = {rule.name: {} for phase in phases for rule in phase}
     for phase in phases:
         plans = _fixpoint(plans, phase, settled)
@@ -116,6 +123,7 @@ def _run(rule: AnyRule, plans: Plans, settled: dict[int, Node]) -> Plans:
 
 
 def _descend(rule: Rule, node: Node, settled: dict[int, Node]) -> Node:
+    limits.check()
     if id(node) in settled:
         return node
     made = _checked(rule, node)

@@ -18,11 +18,13 @@ from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.expressions.keys import order_native
+from headrace.planner import limits
 from headrace.planner.analyse.tables import TableColumn
 from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
+from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
 from headrace.planner.logical.words import construct
 from headrace.planner.physical import explain, extraction
@@ -94,6 +96,9 @@ class PhysicalBuilder:
         """The plan whose sink has ``columns``."""
         for scans in extraction.by_table(plan).values():
             self._source(scans)
+        for number, each in reversed(named(plan).items()):
+            made = self._chain(each)
+            self._named[number] = (self._close(made), made.columns)
         last = self._close(self._chain(plan))
         node_id = self._id("sink")
         self._nodes.append(p.SinkSpec(node_id, last, columns))
@@ -114,6 +119,7 @@ class PhysicalBuilder:
     # -- chains
 
     def _chain(self, node: lg.Node) -> _Chain:
+        limits.check()
         chain = self._made(node)
         chain.size = self._estimates.size(node)
         if not chain.steps and chain.size is not None:
@@ -493,9 +499,6 @@ class PhysicalBuilder:
     # -- what stands in the plan once
 
     def _again(self, node: lg.AgainNode) -> _Chain:
-        if node.number not in self._named:
-            made = self._chain(node.plan)
-            self._named[node.number] = (self._close(made), made.columns)
         base, columns = self._named[node.number]
         chain = _Chain(base, columns, columns)
         inner = {c.id: c for c in columns}

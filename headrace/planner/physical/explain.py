@@ -10,6 +10,7 @@ from msgspec import structs
 
 from headrace.collections import plan as physical
 from headrace.planner import graph as graphs
+from headrace.planner import limits
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.graph import Graph, GraphColumn, GraphNode
 from headrace.planner.logical.estimates import ExpectedSize
@@ -59,6 +60,7 @@ def logical_graph(stage: str, plan: Node, type_name: Callable[[int], str] = lamb
     again: dict[int, str] = {}
 
     def add(node: Node) -> str:
+        limits.check()
         name = str(next(numbers))
         place = len(nodes)
         kind, _, detail = describe(node).partition(" ")

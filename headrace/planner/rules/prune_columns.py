@@ -16,6 +16,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.repeats import leaves
@@ -71,6 +72,7 @@ class _Pruner:
     must break alike, so that all columns stay."""
 
     def prune(self, node: nodes.Node, required: frozenset[int]) -> nodes.Node:
+        limits.check()
         match node:
             case nodes.ScanNode():
                 return _scan(node, required)

@@ -30,11 +30,24 @@ give.  ``ON a.y > 3`` of ``a LEFT JOIN b`` says which rows have a partner, not w
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from headrace.expressions import keys
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import arm_columns, rejects
-from headrace.planner.logical.scalar import Const, Expr, Ref, native, raises, refs, substitute
+from headrace.planner.logical.scalar import (
+    Const,
+    Expr,
+    Ref,
+    native,
+    parts,
+    raises,
+    refs,
+    substitute,
+)
+
+_PARTS_MAX: Final = 1_000
+"""Parts of a predicate over expressions of a projection that moves past it."""
 
 
 def apply(node: nodes.Node) -> nodes.Node:
@@ -111,7 +124,8 @@ def _project(node: nodes.FilterNode, project: nodes.ProjectNode) -> nodes.Node:
         moved = substitute(predicate, mapping)
         # Remote work is not done twice for the sake of an earlier filter.
         simple = all(isinstance(mapping[i], Ref | Const) for i in refs(predicate))
-        if simple or (native(moved) and not raises(moved)):
+        small = parts(moved) <= max(_PARTS_MAX, parts(predicate))
+        if simple or (small and native(moved) and not raises(moved)):
             low.append(moved)
         else:
             high.append(predicate)

@@ -18,12 +18,13 @@ from uuid import UUID
 import psycopg
 
 from headrace import types as t
+from headrace.planner import limits
+from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.session import made_view, output_texts
 from headrace.planner.logical.scalar import quote
 from headrace.planner.scalars.functions import REG_TYPES
-from headrace.postgres.connect import Connection
 from headrace.postgres.tokens import scan, value
 
 Key = tuple[int, bytes]
@@ -152,10 +153,10 @@ _CODECS: Final = {"UTF8": "utf-8", "LATIN1": "latin-1"}
 class Constants:
     """Proven texts of the constants of one query."""
 
-    def __init__(self, conn: Connection, catalog: Catalog) -> None:
-        self._conn = conn
+    def __init__(self, analysis: Analysis, catalog: Catalog) -> None:
+        self._analysis = analysis
         self._catalog = catalog
-        encoding = conn.info.parameter_status("server_encoding") or ""
+        encoding = analysis.conn.info.parameter_status("server_encoding") or ""
         self._codec = _CODECS.get(encoding, "ascii")
         self._texts: dict[Key, str] = {}
 
@@ -207,14 +208,15 @@ class Constants:
         return self._texts.get((oid, data))
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
+        limits.check()
         items = [
             quote(text, self._catalog.types[_proven_as(oid)].name) for (oid, _), text in wanted
         ]
         query = "SELECT " + ", ".join(f"{x} AS c{i}" for i, x in enumerate(items))
         try:
-            with self._conn.transaction(force_rollback=True):
-                tree = made_view(self._conn, query, "headrace_constants").tree
-                texts = output_texts(self._conn, items)
+            with self._analysis.analysing() as conn:
+                tree = made_view(conn, query, "headrace_constants").tree
+                texts = output_texts(conn, items)
         except psycopg.errors.DataError:
             if len(wanted) > 1:
                 for one in wanted:

@@ -15,6 +15,7 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions.native import TypeRef
 from headrace.planner.analyse import session
+from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.pg_functions import Function
@@ -44,6 +45,7 @@ class QueryContext:
     def __init__(
         self,
         conn: Connection,
+        analysis: Analysis,
         catalog: Catalog,
         constants: Constants,
         places: tuple[Position, Find],
@@ -55,6 +57,7 @@ class QueryContext:
         ``money_plain``: lc_monetary of the query is that of the C locale.
         """
         self._conn = conn
+        self.analysis = analysis
         self.catalog = catalog
         self.constants = constants
         self._position, self._find = places
@@ -155,21 +158,21 @@ class QueryContext:
         Raises:
             psycopg.Error: Postgres does not accept it.
         """
-        with self._conn.transaction(force_rollback=True):
-            tree = session.made_view(self._conn, query, "headrace_proof").tree
+        with self.analysis.analysing() as conn:
+            tree = session.made_view(conn, query, "headrace_proof").tree
         self.constants.load([tree], query if literals else "")
         return tree
 
     def described(self, query: str) -> list[tuple[str, int, int, int]]:
         """(name, type, typmod, collation) of the columns of a query of our own making."""
-        with self._conn.transaction(force_rollback=True):
-            return session.made_view(self._conn, query, "headrace_shape").columns
+        with self.analysis.analysing() as conn:
+            return session.made_view(conn, query, "headrace_shape").columns
 
     def computed(self, sql: str) -> tuple[str | None] | None:
         """The value of a constant expression, as text; None if computing it fails."""
         try:
-            with self._conn.transaction(force_rollback=True):
-                [text] = session.output_texts(self._conn, [sql])
+            with self.analysis.analysing() as conn:
+                [text] = session.output_texts(conn, [sql])
         except psycopg.Error as error:
             if (error.sqlstate or "")[:2] not in ("22", "23", "42"):
                 raise

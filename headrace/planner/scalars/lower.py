@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from headrace.planner import limits
+from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import Expr
@@ -36,6 +38,7 @@ class Lowering(QueryContext):
         self,
         forms: Mapping[str, Form],
         conn: Connection,
+        analysis: Analysis,
         catalog: Catalog,
         constants: Constants,
         places: tuple[Position, Find],
@@ -43,7 +46,7 @@ class Lowering(QueryContext):
         money_plain: bool = True,
     ) -> None:
         """See ``QueryContext``; ``forms`` are by kind of node."""
-        super().__init__(conn, catalog, constants, places, money_plain=money_plain)
+        super().__init__(conn, analysis, catalog, constants, places, money_plain=money_plain)
         self._forms = forms
         self.known: dict[int, Expr] = {}
         """What a node of the tree (by ``id``) is: set-returning calls of a select list."""
@@ -52,6 +55,7 @@ class Lowering(QueryContext):
 
     def lower(self, node: Node, scope: Scope) -> Expr:
         """The expression of ``node``."""
+        limits.check()
         if (found := self.known.get(id(node))) is not None:
             return found
         levels = node.number("agglevelsup")  # also of GROUPING

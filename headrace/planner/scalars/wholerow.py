@@ -55,13 +55,15 @@ def whole_row(
     return build.choice(context, args, (row.oid, -1, 0))
 
 
-def needs_mark(query: Tree, varno: int) -> bool:
-    """Whether a whole row of that entry of ``query`` may have to be told from a missing one."""
-    if varno not in _nullable(query.child("jointree")):
-        return False
-    return any(
-        node.kind == "VAR" and node.number("varattno", 1) == 0 and node.number("varno") == varno
+def marked(query: Tree) -> frozenset[int]:
+    """The entries of ``query`` whose whole rows may have to be told from missing ones."""
+    nullable = _nullable(query.child("jointree"))
+    if not nullable:
+        return nullable
+    return nullable.intersection(
+        node.number("varno")
         for node in query.walk()
+        if node.kind == "VAR" and node.number("varattno", 1) == 0
     )
 
 

@@ -1,0 +1,136 @@
+"""The connection on which Postgres analyses texts for the planner.
+
+To analyse a text is to make a temporary view of it, in functions of the caller (``session``): both
+are writes, so the transaction gets an xid.  A slot begins only when every transaction with an xid
+has ended, so such a transaction must not stay open while a plan is computed.  Hence this
+connection beside that of the planner, which only reads the catalog: its transaction begins when a
+text is to be analysed, and is rolled back when no other text has followed for a moment.
+
+A caller that has written in its own transaction has an xid, and its text may name what it has made:
+there texts are analysed on its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from headrace import clock
+from headrace.planner import limits
+from headrace.planner.analyse import session
+from headrace.postgres import acting
+from headrace.postgres.connect import Connection, duplicate
+
+_IDLE_S: Final = 0.1
+"""The transaction stays open for so long after a text was analysed."""
+_CANCEL_S: Final = 5.0
+_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = 1000"
+LOCKED: Final = "55P03"
+"""SQLSTATE lock_not_available."""
+
+
+class Analysis:
+    """Analyses texts as ``caller``, with the caller's settings."""
+
+    def __init__(self, like: Connection, caller: str | None, settings: Mapping[str, str]) -> None:
+        """``like``: a connection to the same database as the same user."""
+        self._like = like
+        self._caller = caller
+        self._given = settings
+        self._settings: Mapping[str, str] = {}
+        self._conn: Connection | None = None
+        self._open = False
+        self._inside = 0
+        self._used = 0.0
+
+    def __enter__(self) -> Self:
+        """Connect."""
+        self._settings = session.given_settings(self._like, self._given)
+        self._conn = self._like if session.has_xid(self._like) else duplicate(self._like)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Disconnect; nothing is left in the database."""
+        if self._own:
+            with suppress(psycopg.Error):
+                self.conn.rollback()
+            self.conn.close()
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether ``binding`` can be tried again after an error."""
+        return self._own
+
+    @property
+    def _own(self) -> bool:
+        return self._conn is not self._like
+
+    @property
+    def conn(self) -> Connection:
+        """The connection."""
+        assert self._conn is not None, "it is made on entry"
+        return self._conn
+
+    @contextmanager
+    def binding(self) -> Iterator[Connection]:
+        """The connection in a new transaction as the caller, in which the query is bound.
+
+        REQUIRES: the query is bound by ``session.bind_query``, and the settings are pinned.
+
+        Raises:
+            HeadraceError: ``LOCKED``, a table was locked for a second.  The transaction has an xid,
+                so it does not wait for longer.
+        """
+        if self._own:
+            self.conn.rollback()
+        self._begin()
+        if self._own:
+            self.conn.execute(_LOCK_TIMEOUT)
+        with self._busy():
+            yield self.conn
+            self.conn.execute("RESET ROLE")
+
+    @contextmanager
+    def analysing(self) -> Iterator[Connection]:
+        """The connection, ready for texts of ours; what is made on it is gone afterwards."""
+        if self.conn.info.transaction_status == TransactionStatus.IDLE:
+            self._begin()
+            session.employ(self.conn, self._caller)
+            session.pin(self.conn)
+            self.conn.execute("RESET ROLE")
+        with self._busy(), self.conn.transaction(force_rollback=True):
+            yield self.conn
+
+    def rest(self) -> None:
+        """End the transaction if it has not been used for a moment."""
+        if self._open and not self._inside and clock.monotonic() - self._used >= _IDLE_S:
+            self.conn.rollback()
+            self._open = False
+
+    def _begin(self) -> None:
+        if self._own:
+            self.conn.execute("BEGIN")
+            self._open = True
+        if self._caller is not None:
+            acting.become(self.conn, self._caller)
+        session.adopt(self.conn, self._settings)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            with limits.cancelling(lambda: self.conn.cancel_safe(timeout=_CANCEL_S)):
+                yield
+        finally:
+            self._inside -= 1
+            self._used = clock.monotonic()

@@ -1,0 +1,163 @@
+"""Limits of planning: processor time, the size of the plan, and the end of the job.
+
+Planning is a loop over trees on one thread.  Each of its passes calls ``check`` at every node, so
+that a query that takes too long is refused, and so that a canceled call or a closed connection
+ends its planning at once.  Where no limit is applied, ``check`` does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headrace import clock
+from headrace.errors import UnsupportedError, UserError
+
+NODES_MAX: Final = 20_000
+"""Nodes of a logical plan."""
+COLUMNS_MAX: Final = 400_000
+"""Columns of all its nodes, copies that were made on the way included: about 1 kB each."""
+PARTS_MAX: Final = 1_000_000
+"""Parts of an expression: columns, constants, operators and functions."""
+_HINT: Final = "Read fewer views and subqueries in one query."
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What planning one query may take."""
+
+    time_ms: int = 60_000
+    """Milliseconds of processor time; 0: any time."""
+
+
+Cancelling = Callable[[Callable[[], object]], contextlib.AbstractContextManager[None]]
+"""While inside the context that it makes, a cancel also calls the function."""
+
+
+class _Here(threading.local):
+    until: float | None = None
+    """When ``cpu_until`` can be reached at the earliest, on the monotonic clock."""
+    cpu_until = 0.0
+    time_ms = 0
+    interrupt: Callable[[], None] | None = None
+    cancelling: Cancelling | None = None
+    idle: Callable[[], None] | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def interruptible(interrupt: Callable[[], None], cancelling: Cancelling) -> Iterator[None]:
+    """Inside, planning on this thread calls ``interrupt`` again and again, which may raise.
+
+    While it waits for Postgres, ``cancelling`` is told what ends the wait.
+    """
+    before = _here.interrupt, _here.cancelling
+    _here.interrupt, _here.cancelling = interrupt, cancelling
+    try:
+        yield
+    finally:
+        _here.interrupt, _here.cancelling = before
+
+
+@contextlib.contextmanager
+def cancelling(action: Callable[[], object]) -> Iterator[None]:
+    """While inside, a cancel also calls ``action``, on another thread."""
+    if _here.cancelling is None:
+        yield
+        return
+    with _here.cancelling(action):
+        yield
+
+
+@contextlib.contextmanager
+def between(idle: Callable[[], None]) -> Iterator[None]:
+    """Inside, planning on this thread calls ``idle`` again and again."""
+    before, _here.idle = _here.idle, idle
+    try:
+        yield
+    finally:
+        _here.idle = before
+
+
+@contextlib.contextmanager
+def applied(limits: PlanLimits) -> Iterator[None]:
+    """Inside, one query is planned on this thread."""
+    before = _here.until, _here.cpu_until, _here.time_ms
+    _here.time_ms = limits.time_ms
+    _here.cpu_until = time.thread_time() + limits.time_ms / 1000
+    _here.until = clock.monotonic() + limits.time_ms / 1000 if limits.time_ms else None
+    try:
+        yield
+    finally:
+        _here.until, _here.cpu_until, _here.time_ms = before
+
+
+def check() -> None:
+    """Raise if planning has taken too long, or if its job was canceled.
+
+    Raises:
+        UserError: 54000, it has taken too long.
+    """
+    if _here.idle is not None:
+        _here.idle()
+    if _here.interrupt is not None:
+        _here.interrupt()
+    # A thread takes no more processor time than passes, and the clock costs no system call.
+    if _here.until is None or clock.monotonic() < _here.until:
+        return
+    left = _here.cpu_until - time.thread_time()
+    if left > 0:
+        _here.until = clock.monotonic() + left
+        return
+    raise UserError(
+        f"planning the query takes more than {_here.time_ms} ms",
+        hint=f"{_HINT} Or raise the setting planning_time_ms_max.",
+        sqlstate="54000",
+    )
+
+
+def check_nodes(count: int) -> None:
+    """Raise if a plan of ``count`` nodes is too large.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if count > NODES_MAX:
+        raise UnsupportedError(
+            f"a query with a plan of more than {NODES_MAX} nodes is not supported", hint=_HINT
+        )
+
+
+def check_columns(number: int) -> None:
+    """Raise if the column of that ``number`` is one too many; columns are numbered from 1.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if number > COLUMNS_MAX:
+        raise UnsupportedError(
+            "views and subqueries nested this deeply are not supported",
+            detail=f"The query has over {COLUMNS_MAX} columns of intermediate results. A subquery"
+            " that reads columns of the queries around it is computed for their rows.",
+            hint="Write some of the subqueries as joins or groups.",
+        )
+
+
+def check_parts(count: int) -> None:
+    """Raise if an expression of ``count`` parts is too large.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if count > PARTS_MAX:
+        raise UnsupportedError(
+            f"an expression of more than {PARTS_MAX} parts is not supported",
+            detail="An expression over columns that are expressions themselves has their parts at"
+            " each mention.",
+        )

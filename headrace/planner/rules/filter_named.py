@@ -1,0 +1,53 @@
+"""What all readers of a named plan filter it by, the plan itself is filtered by.
+
+Filter[p and q](Again 1), Filter[p and r](Again 1)  =  the same over Again 1 = Filter[p](x)
+
+So the plan keeps no rows that no reader wants, and ``push_filters`` moves the filter on into it.
+The filters of the readers stay where they are.
+
+Counter-examples: one reader without the filter wants all rows.  What may fail on a row stays above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.planner.logical.facts import entails
+from headrace.planner.logical.nodes import AgainNode, FilterNode, Node, children
+from headrace.planner.logical.scalar import Expr, native, raises, refs, substitute
+
+
+def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
+    """All plans, readers first; those that are named with more filters."""
+    common: dict[int, list[Expr]] = {}
+    made: dict[int, Node] = {}
+    for number, plan in plans.items():
+        wanted = tuple(p for p in common.get(number, ()) if not entails(plan, p))
+        made[number] = FilterNode(plan, wanted) if wanted else plan
+        for leaf, predicates in _readers(made[number], ()):
+            found = _inside(leaf, predicates)
+            before = common.get(leaf.number, found)
+            common[leaf.number] = [p for p in before if p in found]
+    return made
+
+
+def _readers(
+    node: Node, predicates: tuple[Expr, ...]
+) -> Iterator[tuple[AgainNode, tuple[Expr, ...]]]:
+    """The mentions of named plans, each with the ``predicates`` of the filter right above it."""
+    if isinstance(node, AgainNode):
+        yield node, predicates
+    below = node.predicates if isinstance(node, FilterNode) else ()
+    for child in children(node):
+        yield from _readers(child, below)
+
+
+def _inside(leaf: AgainNode, predicates: tuple[Expr, ...]) -> list[Expr]:
+    """Those of ``predicates`` that the named plan can check, over its columns."""
+    columns = {c.id: c for c in leaf.plan.columns}
+    names: dict[int, Expr] = {c.id: columns[i].ref for c, i in leaf.pairs}
+    return [
+        substitute(p, names)
+        for p in predicates
+        if refs(p) and refs(p) <= names.keys() and native(p) and not raises(p)
+    ]
