@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.postgres.tokens import doubled
@@ -43,7 +43,7 @@ class Ref:
     oid: int
     typmod: int = -1
     collation: int = 0
-    label: str = dataclasses.field(default="", compare=False)
+    label: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Call:
 
     ``sql`` and ``show`` are templates with one ``ARG`` per argument: exact SQL and text for
     people.  ``raises`` and ``trusted`` speak of this call alone, not of its arguments.
+    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
     """
 
     symbol: str
@@ -70,12 +71,13 @@ class Call:
     typmod: int
     collation: int
     sql: str
-    show: str = dataclasses.field(compare=False)
-    native: str | None = dataclasses.field(compare=False)
-    raises: bool = dataclasses.field(compare=False)
+    show: str = field(compare=False)
+    native: str | None = field(compare=False)
+    raises: bool = field(compare=False)
     input_collation: int = 0
     immutable: bool = True
     trusted: bool = True
+    strict: bool = field(default=False, compare=False)
 
     @property
     def infix(self) -> bool:

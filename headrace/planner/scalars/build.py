@@ -57,6 +57,7 @@ class Conduct:
 
     ``raises``: it can fail on a row.  ``functions`` are what it runs; ``stable`` and ``untrusted``
     say more than they do.  ``declared`` is the domain that the result is checked against.
+    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
     """
 
     raises: bool = False
@@ -65,6 +66,7 @@ class Conduct:
     stable: bool = False
     untrusted: bool = False
     declared: int = 0
+    strict: bool = False
 
 
 HARMLESS: Final = Conduct()
@@ -100,11 +102,15 @@ def call(
         trusted=not conduct.untrusted
         and all(f.builtin for f in conduct.functions)
         and all(context.plain_type(u) for u in users),
+        strict=conduct.strict,
     )
     return _fold(context, made)
 
 
 def _fold(context: QueryContext, made: Call) -> Expr:
+    simpler = simplified(context, made)
+    if simpler is not made:
+        return simpler
     if refs(made) or not immutable(made) or not trusted(made):
         return made
     if made.symbol == "collate":
@@ -126,6 +132,77 @@ def folded(context: QueryContext, expr: Expr) -> Expr:
         return expr
     args = tuple(folded(context, a) for a in expr.args)
     return _fold(context, dataclasses.replace(expr, args=args))
+
+
+def simplified(context: QueryContext, made: Call) -> Expr:
+    """Return what remains of ``made`` when its constant arguments decide; else ``made`` itself.
+
+    These are the rules by which Postgres' planner simplifies a call without evaluating its
+    other arguments (``eval_const_expressions``).
+    """
+    args = made.args
+    if made.strict and context.catalog.types[made.oid].kind != "p" and any(map(_is_null, args)):
+        return Const(None, made.oid, made.typmod, made.collation)
+    if made.symbol in ("and", "or"):
+        return _simplified_logic(context, made)
+    if made.symbol == "case":
+        return _simplified_case(context, made)
+    if made.symbol == "coalesce":
+        return _simplified_coalesce(context, made)
+    if made.symbol == "nullif" and any(map(_is_null, args)) and args[0].oid == made.oid:
+        return args[0]
+    return made
+
+
+def _is_null(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.text is None
+
+
+def _simplified_logic(context: QueryContext, made: Call) -> Expr:
+    neutral, decisive = ("t", "f") if made.symbol == "and" else ("f", "t")
+    known = [a.text for a in made.args if isinstance(a, Const)]
+    if decisive in known:
+        return Const(decisive, t.BOOL)
+    if neutral not in known and known.count(None) < 2:
+        return made
+    rest: list[Expr] = [a for a in made.args if not isinstance(a, Const)]
+    if None in known:
+        rest.append(Const(None, t.BOOL))
+    if len(rest) < 2:
+        return rest[0] if rest else Const(neutral, t.BOOL)
+    return logic(context, made.symbol, tuple(rest))
+
+
+def _simplified_case(context: QueryContext, made: Call) -> Expr:
+    whens: list[Expr] = []
+    last = made.args[-1]
+    for test, value in zip(made.args[:-1:2], made.args[1::2], strict=True):
+        if isinstance(test, Const) and test.text == "t":
+            last = value
+            break
+        if not isinstance(test, Const):
+            whens += [test, value]
+    if len(whens) + 1 == len(made.args):
+        return made
+    if whens:
+        return choice(context, (*whens, last), (made.oid, made.typmod, made.collation))
+    return last if last.oid == made.oid else made
+
+
+def _simplified_coalesce(context: QueryContext, made: Call) -> Expr:
+    rest: list[Expr] = []
+    for arg in made.args:
+        if not _is_null(arg):
+            rest.append(arg)
+            if isinstance(arg, Const):
+                break
+    if len(rest) == len(made.args) or any(a.oid != made.oid for a in rest):
+        return made
+    if not rest:
+        return Const(None, made.oid, made.typmod, made.collation)
+    if len(rest) == 1:
+        return rest[0]
+    return coalesce(context, tuple(rest), (made.oid, made.typmod, made.collation))
 
 
 # -- operators
@@ -155,6 +232,7 @@ def operate(
             raises=_operator_raises(context, operator.name, function, args),
             collation=collation,
             functions=(function,),
+            strict=function.strict,
         ),
     )
 
@@ -189,7 +267,7 @@ def comparison(context: QueryContext, name: str, left: Expr, right: Expr, collat
     native = resolve(name, context.types(args, collation))
     assert native is not None, "asked by the caller"
     spelling = Spelling(f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})", f"{ARG} {name} {ARG}")
-    conduct = Conduct(collation=collation)
+    conduct = Conduct(collation=collation, strict=True)
     return call(context, name, args, BOOLEAN, spelling, native, conduct)
 
 
@@ -285,5 +363,5 @@ def function_of(
         result,
         Spelling(f"{function.quoted}({ARG})", f"{function.name}({ARG})"),
         resolve(function.name, context.types((arg,), collation)),
-        Conduct(collation=collation, functions=(function,)),
+        Conduct(collation=collation, functions=(function,), strict=function.strict),
     )
