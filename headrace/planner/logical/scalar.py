@@ -261,6 +261,24 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
     )
 
 
+def guarded(condition: Expr, value: Expr) -> Call:
+    """``value`` where ``condition`` is true, else NULL.
+
+    ``value`` is not evaluated elsewhere.
+    """
+    return Call(
+        symbol="case",
+        args=(condition, value, Const(None, value.oid, -1, value.collation)),
+        oid=value.oid,
+        typmod=value.typmod,
+        collation=value.collation,
+        sql=f"(CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END)",
+        show=f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END",
+        native="case",
+        raises=False,
+    )
+
+
 def fill(template: str, args: Iterable[str]) -> str:
     """``template`` with its marks replaced."""
     first, *rest = template.split(ARG)

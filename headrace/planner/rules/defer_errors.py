@@ -1,0 +1,438 @@
+"""An expression that may fail moves up to the node that uses its value.
+
+Join(Project[x = sqrt(v)](e), j)      = Project[x = sqrt(v)](Join(e, j))
+LeftJoin(j, Project[x = f(v)](e))     = Project[x = CASE WHEN m THEN f(v) END](
+                                            LeftJoin(j, Project[v, m = true](e)))
+Filter[p](Project[x = sqrt(v)](e))    = Project[x = sqrt(v)](Filter[p](e))      if p reads no x
+TopK, Window, Functions, Expand       the same
+Project[CASE WHEN c THEN x END](Project[x = sqrt(v)](e))
+                                      = Project[CASE WHEN c THEN sqrt(v) END](e)
+
+A row that goes away takes its error with it: the error is raised only where the value is used, in
+a result column, a predicate, a key, an order or an argument of an aggregate.  Postgres behaves the
+same way, because it pulls subqueries up before it evaluates their select lists.
+
+What moves up is kept as a list of definitions, each over the columns of the node and the
+definitions before it.  A node that uses a definition on every row has it computed below itself,
+once.  A use inside of a conditional gets the expression itself, so that the conditional guards it.
+
+Counter-examples: DISTINCT, UNION, INTERSECT and EXCEPT compare all their columns, so everything is
+computed below them.  A join without another key computes its key below.  Expressions that read the
+clock stay where ``lift_clock`` has put them.  Columns of a large type (jsonb) are not carried for
+the sake of a small part: the part that cannot fail is computed below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from headrace import types as t
+from headrace.planner.logical import nodes
+from headrace.planner.logical.repeats import defined, mapped
+from headrace.planner.logical.scalar import (
+    SINGLE,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    any_call,
+    guarded,
+    raises,
+    reads_clock,
+    references,
+    refs,
+    substitute,
+)
+
+_WIDE: Final = frozenset({t.JSON, t.JSONB, t.XML, t.BYTEA, t.TSVECTOR})
+_SIZE_MAX: Final = 500
+"""Calls in an expression that is repeated inside of a conditional; a larger one is computed once."""
+_RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
+
+Definition = tuple[nodes.Col, Expr]
+Definitions = dict[int, Definition]
+"""By column id, in order: each reads columns of its node and definitions before it."""
+
+
+def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
+    """All plans, readers first, with expressions that may fail at the nodes that use them."""
+    last = max(i for plan in plans.values() for i in defined(plan))
+    deferral = _Deferral(itertools.count(last + 1))
+    root, *named = plans
+    made: dict[int, nodes.Node] = {}
+    for number in sorted(named):
+        made[number] = deferral.name(number, plans[number])
+    made[root] = deferral.complete(plans[root])
+    return {number: made[number] for number in plans}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A node, and the columns of the original that are defined over its columns."""
+
+    node: nodes.Node
+    late: Definitions = dataclasses.field(default_factory=dict)
+
+    def over(self, node: nodes.Node) -> _Deferred:
+        """The same definitions over another node that has the columns."""
+        return _Deferred(node, self.late)
+
+    def without(self, ids: Iterable[int]) -> Definitions:
+        """The definitions but these."""
+        gone = frozenset(ids)
+        return {i: d for i, d in self.late.items() if i not in gone}
+
+
+class _Deferral:
+    """One pass over all plans, each from its leaves to its root."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._ids = numbers
+        self._named: dict[int, _Deferred] = {}
+
+    def name(self, number: int, plan: nodes.Node) -> nodes.Node:
+        """Return the named plan without what its readers have to define."""
+        self._named[number] = self._run(plan)
+        return self._named[number].node
+
+    def complete(self, node: nodes.Node) -> nodes.Node:
+        """Return ``node`` with all its columns computed, in its order."""
+        done, _ = self._computed(self._run(node), [c.ref for c in node.columns])
+        if done.node.columns == node.columns:
+            return done.node
+        refs_ = {c.id: e for c, e in _passed(done.node)}
+        return nodes.ProjectNode(done.node, tuple((c, refs_[c.id]) for c in node.columns))
+
+    def _run(self, node: nodes.Node) -> _Deferred:
+        match node:
+            case nodes.ProjectNode():
+                return self._project(node, self._run(node.input))
+            case nodes.FilterNode():
+                return self._filter(self._run(node.input), node.predicates)
+            case nodes.JoinNode():
+                return self._join(node)
+            case nodes.AggregateNode():
+                return self._aggregate(node, self._run(node.input))
+            case nodes.TopKNode() | nodes.WindowNode() | nodes.ExpandNode() | nodes.FunctionsNode():
+                used = [r for e in nodes.expressions(node) for r in references(e)]
+                below, _ = self._computed(self._run(node.input), used)
+                return below.over(dataclasses.replace(node, input=below.node))
+            case nodes.AgainNode():
+                return self._again(node)
+            case nodes.RecursiveNode():
+                base, step = self.complete(node.base), self._unchanged(node.step)
+                return _Deferred(nodes.with_children(node, (base, step)))
+            case _:
+                new = tuple(self.complete(c) for c in nodes.children(node))
+                return _Deferred(nodes.with_children(node, new))
+
+    def _unchanged(self, node: nodes.Node) -> nodes.Node:
+        """``node``, where named plans that it reads show all their columns."""
+        if isinstance(node, nodes.AgainNode):
+            return self.complete(node)
+        new = tuple(self._unchanged(c) for c in nodes.children(node))
+        return nodes.with_children(node, new)
+
+    # -- nodes
+
+    def _project(self, node: nodes.ProjectNode, below: _Deferred) -> _Deferred:
+        early = [e for _, e in node.items if not _deferrable(e, below.late)]
+        below, new = self._computed(below, early)
+        made = dict(zip(early, new, strict=True))
+        late = dict(below.late)
+        items: dict[int, Definition] = {}
+        parts: dict[Expr, nodes.Col] = {}
+        for column, expr in node.items:
+            if expr in made or not _deferrable(expr, below.late):
+                items[column.id] = (column, made.get(expr, expr))
+            elif not (isinstance(expr, Ref) and expr.id == column.id):
+                late[column.id] = (column, self._narrow(expr, late, parts))
+        shown = {c.id for c, _ in node.items}
+        late = _reachable(late, shown - items.keys())
+        items |= {c.id: (c, e) for e, c in parts.items()}
+        there = {c.id: c for c in below.node.columns}
+        for i in sorted(_reads(e for _, e in late.values())):
+            if i in there and i not in items:
+                items[i] = (there[i], there[i].ref)
+        if not items:
+            # Rows need a shape.
+            return _Deferred(below.node, late)
+        return _Deferred(nodes.ProjectNode(below.node, tuple(items.values())), late)
+
+    def _narrow(self, expr: Expr, late: Definitions, parts: dict[Expr, nodes.Col]) -> Expr:
+        """``expr`` over columns ``parts`` instead of columns of a large type."""
+        if not isinstance(expr, Call):
+            return expr
+        if raises(expr) or refs(expr) & late.keys():
+            args = tuple(self._narrow(a, late, parts) for a in expr.args)
+            return expr if args == expr.args else dataclasses.replace(expr, args=args)
+        wide = any(r.oid in _WIDE for r in references(expr))
+        if not wide or expr.oid in _RECORDS or reads_clock(expr):
+            return expr
+        if expr not in parts:
+            parts[expr] = self._column("part", expr)
+        return parts[expr].ref
+
+    def _filter(self, below: _Deferred, predicates: Iterable[Expr]) -> _Deferred:
+        """Each predicate that uses a definition sees the survivors of those before it."""
+        first = tuple(p for p in predicates if not refs(p) & below.late.keys() and not raises(p))
+        rest = [p for p in predicates if p not in first]
+        if first:
+            below = below.over(nodes.FilterNode(below.node, first))
+        for predicate in rest:
+            below, [test] = self._computed(below, [predicate])
+            if isinstance(below.node, nodes.FilterNode):
+                tests = (*below.node.predicates, test)
+                below = below.over(nodes.FilterNode(below.node.input, tests))
+            else:
+                below = below.over(nodes.FilterNode(below.node, (test,)))
+        return below
+
+    def _join(self, node: nodes.JoinNode) -> _Deferred:
+        left, right = self._run(node.left), self._run(node.right)
+        late = left.late | right.late
+        plain = tuple(p for p in node.condition if not refs(p) & late.keys())
+        rest = tuple(p for p in node.condition if p not in plain)
+        keyed = any(_separates(p, nodes.ids(left.node), nodes.ids(right.node)) for p in plain)
+        if not keyed or node.kind == "full":
+            # Each side computes what the condition always reads: there is no other key.
+            left, _ = self._computed(left, _over(rest, node.left))
+            right, _ = self._computed(right, _over(rest, node.right))
+        if node.kind != "inner":
+            checks = _reachable(left.late | right.late, _reads(rest))
+            # No condition of a join can have a check for one row in it.
+            below = {i for i, (_, e) in checks.items() if any_call(e, _is_single)}
+            below |= checks.keys() if node.kind == "full" else _too_large(rest, checks)
+            left = self._with_columns(left, below)
+            right = self._with_columns(right, below)
+        late = left.late | right.late
+        if node.kind == "inner":
+            ready = tuple(p for p in node.condition if not refs(p) & late.keys())
+            joined = dataclasses.replace(node, left=left.node, right=right.node, condition=ready)
+            above = [p for p in node.condition if p not in ready]
+            return self._filter(_Deferred(joined, late), above)
+        condition = tuple(_expanded(p, late) for p in node.condition)
+        if node.kind in nodes.LEFT_ONLY:
+            joined = dataclasses.replace(
+                node, left=left.node, right=right.node, condition=condition
+            )
+            return left.over(joined)
+        right = self._nullable(right)
+        if node.kind == "full":
+            left = self._nullable(left)
+        joined = dataclasses.replace(node, left=left.node, right=right.node, condition=condition)
+        return _Deferred(joined, left.late | right.late)
+
+    def _nullable(self, side: _Deferred) -> _Deferred:
+        """``side`` of an outer join, with definitions that hold above it: NULL without a row."""
+        large = _too_large([c.ref for c, _ in side.late.values()], side.late)
+        side = self._with_columns(side, large)
+        if not side.late:
+            return side
+        whole = {i: (c, _expanded(e, side.late)) for i, (c, e) in side.late.items()}
+        if all(_null_over_nulls(e) for _, e in whole.values()):
+            return _Deferred(side.node, whole)
+        marker = nodes.Col(next(self._ids), "matched", t.BOOL)
+        node = nodes.ProjectNode(side.node, (*_passed(side.node), (marker, Const("t", t.BOOL))))
+        late = {
+            i: (c, e if _null_over_nulls(e) else guarded(marker.ref, e))
+            for i, (c, e) in whole.items()
+        }
+        return _Deferred(node, late)
+
+    def _aggregate(self, node: nodes.AggregateNode, below: _Deferred) -> _Deferred:
+        aggs = tuple(_guarded_aggregate(a, below.late) for a in node.aggs)
+        bare = dataclasses.replace(node, aggs=aggs)
+        exprs = list(dict.fromkeys(nodes.expressions(bare)))
+        below, new = self._computed(below, exprs)
+        made = dict(zip(exprs, new, strict=True))
+        return _Deferred(
+            nodes.AggregateNode(
+                below.node,
+                tuple((c, made[e]) for c, e in node.keys),
+                nodes.over(aggs, made.__getitem__),
+                node.always,
+            )
+        )
+
+    def _again(self, node: nodes.AgainNode) -> _Deferred:
+        """A reader of a named plan gets the columns that the definitions read, and defines."""
+        plan = self._named[node.number]
+        mine = {i: c for c, i in node.pairs}
+        pairs = [(c, i) for c, i in node.pairs if i not in plan.late]
+        late = _reachable(plan.late, mine.keys())
+        own = {i: c.id for c, i in node.pairs}
+        columns = {c.id: c for c in plan.node.columns}
+        for i in sorted(_reads(e for _, e in late.values())):
+            if i not in own and i in columns:
+                column = dataclasses.replace(columns[i], id=next(self._ids))
+                own[i] = column.id
+                pairs.append((column, i))
+        for i, (column, _) in late.items():
+            if i not in own:
+                own[i] = next(self._ids)
+                mine[i] = dataclasses.replace(column, id=own[i])
+        shown = {own[i]: (mine[i], mapped(e, own)) for i, (_, e) in late.items()}
+        if not pairs:
+            # Rows need a shape.
+            column = plan.node.columns[0]
+            pairs.append((dataclasses.replace(column, id=next(self._ids)), column.id))
+        again = dataclasses.replace(node, plan=plan.node, pairs=tuple(pairs))
+        return _Deferred(again, shown)
+
+    # -- definitions
+
+    def _computed(
+        self, below: _Deferred, exprs: Iterable[Expr]
+    ) -> tuple[_Deferred, tuple[Expr, ...]]:
+        """``below`` with columns for the definitions that ``exprs`` always read, and ``exprs``.
+
+        Definitions that are read in conditionals only become part of the returned expressions.
+        """
+        exprs = tuple(exprs)
+        wanted = _always(exprs, below.late)
+        while True:
+            every = [*exprs, *(below.late[i][1] for i in wanted)]
+            large = _too_large(every, below.without(wanted))
+            if not large:
+                break
+            wanted |= _always([below.late[i][0].ref for i in large], below.late)
+        node, rest = below.node, below.without(wanted)
+        pending = {i: below.late[i] for i in below.late if i in wanted}
+        while pending:
+            ready = {
+                i: (c, _expanded(e, rest))
+                for i, (c, e) in pending.items()
+                if not _reads([_expanded(e, rest)]) & pending.keys()
+            }
+            node = nodes.ProjectNode(node, (*_passed(node), *ready.values()))
+            pending = {i: d for i, d in pending.items() if i not in ready}
+        return _Deferred(node, rest), tuple(_expanded(e, rest) for e in exprs)
+
+    def _with_columns(self, below: _Deferred, ids: Iterable[int]) -> _Deferred:
+        """``below`` with columns for those of its definitions."""
+        wanted = [below.late[i][0].ref for i in sorted(ids) if i in below.late]
+        return self._computed(below, wanted)[0]
+
+    def _column(self, name: str, expr: Expr) -> nodes.Col:
+        return nodes.Col(next(self._ids), name, expr.oid, expr.typmod, expr.collation)
+
+
+def _passed(node: nodes.Node) -> tuple[Definition, ...]:
+    """All columns of ``node`` as items of a projection, called as they are called there."""
+    labels: dict[int, Expr] = {}
+    if isinstance(node, nodes.ProjectNode):
+        labels = {c.id: e for c, e in node.items if isinstance(e, Ref) and e.id == c.id}
+    return tuple((c, labels.get(c.id, c.ref)) for c in node.columns)
+
+
+def _deferrable(expr: Expr, late: Definitions) -> bool:
+    if isinstance(expr, Ref):
+        return expr.id in late
+    if reads_clock(expr) or expr.oid in _RECORDS:
+        return False
+    return raises(expr) or bool(refs(expr) & late.keys())
+
+
+def _is_single(call: Call) -> bool:
+    return call.symbol == SINGLE
+
+
+def _reads(exprs: Iterable[Expr]) -> frozenset[int]:
+    return frozenset().union(*map(refs, exprs))
+
+
+def _reachable(late: Definitions, ids: Iterable[int]) -> Definitions:
+    """The definitions ``ids`` and those that they read."""
+    found = set(ids)
+    for i in reversed(late):
+        if i in found:
+            found |= refs(late[i][1])
+    return {i: d for i, d in late.items() if i in found}
+
+
+def _certain(expr: Expr) -> frozenset[int]:
+    """Columns that are read wherever ``expr`` is evaluated."""
+    if not isinstance(expr, Call):
+        return refs(expr)
+    first = expr.symbol in ("case", "and", "or", "coalesce")
+    return frozenset().union(*map(_certain, expr.args[:1] if first else expr.args))
+
+
+def _always(exprs: Iterable[Expr], late: Definitions) -> set[int]:
+    """The definitions that are needed wherever ``exprs`` are evaluated."""
+    found = set().union(*map(_certain, exprs)) & late.keys()
+    for i in reversed(late):
+        if i in found:
+            found |= _certain(late[i][1]) & late.keys()
+    return found
+
+
+def _expanded(expr: Expr, late: Definitions) -> Expr:
+    """``expr`` with all definitions in the place of their columns."""
+    read = _reachable(late, refs(expr))
+    whole: dict[int, Expr] = {}
+    for i, (_, definition) in read.items():
+        whole[i] = substitute(definition, whole)
+    return substitute(expr, whole) if whole else expr
+
+
+def _too_large(exprs: Iterable[Expr], late: Definitions) -> set[int]:
+    """Definitions that ``exprs`` read although they would become too large in them."""
+    sizes: dict[int, int] = {}
+    for i, (_, expr) in late.items():
+        sizes[i] = _size(expr, sizes)
+    return {i for i in _reads(exprs) & late.keys() if sizes[i] > _SIZE_MAX}
+
+
+def _size(expr: Expr, sizes: dict[int, int]) -> int:
+    if isinstance(expr, Call):
+        return 1 + sum(_size(a, sizes) for a in expr.args)
+    return sizes.get(expr.id, 0) if isinstance(expr, Ref) else 0
+
+
+def _null_over_nulls(expr: Expr) -> bool:
+    """Whether ``expr`` is NULL, and fails not, where all columns are NULL."""
+    if isinstance(expr, Ref):
+        return True
+    if not isinstance(expr, Call) or not expr.strict:
+        return False
+    found = [_null_over_nulls(a) for a in expr.args]
+    return any(found) and all(f or not raises(a) for f, a in zip(found, expr.args, strict=True))
+
+
+def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
+    """Whether ``predicate`` is an equality of a value of one side with one of the other."""
+    if isinstance(predicate, Call) and predicate.symbol == "not":
+        [predicate] = predicate.args
+    if not isinstance(predicate, Call) or predicate.symbol not in ("=", "is_distinct_from"):
+        return False
+    first, second = map(refs, predicate.args)
+    if raises(predicate) or not first or not second:
+        return False
+    return (first <= left and second <= right) or (first <= right and second <= left)
+
+
+def _over(condition: Iterable[Expr], side: nodes.Node) -> list[Expr]:
+    """References to the columns of ``side`` that ``condition`` always reads."""
+    mine = {c.id: c.ref for c in side.columns}
+    read = sorted(frozenset().union(*map(_certain, condition)) & mine.keys())
+    return [mine[i] for i in read]
+
+
+def _guarded_aggregate(agg: nodes.Agg, late: Definitions) -> nodes.Agg:
+    """``agg``, whose arguments that use definitions are evaluated only where its filter is true."""
+    condition = agg.filter
+    if condition is None or agg.row or agg.direct:
+        return agg
+
+    def argument(expr: Expr) -> Expr:
+        assert condition is not None
+        used = bool(refs(expr) & late.keys()) and expr.oid not in _RECORDS
+        return guarded(condition, expr) if used else expr
+
+    first = None if agg.argument is None else argument(agg.argument)
+    return dataclasses.replace(agg, argument=first, more=tuple(map(argument, agg.more)))
