@@ -262,20 +262,41 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
 
 
 def guarded(condition: Expr, value: Expr) -> Call:
-    """``value`` where ``condition`` is true, else NULL.
+    """``value`` where ``condition`` is true, else NULL; it is not evaluated elsewhere."""
+    return choice([(condition, value)], Const(None, value.oid, -1, value.collation))
 
-    ``value`` is not evaluated elsewhere.
-    """
+
+def choice(whens: Sequence[tuple[Expr, Expr]], last: Expr) -> Call:
+    """CASE with these (condition, value) pairs and ELSE ``last``, all values of its type."""
+    text = f"CASE{f' WHEN {ARG} THEN {ARG}' * len(whens)} ELSE {ARG} END"
+    first = whens[0][1]
+    same = all(value.typmod == first.typmod for _, value in whens)
     return Call(
         symbol="case",
-        args=(condition, value, Const(None, value.oid, -1, value.collation)),
-        oid=value.oid,
-        typmod=value.typmod,
-        collation=value.collation,
-        sql=f"(CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END)",
-        show=f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END",
+        args=(*(e for pair in whens for e in pair), last),
+        oid=first.oid,
+        typmod=first.typmod if same else -1,
+        collation=first.collation,
+        sql=f"({text})",
+        show=text,
         native="case",
         raises=False,
+    )
+
+
+def equals_number(ref: Ref, number: int) -> Call:
+    """``ref``, an int4 column, ``= number``."""
+    return Call(
+        symbol="=",
+        args=(ref, Const(str(number), INT4)),
+        oid=BOOL,
+        typmod=-1,
+        collation=0,
+        sql=f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
+        show=f"{ARG} = {ARG}",
+        native="=",
+        raises=False,
+        strict=True,
     )
 
 

@@ -66,12 +66,14 @@ AnyRule = Rule | PlanRule
 _PUSH: Final = Rule("push_filters", push_filters.apply)
 _MERGE: Final = Rule("merge_projects", merge_projects.apply)
 _CLOCK: Final = Rule("lift_clock", lift_clock.apply)
+_UNITS: Final = Rule("join_units", join_units.apply)
 PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # The clock moves up before filters move down past it.
-    (Rule("join_units", join_units.apply), _CLOCK),
+    (_UNITS, _CLOCK),
     (_PUSH, _MERGE, _CLOCK),
     # Outer joins are narrowed by predicates on their columns before those become expressions.
     (PlanRule("defer_errors", defer_errors.apply_all, once=True),),
+    (_UNITS,),
     (Rule("order_joins", order_joins.apply),),
     (
         _PUSH,

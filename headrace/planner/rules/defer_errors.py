@@ -5,6 +5,9 @@ LeftJoin(j, Project[x = f(v)](e))     = Project[x = CASE WHEN m THEN f(v) END](
                                             LeftJoin(j, Project[v, m = true](e)))
 Filter[p](Project[x = sqrt(v)](e))    = Project[x = sqrt(v)](Filter[p](e))      if p reads no x
 TopK, Window, Functions, Expand       the same
+Join(Union(Project[x = f(v)](e), Project[x = g(w)](d)), j)
+                                      = Project[x = CASE arm WHEN 0 THEN f(v) ELSE g(w) END](
+                                            Join(Union(Project[arm = 0, v, w = NULL](e), …), j))
 Project[CASE WHEN c THEN x END](Project[x = sqrt(v)](e))
                                       = Project[CASE WHEN c THEN sqrt(v) END](e)
 
@@ -16,7 +19,7 @@ What moves up is kept as a list of definitions, each over the columns of the nod
 definitions before it.  A node that uses a definition on every row has it computed below itself,
 once.  A use inside of a conditional gets the expression itself, so that the conditional guards it.
 
-Counter-examples: DISTINCT, UNION, INTERSECT and EXCEPT compare all their columns, so everything is
+Counter-examples: DISTINCT, INTERSECT and EXCEPT compare all their columns, so everything is
 computed below them.  A join without another key computes its key below.  Expressions that read the
 clock stay where ``lift_clock`` has put them.  Columns of a large type (jsonb) are not carried for
 the sake of a small part: the part that cannot fail is computed below.
@@ -39,6 +42,9 @@ from headrace.planner.logical.scalar import (
     Expr,
     Ref,
     any_call,
+    choice,
+    core,
+    equals_number,
     guarded,
     raises,
     reads_clock,
@@ -49,7 +55,7 @@ from headrace.planner.logical.scalar import (
 
 _WIDE: Final = frozenset({t.JSON, t.JSONB, t.XML, t.BYTEA, t.TSVECTOR})
 _SIZE_MAX: Final = 500
-"""Calls in an expression that is repeated inside of a conditional; a larger one is computed once."""
+"""Calls in an expression that is repeated in a conditional; a larger one is computed once."""
 _RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
 
 Definition = tuple[nodes.Col, Expr]
@@ -75,6 +81,9 @@ class _Deferred:
 
     node: nodes.Node
     late: Definitions = dataclasses.field(default_factory=dict)
+    whole: nodes.Node | None = None
+    """The original with all its columns computed in the arms of a union, while no row of it has
+    gone away: cheaper than choosing by arm."""
 
     def over(self, node: nodes.Node) -> _Deferred:
         """The same definitions over another node that has the columns."""
@@ -100,11 +109,14 @@ class _Deferral:
 
     def complete(self, node: nodes.Node) -> nodes.Node:
         """Return ``node`` with all its columns computed, in its order."""
-        done, _ = self._computed(self._run(node), [c.ref for c in node.columns])
-        if done.node.columns == node.columns:
+        return self._finished(self._run(node), node.columns)
+
+    def _finished(self, made: _Deferred, columns: tuple[nodes.Col, ...]) -> nodes.Node:
+        done, _ = self._computed(made, [c.ref for c in columns])
+        if done.node.columns == columns:
             return done.node
-        refs_ = {c.id: e for c, e in _passed(done.node)}
-        return nodes.ProjectNode(done.node, tuple((c, refs_[c.id]) for c in node.columns))
+        there = {c.id: e for c, e in _passed(done.node)}
+        return nodes.ProjectNode(done.node, tuple((c, there[c.id]) for c in columns))
 
     def _run(self, node: nodes.Node) -> _Deferred:
         match node:
@@ -120,6 +132,8 @@ class _Deferral:
                 used = [r for e in nodes.expressions(node) for r in references(e)]
                 below, _ = self._computed(self._run(node.input), used)
                 return below.over(dataclasses.replace(node, input=below.node))
+            case nodes.UnionNode():
+                return self._union(node, [self._run(arm) for arm in node.inputs])
             case nodes.AgainNode():
                 return self._again(node)
             case nodes.RecursiveNode():
@@ -160,7 +174,10 @@ class _Deferral:
         if not items:
             # Rows need a shape.
             return _Deferred(below.node, late)
-        return _Deferred(nodes.ProjectNode(below.node, tuple(items.values())), late)
+        whole = None
+        if below.whole is not None and all(isinstance(e, Ref) for _, e in node.items):
+            whole = nodes.ProjectNode(below.whole, node.items)
+        return _Deferred(nodes.ProjectNode(below.node, tuple(items.values())), late, whole)
 
     def _narrow(self, expr: Expr, late: Definitions, parts: dict[Expr, nodes.Col]) -> Expr:
         """``expr`` over columns ``parts`` instead of columns of a large type."""
@@ -258,6 +275,42 @@ class _Deferral:
             )
         )
 
+    def _union(self, node: nodes.UnionNode, arms: list[_Deferred]) -> _Deferred:
+        """The rows of all arms with what their definitions read, and the number of the arm."""
+        own = [arm.columns for arm in node.inputs]
+        finished = map(self._finished, arms, own)
+        whole = dataclasses.replace(node, inputs=tuple(finished))
+        late = [
+            place
+            for place, column in enumerate(node.columns)
+            if any(columns[place].id in arm.late for arm, columns in zip(arms, own, strict=True))
+            and all(columns[place].oid == column.oid for columns in own)
+        ]
+        plain = [place for place in range(len(node.columns)) if place not in late]
+        ready = [
+            self._with_columns(arm, [columns[place].id for place in plain])
+            for arm, columns in zip(arms, own, strict=True)
+        ]
+        shown = [[columns[place].ref for place in late] for columns in own]
+        pairs = list(zip(ready, shown, strict=True))
+        if not late or sum(_total(read, arm.late) for arm, read in pairs) > _SIZE_MAX:
+            return _Deferred(whole)
+        number = nodes.Col(next(self._ids), "arm", t.INT4)
+        slots = _Slots(self._ids)
+        values = [slots.over([_expanded(r, arm.late) for r in read]) for arm, read in pairs]
+        inputs = []
+        for place, (arm, columns) in enumerate(zip(ready, own, strict=True)):
+            items: list[Definition] = [(columns[i], columns[i].ref) for i in plain]
+            tag = dataclasses.replace(number, id=next(self._ids))
+            items += [(tag, Const(str(place), t.INT4)), *slots.items(place)]
+            inputs.append(nodes.ProjectNode(arm.node, tuple(items)))
+        columns = (*(node.columns[i] for i in plain), number, *slots.columns)
+        chosen = {
+            node.columns[i].id: (node.columns[i], _of_arm(number.ref, exprs))
+            for i, exprs in zip(late, zip(*values, strict=True), strict=True)
+        }
+        return _Deferred(nodes.UnionNode(tuple(inputs), columns), chosen, whole)
+
     def _again(self, node: nodes.AgainNode) -> _Deferred:
         """A reader of a named plan gets the columns that the definitions read, and defines."""
         plan = self._named[node.number]
@@ -300,6 +353,8 @@ class _Deferral:
             if not large:
                 break
             wanted |= _always([below.late[i][0].ref for i in large], below.late)
+        if wanted and below.whole is not None:
+            return _Deferred(below.whole), exprs
         node, rest = below.node, below.without(wanted)
         pending = {i: below.late[i] for i in below.late if i in wanted}
         while pending:
@@ -310,7 +365,8 @@ class _Deferral:
             }
             node = nodes.ProjectNode(node, (*_passed(node), *ready.values()))
             pending = {i: d for i, d in pending.items() if i not in ready}
-        return _Deferred(node, rest), tuple(_expanded(e, rest) for e in exprs)
+        whole = None if wanted else below.whole
+        return _Deferred(node, rest, whole), tuple(_expanded(e, rest) for e in exprs)
 
     def _with_columns(self, below: _Deferred, ids: Iterable[int]) -> _Deferred:
         """``below`` with columns for those of its definitions."""
@@ -327,6 +383,55 @@ def _passed(node: nodes.Node) -> tuple[Definition, ...]:
     if isinstance(node, nodes.ProjectNode):
         labels = {c.id: e for c, e in node.items if isinstance(e, Ref) and e.id == c.id}
     return tuple((c, labels.get(c.id, c.ref)) for c in node.columns)
+
+
+class _Slots:
+    """Columns of a union for what the definitions of its arms read: one of a type serves all."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._ids = numbers
+        self.columns: list[nodes.Col] = []
+        self._read: list[dict[int, Ref]] = []
+        """Per arm: column of the arm by place of the slot."""
+
+    def over(self, exprs: list[Expr]) -> list[Expr]:
+        """``exprs`` of the next arm over slots."""
+        read = {r.id: r for e in exprs for r in references(e)}
+        taken: dict[int, Ref] = {}
+        found: dict[int, Expr] = {}
+        for ref in read.values():
+            place = self._free(ref, taken)
+            taken[place] = ref
+            found[ref.id] = self.columns[place].ref
+        self._read.append(taken)
+        return [substitute(e, found) for e in exprs]
+
+    def _free(self, ref: Ref, taken: dict[int, Ref]) -> int:
+        kind = (ref.oid, ref.typmod, ref.collation)
+        for place, slot in enumerate(self.columns):
+            if place not in taken and (slot.oid, slot.typmod, slot.collation) == kind:
+                return place
+        self.columns.append(nodes.Col(next(self._ids), "read", *kind))
+        return len(self.columns) - 1
+
+    def items(self, arm: int) -> list[Definition]:
+        """The slots in the arm of that number: NULL where it has nothing for one."""
+        read = self._read[arm]
+        return [
+            (
+                dataclasses.replace(slot, id=next(self._ids)),
+                read.get(place, Const(None, slot.oid, -1, slot.collation)),
+            )
+            for place, slot in enumerate(self.columns)
+        ]
+
+
+def _of_arm(number: Ref, values: tuple[Expr, ...]) -> Expr:
+    """The value of the arm of that number."""
+    *first, last = values
+    if all(value == last for value in first):
+        return last
+    return choice([(equals_number(number, i), value) for i, value in enumerate(first)], last)
 
 
 def _deferrable(expr: Expr, late: Definitions) -> bool:
@@ -382,10 +487,21 @@ def _expanded(expr: Expr, late: Definitions) -> Expr:
 
 def _too_large(exprs: Iterable[Expr], late: Definitions) -> set[int]:
     """Definitions that ``exprs`` read although they would become too large in them."""
+    sizes = _sizes(late)
+    return {i for i in _reads(exprs) & late.keys() if sizes[i] > _SIZE_MAX}
+
+
+def _total(exprs: Iterable[Expr], late: Definitions) -> int:
+    """Calls in ``exprs`` with all definitions in the place of their columns."""
+    sizes = _sizes(late)
+    return sum(_size(e, sizes) for e in exprs)
+
+
+def _sizes(late: Definitions) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for i, (_, expr) in late.items():
         sizes[i] = _size(expr, sizes)
-    return {i for i in _reads(exprs) & late.keys() if sizes[i] > _SIZE_MAX}
+    return sizes
 
 
 def _size(expr: Expr, sizes: dict[int, int]) -> int:
@@ -410,8 +526,11 @@ def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> 
         [predicate] = predicate.args
     if not isinstance(predicate, Call) or predicate.symbol not in ("=", "is_distinct_from"):
         return False
-    first, second = map(refs, predicate.args)
-    if raises(predicate) or not first or not second:
+    one, other = map(core, predicate.args)
+    if raises(predicate) or (predicate.native is None and one.oid != other.oid):
+        return False
+    first, second = refs(one), refs(other)
+    if not first or not second:
         return False
     return (first <= left and second <= right) or (first <= right and second <= left)
 
