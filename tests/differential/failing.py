@@ -122,7 +122,7 @@ class Queries:
                 f"SELECT {others}, i.x, i.y FROM ({{}}) i JOIN j ON j.k = i.k AND j.id = i.id",
                 f"SELECT {others}, i.x, i.y + j.g AS y FROM ({{}}) i LEFT JOIN j ON j.id = i.id",
                 f"SELECT {others}, i.x, i.y FROM ({{}}) i UNION ALL"
-                " SELECT 7, 2, 1, 1, '1', '{}', 1, 2",
+                " SELECT 7, 2, 1, 1, '1', NULL, 1, 2",
                 f"SELECT {others}, i.x, i.x AS y FROM ({{}}) i UNION ALL"
                 " SELECT id, k, g, 1, s, NULL, k, g FROM j WHERE id > 5",
                 f"SELECT {others}, i.x, i.y FROM ({{}}) i WHERE EXISTS"
