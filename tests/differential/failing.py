@@ -78,6 +78,8 @@ class Queries:
             "SELECT s.id, {x} AS a, {y} AS b FROM ({}) s WHERE {guard} AND {guard}",
             "SELECT s.id, {x} AS a, rank() OVER (ORDER BY s.id) AS b FROM ({}) s"
             " JOIN j ON j.id = s.id",
+            "SELECT s.id, sum({x}) FILTER (WHERE {guard}) OVER (PARTITION BY s.k) AS a, s.v AS b"
+            " FROM ({}) s",
             "SELECT s.id, {x} AS a, j.g AS b FROM ({}) s JOIN j ON j.id = s.id"
             " ORDER BY s.id LIMIT 3",
             "SELECT s.id, {x} AS a, s.k AS b FROM (SELECT * FROM ({}) i ORDER BY id LIMIT 2) s",

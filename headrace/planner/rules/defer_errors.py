@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -56,6 +57,7 @@ from headrace.planner.logical.scalar import (
 _WIDE: Final = frozenset({t.JSON, t.JSONB, t.XML, t.BYTEA, t.TSVECTOR})
 _SIZE_MAX: Final = 500
 """Calls in an expression that is repeated in a conditional; a larger one is computed once."""
+_FILTER: Final = re.compile(r" FILTER \(WHERE \$(\d+)\)$")
 _RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
 
 Definition = tuple[nodes.Col, Expr]
@@ -128,7 +130,9 @@ class _Deferral:
                 return self._join(node)
             case nodes.AggregateNode():
                 return self._aggregate(node, self._run(node.input))
-            case nodes.TopKNode() | nodes.WindowNode() | nodes.ExpandNode() | nodes.FunctionsNode():
+            case nodes.WindowNode():
+                return self._window(node, self._run(node.input))
+            case nodes.TopKNode() | nodes.ExpandNode() | nodes.FunctionsNode():
                 used = [r for e in nodes.expressions(node) for r in references(e)]
                 below, _ = self._computed(self._run(node.input), used)
                 return below.over(dataclasses.replace(node, input=below.node))
@@ -274,6 +278,28 @@ class _Deferral:
                 node.always,
             )
         )
+
+    def _window(self, node: nodes.WindowNode, below: _Deferred) -> _Deferred:
+        """An argument that uses a definition is evaluated only where the call's FILTER is true."""
+        late = dict(below.late)
+        calls: list[nodes.WindowCall] = []
+        for call in node.calls:
+            found = _FILTER.search(call.sql)
+            condition = call.args[int(found[1]) - 1] if found else None
+            args = list(call.args)
+            for place, ref in enumerate(args):
+                if condition is not None and ref != condition and ref.id in below.late:
+                    column = self._column("argument", ref)
+                    late[column.id] = (column, guarded(condition, ref))
+                    args[place] = column.ref
+            calls.append(dataclasses.replace(call, args=tuple(args)))
+        made = dataclasses.replace(node, calls=tuple(calls))
+        whole = below.whole if late.keys() == below.late.keys() else None
+        below, _ = self._computed(
+            _Deferred(below.node, late, whole),
+            [r for e in nodes.expressions(made) for r in references(e)],
+        )
+        return below.over(dataclasses.replace(made, input=below.node))
 
     def _union(self, node: nodes.UnionNode, arms: list[_Deferred]) -> _Deferred:
         """The rows of all arms with what their definitions read, and the number of the arm."""
