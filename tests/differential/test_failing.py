@@ -43,6 +43,12 @@ QUERIES = (
     f"SELECT j.id, s.x FROM ({CAST}) s JOIN j ON j.id = s.id ORDER BY 1 LIMIT 2",
     f"SELECT id, x FROM ({ROOT}) s WHERE id < 5 ORDER BY id LIMIT 2",
     "SELECT id, n * 1000000000 + NULL::int AS x FROM e",
+    "SELECT s.id, s.x + s.z AS x FROM (SELECT id, 1 / n AS x, NULL::int AS z FROM e) s",
+    "SELECT s.id, CASE WHEN s.f THEN s.x ELSE 2 END AS x FROM"
+    " (SELECT id, 1 / n AS x, false AS f FROM e) s LEFT JOIN j ON j.id = s.id",
+    "SELECT s.id, i.y FROM (SELECT id, 1 / n AS x, NULL::int AS z FROM e) s JOIN"
+    " (SELECT id, t::int AS y, true AS f FROM e) i ON i.id = s.id AND (i.f OR s.x > 1)"
+    " JOIN j ON j.id = s.id",
 )
 
 

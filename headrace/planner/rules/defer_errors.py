@@ -31,7 +31,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, TypeGuard
 
 from headrace import types as t
 from headrace.planner.logical import nodes
@@ -53,6 +53,7 @@ from headrace.planner.logical.scalar import (
     refs,
     substitute,
 )
+from headrace.planner.logical.simplify import simplify
 
 _WIDE: Final = frozenset({t.JSON, t.JSONB, t.XML, t.BYTEA, t.TSVECTOR})
 _SIZE_MAX: Final = 500
@@ -86,10 +87,21 @@ class _Deferred:
     whole: nodes.Node | None = None
     """The original with all its columns computed in the arms of a union, while no row of it has
     gone away: cheaper than choosing by arm."""
+    fixed: dict[int, Expr] = dataclasses.field(default_factory=dict)
+    """Columns that are the same constant in every row: NULL, true or false."""
 
     def over(self, node: nodes.Node) -> _Deferred:
         """The same definitions over another node that has the columns."""
-        return _Deferred(node, self.late)
+        return _Deferred(node, self.late, None, self.fixed)
+
+    def folded(self, expr: Expr) -> Expr:
+        """``expr`` simplified by its constants, as Postgres does before it evaluates anything.
+
+        An expression that cannot fail stays as it is: an equality may be the key of a join.
+        """
+        if not raises(expr) and not refs(expr) & self.late.keys():
+            return expr
+        return simplify(substitute(expr, self.fixed))
 
     def without(self, ids: Iterable[int]) -> Definitions:
         """The definitions but these."""
@@ -157,6 +169,15 @@ class _Deferral:
     # -- nodes
 
     def _project(self, node: nodes.ProjectNode, below: _Deferred) -> _Deferred:
+        fixed = {c.id: e for c, e in node.items if _is_fixed(e)}
+        fixed |= {c.id: below.fixed[e.id] for c, e in node.items if _reads_fixed(e, below)}
+        whole = None
+        if below.whole is not None and all(isinstance(e, Ref) for _, e in node.items):
+            whole = nodes.ProjectNode(below.whole, node.items)
+        node = nodes.ProjectNode(
+            node.input,
+            tuple((c, below.folded(e) if isinstance(e, Call) else e) for c, e in node.items),
+        )
         early = [e for _, e in node.items if not _deferrable(e, below.late)]
         below, new = self._computed(below, early)
         made = dict(zip(early, new, strict=True))
@@ -178,10 +199,8 @@ class _Deferral:
         if not items:
             # Rows need a shape.
             return _Deferred(below.node, late)
-        whole = None
-        if below.whole is not None and all(isinstance(e, Ref) for _, e in node.items):
-            whole = nodes.ProjectNode(below.whole, node.items)
-        return _Deferred(nodes.ProjectNode(below.node, tuple(items.values())), late, whole)
+        kept = nodes.ProjectNode(below.node, tuple(items.values()))
+        return _Deferred(kept, late, whole if below.whole else None, fixed)
 
     def _narrow(self, expr: Expr, late: Definitions, parts: dict[Expr, nodes.Col]) -> Expr:
         """``expr`` over columns ``parts`` instead of columns of a large type."""
@@ -199,6 +218,7 @@ class _Deferral:
 
     def _filter(self, below: _Deferred, predicates: Iterable[Expr]) -> _Deferred:
         """Each predicate that uses a definition sees the survivors of those before it."""
+        predicates = tuple(map(below.folded, predicates))
         first = tuple(p for p in predicates if not refs(p) & below.late.keys() and not raises(p))
         rest = [p for p in predicates if p not in first]
         if first:
@@ -215,6 +235,9 @@ class _Deferral:
     def _join(self, node: nodes.JoinNode) -> _Deferred:
         left, right = self._run(node.left), self._run(node.right)
         late = left.late | right.late
+        both = _Deferred(node, late, None, left.fixed | right.fixed)
+        if node.kind != "full":
+            node = dataclasses.replace(node, condition=tuple(map(both.folded, node.condition)))
         plain = tuple(p for p in node.condition if not refs(p) & late.keys())
         rest = tuple(p for p in node.condition if p not in plain)
         keyed = any(_separates(p, nodes.ids(left.node), nodes.ids(right.node)) for p in plain)
@@ -234,7 +257,7 @@ class _Deferral:
             ready = tuple(p for p in node.condition if not refs(p) & late.keys())
             joined = dataclasses.replace(node, left=left.node, right=right.node, condition=ready)
             above = [p for p in node.condition if p not in ready]
-            return self._filter(_Deferred(joined, late), above)
+            return self._filter(_Deferred(joined, late, None, both.fixed), above)
         condition = tuple(_expanded(p, late) for p in node.condition)
         if node.kind in nodes.LEFT_ONLY:
             joined = dataclasses.replace(
@@ -245,7 +268,8 @@ class _Deferral:
         if node.kind == "full":
             left = self._nullable(left)
         joined = dataclasses.replace(node, left=left.node, right=right.node, condition=condition)
-        return _Deferred(joined, left.late | right.late)
+        fixed = left.fixed if node.kind == "left" else {}
+        return _Deferred(joined, left.late | right.late, None, fixed)
 
     def _nullable(self, side: _Deferred) -> _Deferred:
         """``side`` of an outer join, with definitions that hold above it: NULL without a row."""
@@ -265,15 +289,17 @@ class _Deferral:
         return _Deferred(node, late)
 
     def _aggregate(self, node: nodes.AggregateNode, below: _Deferred) -> _Deferred:
-        aggs = tuple(_guarded_aggregate(a, below.late) for a in node.aggs)
-        bare = dataclasses.replace(node, aggs=aggs)
+        folded = nodes.over(node.aggs, below.folded)
+        aggs = tuple(_guarded_aggregate(a, below.late) for a in folded)
+        keys = tuple((c, below.folded(e)) for c, e in node.keys)
+        bare = dataclasses.replace(node, keys=keys, aggs=aggs)
         exprs = list(dict.fromkeys(nodes.expressions(bare)))
         below, new = self._computed(below, exprs)
         made = dict(zip(exprs, new, strict=True))
         return _Deferred(
             nodes.AggregateNode(
                 below.node,
-                tuple((c, made[e]) for c, e in node.keys),
+                tuple((c, made[e]) for c, e in keys),
                 nodes.over(aggs, made.__getitem__),
                 node.always,
             )
@@ -296,7 +322,7 @@ class _Deferral:
         made = dataclasses.replace(node, calls=tuple(calls))
         whole = below.whole if late.keys() == below.late.keys() else None
         below, _ = self._computed(
-            _Deferred(below.node, late, whole),
+            _Deferred(below.node, late, whole, below.fixed),
             [r for e in nodes.expressions(made) for r in references(e)],
         )
         return below.over(dataclasses.replace(made, input=below.node))
@@ -380,7 +406,7 @@ class _Deferral:
                 break
             wanted |= _always([below.late[i][0].ref for i in large], below.late)
         if wanted and below.whole is not None:
-            return _Deferred(below.whole), exprs
+            return _Deferred(below.whole, {}, None, below.fixed), exprs
         node, rest = below.node, below.without(wanted)
         pending = {i: below.late[i] for i in below.late if i in wanted}
         while pending:
@@ -392,7 +418,7 @@ class _Deferral:
             node = nodes.ProjectNode(node, (*_passed(node), *ready.values()))
             pending = {i: d for i, d in pending.items() if i not in ready}
         whole = None if wanted else below.whole
-        return _Deferred(node, rest, whole), tuple(_expanded(e, rest) for e in exprs)
+        return _Deferred(node, rest, whole, below.fixed), tuple(_expanded(e, rest) for e in exprs)
 
     def _with_columns(self, below: _Deferred, ids: Iterable[int]) -> _Deferred:
         """``below`` with columns for those of its definitions."""
@@ -466,6 +492,14 @@ def _deferrable(expr: Expr, late: Definitions) -> bool:
     if reads_clock(expr) or expr.oid in _RECORDS:
         return False
     return raises(expr) or bool(refs(expr) & late.keys())
+
+
+def _is_fixed(expr: Expr) -> bool:
+    return isinstance(expr, Const) and (expr.text is None or expr.oid == t.BOOL)
+
+
+def _reads_fixed(expr: Expr, below: _Deferred) -> TypeGuard[Ref]:
+    return isinstance(expr, Ref) and expr.id in below.fixed
 
 
 def _is_single(call: Call) -> bool:

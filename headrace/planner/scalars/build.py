@@ -15,6 +15,7 @@ from headrace.expressions.native import NativeOp, resolve
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.analyse.pg_operators import Operator
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr, immutable, refs, trusted
+from headrace.planner.logical.simplify import simplified
 from headrace.planner.scalars import functions
 from headrace.planner.scalars.context import QueryContext
 
@@ -108,7 +109,7 @@ def call(
 
 
 def _fold(context: QueryContext, made: Call) -> Expr:
-    simpler = simplified(context, made)
+    simpler = simplified(made)
     if simpler is not made:
         return simpler
     if refs(made) or not immutable(made) or not trusted(made):
@@ -132,77 +133,6 @@ def folded(context: QueryContext, expr: Expr) -> Expr:
         return expr
     args = tuple(folded(context, a) for a in expr.args)
     return _fold(context, dataclasses.replace(expr, args=args))
-
-
-def simplified(context: QueryContext, made: Call) -> Expr:
-    """Return what remains of ``made`` when its constant arguments decide; else ``made`` itself.
-
-    These are the rules by which Postgres' planner simplifies a call without evaluating its
-    other arguments (``eval_const_expressions``).
-    """
-    args = made.args
-    if made.strict and context.catalog.types[made.oid].kind != "p" and any(map(_is_null, args)):
-        return Const(None, made.oid, made.typmod, made.collation)
-    if made.symbol in ("and", "or"):
-        return _simplified_logic(context, made)
-    if made.symbol == "case":
-        return _simplified_case(context, made)
-    if made.symbol == "coalesce":
-        return _simplified_coalesce(context, made)
-    if made.symbol == "nullif" and any(map(_is_null, args)) and args[0].oid == made.oid:
-        return args[0]
-    return made
-
-
-def _is_null(expr: Expr) -> bool:
-    return isinstance(expr, Const) and expr.text is None
-
-
-def _simplified_logic(context: QueryContext, made: Call) -> Expr:
-    neutral, decisive = ("t", "f") if made.symbol == "and" else ("f", "t")
-    known = [a.text for a in made.args if isinstance(a, Const)]
-    if decisive in known:
-        return Const(decisive, t.BOOL)
-    if neutral not in known and known.count(None) < 2:
-        return made
-    rest: list[Expr] = [a for a in made.args if not isinstance(a, Const)]
-    if None in known:
-        rest.append(Const(None, t.BOOL))
-    if len(rest) < 2:
-        return rest[0] if rest else Const(neutral, t.BOOL)
-    return logic(context, made.symbol, tuple(rest))
-
-
-def _simplified_case(context: QueryContext, made: Call) -> Expr:
-    whens: list[Expr] = []
-    last = made.args[-1]
-    for test, value in zip(made.args[:-1:2], made.args[1::2], strict=True):
-        if isinstance(test, Const) and test.text == "t":
-            last = value
-            break
-        if not isinstance(test, Const):
-            whens += [test, value]
-    if len(whens) + 1 == len(made.args):
-        return made
-    if whens:
-        return choice(context, (*whens, last), (made.oid, made.typmod, made.collation))
-    return last if last.oid == made.oid else made
-
-
-def _simplified_coalesce(context: QueryContext, made: Call) -> Expr:
-    rest: list[Expr] = []
-    for arg in made.args:
-        if not _is_null(arg):
-            rest.append(arg)
-            if isinstance(arg, Const):
-                break
-    if len(rest) == len(made.args) or any(a.oid != made.oid for a in rest):
-        return made
-    if not rest:
-        return Const(None, made.oid, made.typmod, made.collation)
-    if len(rest) == 1:
-        return rest[0]
-    return coalesce(context, tuple(rest), (made.oid, made.typmod, made.collation))
 
 
 # -- operators
