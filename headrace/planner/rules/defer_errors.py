@@ -35,6 +35,19 @@ from typing import Final, TypeGuard
 
 from headrace import types as t
 from headrace.planner.logical import nodes
+from headrace.planner.logical.definitions import (
+    SIZE_MAX,
+    Definition,
+    Definitions,
+    always,
+    certain,
+    expanded,
+    null_over_nulls,
+    reachable,
+    reads,
+    too_large,
+    total_size,
+)
 from headrace.planner.logical.repeats import defined, mapped
 from headrace.planner.logical.scalar import (
     SINGLE,
@@ -56,14 +69,8 @@ from headrace.planner.logical.scalar import (
 from headrace.planner.logical.simplify import simplify
 
 _WIDE: Final = frozenset({t.JSON, t.JSONB, t.XML, t.BYTEA, t.TSVECTOR})
-_SIZE_MAX: Final = 500
-"""Calls in an expression that is repeated in a conditional; a larger one is computed once."""
 _FILTER: Final = re.compile(r" FILTER \(WHERE \$(\d+)\)$")
 _RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
-
-Definition = tuple[nodes.Col, Expr]
-Definitions = dict[int, Definition]
-"""By column id, in order: each reads columns of its node and definitions before it."""
 
 
 def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
@@ -190,10 +197,10 @@ class _Deferral:
             elif not (isinstance(expr, Ref) and expr.id == column.id):
                 late[column.id] = (column, self._narrow(expr, late, parts))
         shown = {c.id for c, _ in node.items}
-        late = _reachable(late, shown - items.keys())
+        late = reachable(late, shown - items.keys())
         items |= {c.id: (c, e) for e, c in parts.items()}
         there = {c.id: c for c in below.node.columns}
-        for i in sorted(_reads(e for _, e in late.values())):
+        for i in sorted(reads(e for _, e in late.values())):
             if i in there and i not in items:
                 items[i] = (there[i], there[i].ref)
         if not items:
@@ -246,10 +253,10 @@ class _Deferral:
             left, _ = self._computed(left, _over(rest, node.left))
             right, _ = self._computed(right, _over(rest, node.right))
         if node.kind != "inner":
-            checks = _reachable(left.late | right.late, _reads(rest))
+            checks = reachable(left.late | right.late, reads(rest))
             # No condition of a join can have a check for one row in it.
             below = {i for i, (_, e) in checks.items() if any_call(e, _is_single)}
-            below |= checks.keys() if node.kind == "full" else _too_large(rest, checks)
+            below |= checks.keys() if node.kind == "full" else too_large(rest, checks)
             left = self._with_columns(left, below)
             right = self._with_columns(right, below)
         late = left.late | right.late
@@ -258,7 +265,7 @@ class _Deferral:
             joined = dataclasses.replace(node, left=left.node, right=right.node, condition=ready)
             above = [p for p in node.condition if p not in ready]
             return self._filter(_Deferred(joined, late, None, both.fixed), above)
-        condition = tuple(_expanded(p, late) for p in node.condition)
+        condition = tuple(expanded(p, late) for p in node.condition)
         if node.kind in nodes.LEFT_ONLY:
             joined = dataclasses.replace(
                 node, left=left.node, right=right.node, condition=condition
@@ -273,17 +280,17 @@ class _Deferral:
 
     def _nullable(self, side: _Deferred) -> _Deferred:
         """``side`` of an outer join, with definitions that hold above it: NULL without a row."""
-        large = _too_large([c.ref for c, _ in side.late.values()], side.late)
+        large = too_large([c.ref for c, _ in side.late.values()], side.late)
         side = self._with_columns(side, large)
         if not side.late:
             return side
-        whole = {i: (c, _expanded(e, side.late)) for i, (c, e) in side.late.items()}
-        if all(_null_over_nulls(e) for _, e in whole.values()):
+        whole = {i: (c, expanded(e, side.late)) for i, (c, e) in side.late.items()}
+        if all(null_over_nulls(e) for _, e in whole.values()):
             return _Deferred(side.node, whole)
         marker = nodes.Col(next(self._ids), "matched", t.BOOL)
         node = nodes.ProjectNode(side.node, (*_passed(side.node), (marker, Const("t", t.BOOL))))
         late = {
-            i: (c, e if _null_over_nulls(e) else guarded(marker.ref, e))
+            i: (c, e if null_over_nulls(e) else guarded(marker.ref, e))
             for i, (c, e) in whole.items()
         }
         return _Deferred(node, late)
@@ -345,11 +352,11 @@ class _Deferral:
         ]
         shown = [[columns[place].ref for place in late] for columns in own]
         pairs = list(zip(ready, shown, strict=True))
-        if not late or sum(_total(read, arm.late) for arm, read in pairs) > _SIZE_MAX:
+        if not late or sum(total_size(read, arm.late) for arm, read in pairs) > SIZE_MAX:
             return _Deferred(whole)
         number = nodes.Col(next(self._ids), "arm", t.INT4)
         slots = _Slots(self._ids)
-        values = [slots.over([_expanded(r, arm.late) for r in read]) for arm, read in pairs]
+        values = [slots.over([expanded(r, arm.late) for r in read]) for arm, read in pairs]
         inputs = []
         for place, (arm, columns) in enumerate(zip(ready, own, strict=True)):
             items: list[Definition] = [(columns[i], columns[i].ref) for i in plain]
@@ -368,10 +375,10 @@ class _Deferral:
         plan = self._named[node.number]
         mine = {i: c for c, i in node.pairs}
         pairs = [(c, i) for c, i in node.pairs if i not in plan.late]
-        late = _reachable(plan.late, mine.keys())
+        late = reachable(plan.late, mine.keys())
         own = {i: c.id for c, i in node.pairs}
         columns = {c.id: c for c in plan.node.columns}
-        for i in sorted(_reads(e for _, e in late.values())):
+        for i in sorted(reads(e for _, e in late.values())):
             if i not in own and i in columns:
                 column = dataclasses.replace(columns[i], id=next(self._ids))
                 own[i] = column.id
@@ -398,27 +405,27 @@ class _Deferral:
         Definitions that are read in conditionals only become part of the returned expressions.
         """
         exprs = tuple(exprs)
-        wanted = _always(exprs, below.late)
+        wanted = always(exprs, below.late)
         while True:
             every = [*exprs, *(below.late[i][1] for i in wanted)]
-            large = _too_large(every, below.without(wanted))
+            large = too_large(every, below.without(wanted))
             if not large:
                 break
-            wanted |= _always([below.late[i][0].ref for i in large], below.late)
+            wanted |= always([below.late[i][0].ref for i in large], below.late)
         if wanted and below.whole is not None:
             return _Deferred(below.whole, {}, None, below.fixed), exprs
         node, rest = below.node, below.without(wanted)
         pending = {i: below.late[i] for i in below.late if i in wanted}
         while pending:
             ready = {
-                i: (c, _expanded(e, rest))
+                i: (c, expanded(e, rest))
                 for i, (c, e) in pending.items()
-                if not _reads([_expanded(e, rest)]) & pending.keys()
+                if not reads([expanded(e, rest)]) & pending.keys()
             }
             node = nodes.ProjectNode(node, (*_passed(node), *ready.values()))
             pending = {i: d for i, d in pending.items() if i not in ready}
         whole = None if wanted else below.whole
-        return _Deferred(node, rest, whole, below.fixed), tuple(_expanded(e, rest) for e in exprs)
+        return _Deferred(node, rest, whole, below.fixed), tuple(expanded(e, rest) for e in exprs)
 
     def _with_columns(self, below: _Deferred, ids: Iterable[int]) -> _Deferred:
         """``below`` with columns for those of its definitions."""
@@ -506,80 +513,6 @@ def _is_single(call: Call) -> bool:
     return call.symbol == SINGLE
 
 
-def _reads(exprs: Iterable[Expr]) -> frozenset[int]:
-    return frozenset().union(*map(refs, exprs))
-
-
-def _reachable(late: Definitions, ids: Iterable[int]) -> Definitions:
-    """The definitions ``ids`` and those that they read."""
-    found = set(ids)
-    for i in reversed(late):
-        if i in found:
-            found |= refs(late[i][1])
-    return {i: d for i, d in late.items() if i in found}
-
-
-def _certain(expr: Expr) -> frozenset[int]:
-    """Columns that are read wherever ``expr`` is evaluated."""
-    if not isinstance(expr, Call):
-        return refs(expr)
-    first = expr.symbol in ("case", "and", "or", "coalesce")
-    return frozenset().union(*map(_certain, expr.args[:1] if first else expr.args))
-
-
-def _always(exprs: Iterable[Expr], late: Definitions) -> set[int]:
-    """The definitions that are needed wherever ``exprs`` are evaluated."""
-    found = set().union(*map(_certain, exprs)) & late.keys()
-    for i in reversed(late):
-        if i in found:
-            found |= _certain(late[i][1]) & late.keys()
-    return found
-
-
-def _expanded(expr: Expr, late: Definitions) -> Expr:
-    """``expr`` with all definitions in the place of their columns."""
-    read = _reachable(late, refs(expr))
-    whole: dict[int, Expr] = {}
-    for i, (_, definition) in read.items():
-        whole[i] = substitute(definition, whole)
-    return substitute(expr, whole) if whole else expr
-
-
-def _too_large(exprs: Iterable[Expr], late: Definitions) -> set[int]:
-    """Definitions that ``exprs`` read although they would become too large in them."""
-    sizes = _sizes(late)
-    return {i for i in _reads(exprs) & late.keys() if sizes[i] > _SIZE_MAX}
-
-
-def _total(exprs: Iterable[Expr], late: Definitions) -> int:
-    """Calls in ``exprs`` with all definitions in the place of their columns."""
-    sizes = _sizes(late)
-    return sum(_size(e, sizes) for e in exprs)
-
-
-def _sizes(late: Definitions) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for i, (_, expr) in late.items():
-        sizes[i] = _size(expr, sizes)
-    return sizes
-
-
-def _size(expr: Expr, sizes: dict[int, int]) -> int:
-    if isinstance(expr, Call):
-        return 1 + sum(_size(a, sizes) for a in expr.args)
-    return sizes.get(expr.id, 0) if isinstance(expr, Ref) else 0
-
-
-def _null_over_nulls(expr: Expr) -> bool:
-    """Whether ``expr`` is NULL, and fails not, where all columns are NULL."""
-    if isinstance(expr, Ref):
-        return True
-    if not isinstance(expr, Call) or not expr.strict:
-        return False
-    found = [_null_over_nulls(a) for a in expr.args]
-    return any(found) and all(f or not raises(a) for f, a in zip(found, expr.args, strict=True))
-
-
 def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
     """Whether ``predicate`` is an equality of a value of one side with one of the other."""
     if isinstance(predicate, Call) and predicate.symbol == "not":
@@ -598,7 +531,7 @@ def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> 
 def _over(condition: Iterable[Expr], side: nodes.Node) -> list[Expr]:
     """References to the columns of ``side`` that ``condition`` always reads."""
     mine = {c.id: c.ref for c in side.columns}
-    read = sorted(frozenset().union(*map(_certain, condition)) & mine.keys())
+    read = sorted(frozenset().union(*map(certain, condition)) & mine.keys())
     return [mine[i] for i in read]
 
 
