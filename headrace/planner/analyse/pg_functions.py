@@ -14,7 +14,7 @@ from headrace.types import FIRST_USER_OID
 
 _FUNCTION: Final = """
 SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, p.proretset,
-       p.pronargs, format('%%I.%%I', n.nspname, p.proname)
+       p.pronargs, format('%%I.%%I', n.nspname, p.proname), p.proisstrict
   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = ANY (%s)"""
 _AGGREGATE: Final = """
 SELECT max(p.provolatile::text)
@@ -38,6 +38,8 @@ class Function:
     arguments: int
     quoted: str
     """Qualified name as SQL."""
+    strict: bool
+    """Whether the result is NULL for any NULL argument, without a call."""
     trusted: bool = False
     """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
 

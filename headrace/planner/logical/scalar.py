@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.planner.limits import check_parts
@@ -44,7 +44,7 @@ class Ref:
     oid: int
     typmod: int = -1
     collation: int = 0
-    label: str = dataclasses.field(default="", compare=False)
+    label: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Call:
 
     ``sql`` and ``show`` are templates with one ``ARG`` per argument: exact SQL and text for
     people.  ``raises`` and ``trusted`` speak of this call alone, not of its arguments.
+    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
     """
 
     symbol: str
@@ -71,13 +72,14 @@ class Call:
     typmod: int
     collation: int
     sql: str
-    show: str = dataclasses.field(compare=False)
-    native: str | None = dataclasses.field(compare=False)
-    raises: bool = dataclasses.field(compare=False)
+    show: str = field(compare=False)
+    native: str | None = field(compare=False)
+    raises: bool = field(compare=False)
     input_collation: int = 0
     immutable: bool = True
     trusted: bool = True
-    parts: int = dataclasses.field(init=False, compare=False, repr=False, default=1)
+    strict: bool = field(default=False, compare=False)
+    parts: int = field(init=False, compare=False, repr=False, default=1)
     """How many columns, constants and calls it consists of."""
 
     def __post_init__(self) -> None:
@@ -270,6 +272,45 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
     text = f" {symbol.upper()} ".join([ARG] * len(flat))
     return dataclasses.replace(
         like, symbol=symbol, args=flat, sql=f"({text})", show=text, native=like.native and symbol
+    )
+
+
+def guarded(condition: Expr, value: Expr) -> Call:
+    """``value`` where ``condition`` is true, else NULL; it is not evaluated elsewhere."""
+    return choice([(condition, value)], Const(None, value.oid, -1, value.collation))
+
+
+def choice(whens: Sequence[tuple[Expr, Expr]], last: Expr) -> Call:
+    """CASE with these (condition, value) pairs and ELSE ``last``, all values of its type."""
+    text = f"CASE{f' WHEN {ARG} THEN {ARG}' * len(whens)} ELSE {ARG} END"
+    first = whens[0][1]
+    same = all(value.typmod == first.typmod for _, value in whens)
+    return Call(
+        symbol="case",
+        args=(*(e for pair in whens for e in pair), last),
+        oid=first.oid,
+        typmod=first.typmod if same else -1,
+        collation=first.collation,
+        sql=f"({text})",
+        show=text,
+        native="case",
+        raises=False,
+    )
+
+
+def equals_number(ref: Ref, number: int) -> Call:
+    """``ref``, an int4 column, ``= number``."""
+    return Call(
+        symbol="=",
+        args=(ref, Const(str(number), INT4)),
+        oid=BOOL,
+        typmod=-1,
+        collation=0,
+        sql=f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
+        show=f"{ARG} = {ARG}",
+        native="=",
+        raises=False,
+        strict=True,
     )
 
 

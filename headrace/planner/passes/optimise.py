@@ -19,6 +19,7 @@ from headrace.planner import limits
 from headrace.planner.logical.nodes import Node, children, with_children
 from headrace.planner.logical.repeats import linked, named, size
 from headrace.planner.rules import (
+    defer_errors,
     filter_named,
     infer_predicates,
     join_not_null,
@@ -51,10 +52,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class PlanRule:
-    """A named rewrite of all plans at once."""
+    """A named rewrite of all plans at once.
+
+    ``once``: it is not repeated until nothing changes, because it makes new columns each time.
+    """
 
     name: str
     apply: Callable[[Plans], Plans]
+    once: bool = False
 
 
 AnyRule = Rule | PlanRule
@@ -65,10 +70,14 @@ _MERGE: Final = Rule("merge_projects", merge_projects.apply)
 _CLOCK: Final = Rule("lift_clock", lift_clock.apply)
 _INFER: Final = Rule("infer_predicates", infer_predicates.apply)
 _NAMED: Final = PlanRule("filter_named", filter_named.apply_all)
+_UNITS: Final = Rule("join_units", join_units.apply)
 PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # The clock moves up before filters move down past it.
-    (Rule("join_units", join_units.apply), _CLOCK),
+    (_UNITS, _CLOCK),
     (_PUSH, _MERGE, _CLOCK),
+    # Outer joins are narrowed by predicates on their columns before those become expressions.
+    (PlanRule("defer_errors", defer_errors.apply_all, once=True),),
+    (_UNITS,),
     (Rule("order_joins", order_joins.apply),),
     (
         _PUSH,
@@ -104,7 +113,7 @@ def _fixpoint(plans: Plans, phase: tuple[AnyRule, ...], settled: Settled) -> Pla
         before = plans
         for rule in phase:
             plans = _run(rule, plans, settled[rule.name])
-        if plans == before:
+        if plans == before or all(isinstance(r, PlanRule) and r.once for r in phase):
             return plans
     names = ", ".join(r.name for r in phase)
     raise BugError(f"rules {names} go round in circles")

@@ -15,6 +15,7 @@ from headrace.expressions.native import NativeOp, resolve
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.analyse.pg_operators import Operator
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr, immutable, refs, trusted
+from headrace.planner.logical.simplify import simplified
 from headrace.planner.scalars import functions
 from headrace.planner.scalars.context import QueryContext
 
@@ -57,6 +58,7 @@ class Conduct:
 
     ``raises``: it can fail on a row.  ``functions`` are what it runs; ``stable`` and ``untrusted``
     say more than they do.  ``declared`` is the domain that the result is checked against.
+    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
     """
 
     raises: bool = False
@@ -65,6 +67,7 @@ class Conduct:
     stable: bool = False
     untrusted: bool = False
     declared: int = 0
+    strict: bool = False
 
 
 HARMLESS: Final = Conduct()
@@ -100,11 +103,15 @@ def call(
         trusted=not conduct.untrusted
         and all(f.builtin for f in conduct.functions)
         and all(context.plain_type(u) for u in users),
+        strict=conduct.strict,
     )
     return _fold(context, made)
 
 
 def _fold(context: QueryContext, made: Call) -> Expr:
+    simpler = simplified(made)
+    if simpler is not made:
+        return simpler
     if refs(made) or not immutable(made) or not trusted(made):
         return made
     if made.symbol == "collate":
@@ -155,6 +162,7 @@ def operate(
             raises=_operator_raises(context, operator.name, function, args),
             collation=collation,
             functions=(function,),
+            strict=function.strict,
         ),
     )
 
@@ -189,7 +197,7 @@ def comparison(context: QueryContext, name: str, left: Expr, right: Expr, collat
     native = resolve(name, context.types(args, collation))
     assert native is not None, "asked by the caller"
     spelling = Spelling(f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})", f"{ARG} {name} {ARG}")
-    conduct = Conduct(collation=collation)
+    conduct = Conduct(collation=collation, strict=True)
     return call(context, name, args, BOOLEAN, spelling, native, conduct)
 
 
@@ -285,5 +293,5 @@ def function_of(
         result,
         Spelling(f"{function.quoted}({ARG})", f"{function.name}({ARG})"),
         resolve(function.name, context.types((arg,), collation)),
-        Conduct(collation=collation, functions=(function,)),
+        Conduct(collation=collation, functions=(function,), strict=function.strict),
     )

@@ -82,7 +82,10 @@ def _call(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     if functions.borrowed(cast, function, args, result[0]):
         sql = f"({ARG})::{kind}"
     conduct = Conduct(
-        raises=functions.may_raise(function, args), collation=collation, functions=(function,)
+        raises=functions.may_raise(function, args),
+        collation=collation,
+        functions=(function,),
+        strict=function.strict,
     )
     return build.call(lowering, symbol, args, result, Spelling(sql, display), native, conduct)
 

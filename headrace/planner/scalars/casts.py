@@ -47,6 +47,7 @@ def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int
         stable = not functions.io_immutable(context.catalog, arg.oid, oid)
     source = context.types((arg,), 0)[0]
     kind = context.type_name(oid)
+    read = context.catalog.functions[context.catalog.types[oid].input]
     return build.call(
         context,
         f"cast {kind}",
@@ -54,7 +55,11 @@ def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int
         (oid, typmod, collation),
         build.Spelling(f"({ARG})::{kind}", f"{ARG}::{kind}"),
         resolve_cast(source, TypeRef(oid)),
-        Conduct(raises=through_text and oid not in _STRINGS, stable=stable),
+        Conduct(
+            raises=through_text and oid not in _STRINGS,
+            stable=stable,
+            strict=not through_text or read.strict,
+        ),
     )
 
 
