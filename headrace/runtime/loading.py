@@ -102,7 +102,7 @@ class Loading:
         """Take over a view that was populated; the engine runs."""
         book = self._book
         self._durability.still()
-        mark, known = positions.views(book.db).get(view.id), book.views.get(view.id)
+        mark, known = positions.view(book.db, view.id), book.views.get(view.id)
         with book.suspects.during(view.id, LOADING):
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
                 self._leaving.fail(fed, _refilled())
@@ -134,7 +134,7 @@ class Loading:
             if book.views.pop(view.id, None) is not None and known is not None:
                 book.views[view.id] = known
             raise
-        self._sharing.look()
+        self._sharing.look_at(view.id)
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
@@ -249,7 +249,7 @@ class Loading:
         """
         try:
             if view.parts and mark is None:
-                mark = positions.views(self._book.db).get(view.id)
+                mark = positions.view(self._book.db, view.id)
             if view.placed:
                 if view.id in self._book.db.views():
                     self._durability.still()
@@ -352,7 +352,7 @@ class Loading:
         """
         book = self._book
         self._durability.still()
-        if positions.views(book.db).get(found.kept) != mark:
+        if positions.view(book.db, found.kept) != mark:
             raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
         if mark.txid < book.position.txid and mark.txid + 1 not in book.records:
             # What it lacks could not be cut as before.
