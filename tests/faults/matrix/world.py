@@ -42,7 +42,6 @@ SELECT pid, application_name, state, wait_event_type, wait_event, pg_blocking_pi
 """
 OTHER = "w1"
 """The other worker."""
-"""A column family of a view, or (below 0) of a shared subplan."""
 
 
 def connect(dsn: str) -> psycopg.Connection:
