@@ -8,6 +8,8 @@ the next begins.  The point of no return is the commit; a cancel after it comes 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -40,6 +42,7 @@ from headrace.population import (
     tables,
     uses,
 )
+from headrace.population import snapshot as snapshots
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
@@ -48,7 +51,7 @@ from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
 from headrace.population.options import ViewOptions
 from headrace.population.placing import CostFacts
-from headrace.population.snapshot import Snapshot
+from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.staging import Staging
 from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres import fingerprint, publication
@@ -58,6 +61,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.sql import origins, points, reads, results, views, watched
+from headrace.sql.origins import StandIn
 from headrace.sql.status import Status
 from headrace.types import format_lsn
 
@@ -227,7 +231,7 @@ class Population:
         raise AssertionError("the last attempt returns or raises")
 
     def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
-        job, context = self._job, self._context
+        job = self._job
         self._rename()
         job.phase("snapshot")
         staged.make()
@@ -239,13 +243,7 @@ class Population:
                 )
             self.close()  # whoever waits needs no connection
             number = f"{job.name}_{attempt}"
-            held = elsewhere.held(job, self._settings, beyond, number)
-            self._elsewhere, standing = place.enter_context(held)
-            with context.snapshots.join(job, self._settings) as snapshot:
-                standing.close()
-                if self._feeding is not None:
-                    self._feeding.reach(snapshot)
-                loaded, taken = self._load_at(snapshot, staged, place)
+            loaded, taken, snapshot = self._at_snapshot(staged, beyond, number, place)
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             if self._feeding is not None:
@@ -253,6 +251,42 @@ class Population:
             with ThreadPoolExecutor(1, "headrace-states") as behind:
                 self._publish(staged, facts, taken, behind.submit(write_states))
         return rows
+
+    def _at_snapshot(
+        self,
+        staged: Staging,
+        beyond: dict[int, StandIn],
+        number: str,
+        place: contextlib.ExitStack,
+    ) -> tuple[Loaded, Facts, Snapshot]:
+        """Load what a snapshot shows, together with snapshots of the sources of ``beyond``.
+
+        Carriers of sources stand until there is a snapshot here, so that is tried for a while only.
+        """
+        job, settings = self._job, self._settings
+        endless = not settings.population_lock_wait_ms
+        limit_s = elsewhere.wait_ms(settings, standing=True) / 1000 if beyond else math.inf
+        for again in itertools.count(1):
+            if beyond and endless:
+                snapshots.wait_for_writers(job, self._dsn)
+            with contextlib.ExitStack() as kept, contextlib.ExitStack() as joined:
+                held = elsewhere.held(job, settings, beyond, f"{number}_{again}")
+                self._elsewhere, standing = kept.enter_context(held)
+                try:
+                    group = self._context.snapshots.join(job, settings, limit_s)
+                    snapshot = joined.enter_context(group)
+                except SnapshotBlocked:
+                    if not (beyond and endless):
+                        raise
+                    continue
+                standing.close()
+                if self._feeding is not None:
+                    self._feeding.reach(snapshot)
+                loaded, taken = self._load_at(snapshot, staged, place)
+                joined.close()
+                place.enter_context(kept.pop_all())
+                return loaded, taken, snapshot
+        raise AssertionError("the loop has no end")
 
     def _attach(self, place: contextlib.ExitStack) -> None:
         """Have what feeds the view kept for it, where something does."""

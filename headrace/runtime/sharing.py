@@ -335,6 +335,9 @@ class Sharing:
         """The largest subplans of a new view that others keep for themselves."""
         if not _may(self._book, view):
             return []
+        for unit in self._book.units:
+            if unit.id not in self._signed and self._shares(unit):
+                self._signatures(unit)
         mine = self._signatures(view)
         outputs = {shared.signature for shared in self._book.subplans.values()}
         kept = {s for s in mine.values() if s in outputs or self._is_kept(s, view)}
