@@ -278,9 +278,7 @@ def wait_for_writers(job: Job, dsn: str) -> None:
     The next slot then waits only for those that have begun since.
     """
     with job.connection(dsn, what="snapshot") as conn, job.translating():
-        row: Any = conn.execute(
-            "SELECT pg_current_xact_id()::text::numeric"
-        ).fetchone()
+        row: Any = conn.execute("SELECT pg_current_xact_id()::text::numeric").fetchone()
         ended = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::numeric >= %s"
         pause = _WRITERS_S
         told_at = clock.monotonic() + _LOOK_S

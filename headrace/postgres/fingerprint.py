@@ -223,6 +223,16 @@ class Asked:
             frozenset(tuple(known.get("words", ())) for known in defined),
         )
 
+    def joined(self, other: Self) -> Self:
+        """Return the things that either relies on."""
+        return type(self)(
+            self.columns | other.columns,
+            {kind: sorted({*oids, *other.oids[kind]}) for kind, oids in self.oids.items()},
+            self.rights | other.rights,
+            self.objects | other.objects,
+            self.words | other.words,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Present:

@@ -132,7 +132,10 @@ class Durability:
     def _due(self, *, ahead: bool) -> float:
         book = self._book
         hosts = list(book.hosts.values())
-        large = book.db.checkpoint_due or any(host.large for host in hosts)
+        # All states are looked at, so not without need.
+        large = any(host.large for host in hosts) or (
+            book.checkpoints.pending > 0 and book.db.checkpoint_due
+        )
         crowded = self.urgency.crowded
         owed = book.side.left_out and not book.side.working
         return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)

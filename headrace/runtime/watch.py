@@ -69,10 +69,12 @@ class Watch:
         """What had been done for a view, by unit, when it was looked at with nothing under way."""
         self._columns = Columns(self._observations)
         self._asked: Asked | None = None
-        """What ``_facts`` rely on; None: they have changed since."""
+        """What ``_facts`` rely on, at least; None: they have changed since."""
         self._present: Present | None = None
         """What the last poll has read; each of ``_compared`` goes on under it."""
         self._compared: set[int] = set()
+        self._batches = -1
+        """Our number of batches when ``_quiet`` was noted of all views last."""
         self._polled: tuple[str, int] | None = None
         """The source's snapshot and our number of batches when a poll last found all well."""
         self.due = 0.0
@@ -115,14 +117,18 @@ class Watch:
         self._load(list(views))
         if self._asked is None:
             self._asked = Asked.of(list(self._facts.values()))
-        done = {view.id: self._done(view) for view in views.values()}
         name = self._book.settings.publication_name
         present = Present.read(self._conn, self._asked, name, results.revisions)
         if present != self._present:
             self._compared.clear()
         self._present = present
-        errors = self._compare([i for i in views if i not in self._compared], done, present)
-        for view_id in self._compared & done.keys():
+        wanted = [i for i in views if i not in self._compared]
+        # Before a batch nothing can have been done for the others.
+        noted = self._compared if self._book.batches != self._batches else set()
+        done = {i: self._done(views[i]) for i in (*wanted, *noted) if i in views}
+        self._batches = self._book.batches
+        errors = self._compare(wanted, done, present)
+        for view_id in noted & done.keys():
             self._note_quiet(view_id, done[view_id])
         self._compared = {i for i in views if i in self._facts} - errors.keys()
         return errors
@@ -342,8 +348,10 @@ class Watch:
                 self._quiet.pop(view_id, None)
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
-            self._facts.update(watched.load(self._conn, new))
-            self._asked = None
+            found = watched.load(self._conn, new)
+            self._facts.update(found)
+            if self._asked is not None:
+                self._asked = self._asked.joined(Asked.of(list(found.values())))
             self._compared.difference_update(new)
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:

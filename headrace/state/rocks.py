@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from headrace import clock
 from headrace.errors import HeadraceError, StateDamaged
 from headrace.state import checkpoint, columns, layout, packs
 from headrace.state.checkpoint import RocksCheckpoint
@@ -42,6 +43,10 @@ _SYNCED: Final = b"synced"
 _PAIRS_PER_PIECE: Final = 4096
 _BYTES_PER_PIECE: Final = 1 << 20
 """An entry that says nothing."""
+_LOOKED_AT_FREELY: Final = 256
+_LOOK_S: Final = 20e-6
+"""A look at all states costs less than a microsecond for each.  Beyond ``_LOOKED_AT_FREELY`` states
+each adds so much to the pause before the next look, which then takes at most a twentieth."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 _COPIED_BYTES: Final = columns.MIB
 _COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
@@ -72,6 +77,8 @@ class RocksDatabase:
         self._checkpoint: RocksCheckpoint | None = None
         self._more = False
         """Whether the regulator has not done all that it has decided."""
+        self._regulate_at = 0.0
+        """When to look at all states again, on the monotonic clock."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
         self._homes: Final = Homes(self.disk)
@@ -228,7 +235,11 @@ class RocksDatabase:
         Or as long as the last batch took (``worked_s``).  Returns whether it should be called
         again soon, though nothing else is to be done.
         """
-        self._more = self._regulator.step(self._tiers(), worked_s)
+        now = clock.monotonic()
+        if now >= self._regulate_at or self._more or self._regulator.busy:
+            tiers = self._tiers()
+            self._more = self._regulator.step(tiers, worked_s)
+            self._regulate_at = now + max(len(tiers) - _LOOKED_AT_FREELY, 0) * _LOOK_S
         if self._checkpoint is not None and self._regulator.full > 1:
             self._checkpoint.pace.hurried = True
         return self._more
