@@ -310,7 +310,9 @@ class Population:
         sizes = self._sizes(sources)
         chosen = self._choose(sizes)
         self.close()
-        self._tell(chosen)
+        self._log.info("population", mode=chosen.mode, choice=str(chosen))
+        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
+            job.say(str(chosen))
         self._take_place(place, chosen)
         job.phase("reading", total=tables.expected(sources, sizes))
         faults.point(faults.POPULATION_BEGINS)
@@ -377,12 +379,6 @@ class Population:
         if physical.feeds or self._elsewhere is not None:
             options = replace(options, population=choice.LOCAL)
         return choice.choose(physical, sizes, self._settings, options)
-
-    def _tell(self, chosen: Choice) -> None:
-        """Tell the log, and whoever waits for many rows, where they are loaded and why."""
-        self._log.info("population", mode=chosen.mode, choice=str(chosen))
-        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
-            self._job.say(str(chosen))
 
     def _load(
         self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging

@@ -188,12 +188,12 @@ def read(
 ) -> list[Facts]:
     """For each of ``known``, the present facts of the same things, all of one moment."""
     views = list(known)
-    found = Present.read(conn, Asked.of(views), publication, revisions)
+    found = Present.read(conn, Reliances.of(views), publication, revisions)
     return [found.of(view) for view in views]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Reliances:
     """The things that a number of views rely on, each once."""
 
     columns: frozenset[tuple[int, int]]
@@ -248,7 +248,9 @@ class Present:
     called: dict[tuple[str, ...], Any]
 
     @classmethod
-    def read(cls, conn: Connection, asked: Asked, publication: str, revisions: Revisions) -> Self:
+    def read(
+        cls, conn: Connection, asked: Reliances, publication: str, revisions: Revisions
+    ) -> Self:
         """Read it."""
         columns, rights = sorted(asked.columns), list(asked.rights)
         found = _read(conn, columns, asked.oids, rights, publication, revisions)

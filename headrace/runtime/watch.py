@@ -40,7 +40,7 @@ from headrace.errors import (
 from headrace.kernels.pgoutput import Changes
 from headrace.postgres import definitions, fingerprint
 from headrace.postgres.definitions import Definitions
-from headrace.postgres.fingerprint import Asked, Facts, Present
+from headrace.postgres.fingerprint import Facts, Present, Reliances
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
@@ -68,7 +68,7 @@ class Watch:
         self._quiet: dict[int, frozenset[tuple[int, int]]] = {}
         """What had been done for a view, by unit, when it was looked at with nothing under way."""
         self._columns = Columns(self._observations)
-        self._asked: Asked | None = None
+        self._asked: Reliances | None = None
         """What ``_facts`` rely on, at least; None: they have changed since."""
         self._present: Present | None = None
         """What the last poll has read; each of ``_compared`` goes on under it."""
@@ -116,7 +116,7 @@ class Watch:
         views = {v.id: v for v in self._book.views.values() if v.owned}
         self._load(list(views))
         if self._asked is None:
-            self._asked = Asked.of(list(self._facts.values()))
+            self._asked = Reliances.of(list(self._facts.values()))
         name = self._book.settings.publication_name
         present = Present.read(self._conn, self._asked, name, results.revisions)
         if present != self._present:
@@ -296,7 +296,7 @@ class Watch:
         if not known:
             return self._compare(list(done), done, None)
         name = self._book.settings.publication_name
-        present = Present.read(self._conn, Asked.of(known), name, results.revisions)
+        present = Present.read(self._conn, Reliances.of(known), name, results.revisions)
         return self._compare(list(done), done, present)
 
     def _compare(
@@ -351,7 +351,7 @@ class Watch:
             found = watched.load(self._conn, new)
             self._facts.update(found)
             if self._asked is not None:
-                self._asked = self._asked.joined(Asked.of(list(found.values())))
+                self._asked = self._asked.joined(Reliances.of(list(found.values())))
             self._compared.difference_update(new)
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:

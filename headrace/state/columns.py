@@ -145,7 +145,7 @@ class Family:
         close(self.rows)
 
 
-class Place:
+class StatePlace:
     """Where the states of one view are: a family, and what their names begin with there."""
 
     def __init__(self, family: Family, prefix: str) -> None:

@@ -21,7 +21,7 @@ import structlog
 
 from headrace.errors import StateDamaged, TransientError
 from headrace.state import columns, files, formats, layout
-from headrace.state.columns import Family, Memory, Place, Section, reading, writing
+from headrace.state.columns import Family, Memory, Section, StatePlace, reading, writing
 from headrace.state.logs import Logs
 from headrace.state.map import keygroups
 
@@ -83,14 +83,14 @@ class Disk:
 
     # --- column families
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> StatePlace:
         """Return where the states of ``name`` are: its own family if it has one, or the shared."""
         family = self._families.get(name)
         if family is not None and family is not self._shared:
-            return Place(family, "")
-        return Place(self._shared, f"{name}{layout.OWNER_END}")
+            return StatePlace(family, "")
+        return StatePlace(self._shared, f"{name}{layout.OWNER_END}")
 
-    def own(self, name: str) -> Place:
+    def own(self, name: str) -> StatePlace:
         """Make a family for ``name``, which has no states yet, unless it has one."""
         self._make(name)
         return self.place(name)

@@ -21,7 +21,7 @@ Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.keys.enco
 key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
 byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
 Invariant 2: no name of a state has a byte below 2, so sections do not overlap.
-Invariant 3: no name of a view has a slash, so what views have in the shared family does not overlap.
+Invariant 3: no name of a view has a slash, so views do not overlap in the shared family.
 """
 
 from __future__ import annotations

@@ -187,9 +187,9 @@ class RocksDatabase:
         if len(listed) == 1:
             with contextlib.suppress(OSError, StateDamaged):  # the run has it all
                 pack = self._packs[name] = Pack(packs.of_run(listed[0]))
-        if pack is not None and listed[0].stat().st_size <= self._copied_bytes_max:
+        if pack is not None and listed[0].stat().st_size <= _copied_bytes_max(self.disk):
             with contextlib.suppress(OSError, StateDamaged):
-                self._copy(home, pack, keep)
+                _copy(self.disk, home, pack, keep)
                 return
             # The run has it all; what was copied before the damage was met goes.
             self._packs.pop(name)
@@ -201,21 +201,6 @@ class RocksDatabase:
             family.ingest(path)
         if keep is not None:
             self.disk.clear(home, keep, {})
-
-    @property
-    def _copied_bytes_max(self) -> int:
-        """Size up to which a run is copied, for that costs less than one more column family."""
-        return max(_COPIED_BYTES, self.disk.families * _COPIED_BYTES_PER_FAMILY)
-
-    def _copy(self, home: str, pack: Pack, keep: Callable[[str], bool] | None) -> None:
-        """Write the pairs of a pack into the shared family, a bounded number at a time."""
-        place = self.disk.place(home)
-        for state in pack.states:
-            if keep is not None and not keep(state):
-                continue
-            section = place.section(state)
-            for keys, values in pack.pieces(state):
-                self.disk.write([(section, keys, list(values))], {}, sync=False)
 
     def export(
         self, view_id: int | str, path: Path, keep: Callable[[str], bool] = lambda _: True
@@ -351,6 +336,22 @@ class RocksDatabase:
         for name in list(self._stores):
             self._retract(name)
         self.disk.close()
+
+
+def _copied_bytes_max(disk: Disk) -> int:
+    """Return the size up to which a run is copied, for one more column family would cost more."""
+    return max(_COPIED_BYTES, disk.families * _COPIED_BYTES_PER_FAMILY)
+
+
+def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None) -> None:
+    """Write the pairs of a pack into the shared family, a bounded number at a time."""
+    place = disk.place(home)
+    for state in pack.states:
+        if keep is not None and not keep(state):
+            continue
+        section = place.section(state)
+        for keys, values in pack.pieces(state):
+            disk.write([(section, keys, list(values))], {}, sync=False)
 
 
 def _pieces(section: Section) -> Pieces:
