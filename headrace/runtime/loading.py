@@ -79,9 +79,12 @@ class Loading:
         owned = [v for v in book.views.values() if v.owned and book.missing(v) is None]
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
-        for view in owned:
+        left = [view for view in owned if view.id in book.views]
+        # At once: what one view relies on most others do, too.
+        errors = self._watch.check(left)
+        for view in left:
             if view.id in book.views:
-                self._verify(view)
+                self._verify(view, errors)
         for view in owned:
             if view.live and view.doom is not None:
                 self._leaving.fail(view, view.doom)
@@ -402,9 +405,15 @@ class Loading:
             return held_txid
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
-    def _verify(self, view: View) -> None:
-        """Let a view run, or stop it."""
+    def _verify(self, view: View, errors: Mapping[int, HeadraceError] | None = None) -> None:
+        """Let a view run, or stop it.
+
+        ``errors``: what the watch has against views, where it was asked for many at once.
+        """
         wrong = self._objection(view)
+        if wrong is None:
+            errors = self._watch.check([view]) if errors is None else errors
+            wrong = errors.get(view.id)
         if wrong is not None:
             self._leaving.fail(view, wrong)
         elif view.live:
@@ -448,7 +457,7 @@ class Loading:
                 detail="Its aggregates saw their rows in different orders.",
                 hint=RESYNC,
             )
-        return self._watch.check([view]).get(view.id)
+        return None
 
     def _written_by_another(self, view: View) -> bool:
         """Whether progress shows a batch that this engine did not cut so (H21)."""
