@@ -24,6 +24,7 @@ from bench.growth import Growth
 from bench.lanes import Lanes
 from bench.large import Large
 from bench.links import Links
+from bench.many import Many
 from bench.memory import Memory
 from bench.moving import Moving
 from bench.oltp_tax import OltpTax
@@ -56,6 +57,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Lanes,
         Large,
         Links,
+        Many,
         Memory,
         Moving,
         OltpTax,
@@ -98,7 +100,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=0, help="size of the largest table")
     parser.add_argument("--seconds", type=float, default=0.0, help="of what runs for a time")
     parser.add_argument("--rate", type=float, default=0.0, help="transactions/s of freshness")
-    parser.add_argument("--views", type=int, default=0, help="of small and memory, at most")
+    parser.add_argument("--views", type=int, default=0, help="of small, memory and many, at most")
     parser.add_argument("--pg", type=int, choices=(16, 18), default=16)
     parser.add_argument("--only", default="", help="views by name, with commas")
     parsed = parser.parse_args(argv)

@@ -253,8 +253,9 @@ class Settings:
     population_idle_ms_max: int = 60_000
     """Milliseconds that a population may work without getting on, besides 0.1 for each row: what
     it asks the source may have no end; 0: any time."""
-    population_lock_wait_ms: int = 60_000
-    """Milliseconds a population waits for transactions that block its snapshot."""
+    population_lock_wait_ms: int = 0
+    """Milliseconds that a population waits at most for open transactions that have written: its
+    snapshot begins when they have ended; 0: until they have, or the call is cancelled."""
 
     worker_listen: str = "127.0.0.1:6433"
     """``HOST:PORT`` where ``headrace worker`` listens, a worker on another machine."""

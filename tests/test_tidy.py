@@ -158,7 +158,7 @@ THREADS = {
 }
 RECORDS = {
     *("away", "columns", "coordinator", "counted", "culprit", "edges", "gauges", "histogram"),
-    *("holds", "incoming", "jobs"),
+    *("holds", "incoming", "jobs", "registry", "signatures"),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
     *("suspects", "views"),
 }

@@ -4,14 +4,16 @@
                          ─► snapshot here, at L ─► carrier goes on
 
 So before L there is in the WAL here exactly what was committed in the source before R, and what a
-view reads there at R fits what it reads here at L: from L on the stream has the rest.  What is
-held up is the source's part of views, for as long as the longest transaction that writes there, or
-here, goes on.
+view reads there at R fits what it reads here at L: from L on the stream has the rest.  Views that
+read the source are held up meanwhile.  So open transactions, here and there, are waited for before
+that, and after ``_STANDS_MS`` all of it is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from headrace.errors import TransientError
 from headrace.population import reader, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
-from headrace.population.snapshot import Snapshot
+from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres.connect import Connection, for_job
 from headrace.sql import origins
@@ -36,6 +38,8 @@ from headrace.sql.origins import SourceRow, StandIn
 from headrace.types import Lsn
 
 _POLL_S: Final = 0.005
+_STANDS_MS: Final = 10_000
+"""How long carriers may stand for one try at a snapshot."""
 _PATIENCE_S: Final = 60.0
 """How long a source may take to come as far as its own snapshot."""
 
@@ -108,7 +112,7 @@ def held(
 
     Raises:
         TransientError: a source, or its carrier, cannot be reached.
-        PrerequisiteError: 55P03, transactions stay open there.
+        SnapshotBlocked: 55P03, transactions stay open there for ``population_lock_wait_ms``.
     """
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as standing:
         if not stand_ins:
@@ -123,16 +127,7 @@ def held(
             job.phase("snapshot", message=f"waiting for source {name}")
             kept.enter_context(_alone(job, conn, name))
             standing.callback(_release, settings, name)
-            origins.hold_here(conn, name)
-            out.snapshots[name] = kept.enter_context(
-                snapshots.export(
-                    job,
-                    row.dsn,
-                    slot_name=row.slot,
-                    number=number.replace("-", "_"),
-                    wait_ms=settings.population_lock_wait_ms,
-                )
-            )
+            out.snapshots[name] = _snapshot(job, settings, conn, row, number, kept)
             origins.hold_at(conn, name, out.snapshots[name].ref.start_lsn)
         for name in names:
             _reached(job, conn, name, out.snapshots[name].ref.start_lsn)
@@ -154,6 +149,50 @@ def _alone(job: Job, conn: Connection, name: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def wait_ms(settings: Settings, *, standing: bool) -> int:
+    """Milliseconds that a snapshot may wait for open transactions at a time; 0: any number.
+
+    ``standing``: carriers stand meanwhile, so no view that reads their sources gets on.
+    """
+    limit = settings.population_lock_wait_ms
+    return min(limit, _STANDS_MS) or _STANDS_MS if standing else limit
+
+
+def _snapshot(
+    job: Job,
+    settings: Settings,
+    conn: Connection,
+    row: SourceRow,
+    number: str,
+    kept: contextlib.ExitStack,
+) -> Snapshot:
+    """Return a snapshot of a source, whose carrier stands since before it; ``kept`` ends it.
+
+    Open transactions are waited for before the carrier stands, as far as that is known.
+    """
+    limit_s = settings.population_lock_wait_ms / 1000 or math.inf
+    until = clock.monotonic() + limit_s
+    for attempt in itertools.count(1):
+        if limit_s == math.inf:
+            snapshots.wait_for_writers(job, row.dsn)
+        origins.hold_here(conn, row.name)
+        try:
+            return kept.enter_context(
+                snapshots.export(
+                    job,
+                    row.dsn,
+                    slot_name=row.slot,
+                    number=f"{number.replace('-', '_')}_{attempt}",
+                    wait_ms=wait_ms(settings, standing=True),
+                )
+            )
+        except SnapshotBlocked:
+            if clock.monotonic() >= until:
+                raise
+            _release(settings, row.name)
+    raise AssertionError("the loop has no end")
 
 
 def _release(settings: Settings, name: str) -> None:

@@ -8,6 +8,8 @@ the next begins.  The point of no return is the commit; a cancel after it comes 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -41,6 +43,7 @@ from headrace.population import (
     tables,
     uses,
 )
+from headrace.population import snapshot as snapshots
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
@@ -49,7 +52,7 @@ from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
 from headrace.population.options import ViewOptions
 from headrace.population.placing import CostFacts
-from headrace.population.snapshot import Snapshot
+from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.staging import Staging
 from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres import fingerprint, publication
@@ -59,6 +62,7 @@ from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.sql import origins, points, reads, results, views, watched
+from headrace.sql.origins import StandIn
 from headrace.sql.status import Status
 from headrace.types import format_lsn
 
@@ -230,7 +234,7 @@ class Population:
         raise AssertionError("the last attempt returns or raises")
 
     def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
-        job, context = self._job, self._context
+        job = self._job
         self._rename()
         job.phase("snapshot")
         staged.make()
@@ -242,13 +246,7 @@ class Population:
                 )
             self.close()  # whoever waits needs no connection
             number = f"{job.name}_{attempt}"
-            held = elsewhere.held(job, self._settings, beyond, number)
-            self._elsewhere, standing = place.enter_context(held)
-            with context.snapshots.join(job, self._settings) as snapshot:
-                standing.close()
-                if self._feeding is not None:
-                    self._feeding.reach(snapshot)
-                loaded, taken = self._load_at(snapshot, staged, place)
+            loaded, taken, snapshot = self._at_snapshot(staged, beyond, number, place)
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             if self._feeding is not None:
@@ -256,6 +254,42 @@ class Population:
             with ThreadPoolExecutor(1, "headrace-states") as behind:
                 self._publish(staged, facts, taken, behind.submit(write_states))
         return rows
+
+    def _at_snapshot(
+        self,
+        staged: Staging,
+        beyond: dict[int, StandIn],
+        number: str,
+        place: contextlib.ExitStack,
+    ) -> tuple[Loaded, Facts, Snapshot]:
+        """Load what a snapshot shows, together with snapshots of the sources of ``beyond``.
+
+        Carriers of sources stand until there is a snapshot here, so that is tried for a while only.
+        """
+        job, settings = self._job, self._settings
+        endless = not settings.population_lock_wait_ms
+        limit_s = elsewhere.wait_ms(settings, standing=True) / 1000 if beyond else math.inf
+        for again in itertools.count(1):
+            if beyond and endless:
+                snapshots.wait_for_writers(job, self._dsn)
+            with contextlib.ExitStack() as kept, contextlib.ExitStack() as joined:
+                held = elsewhere.held(job, settings, beyond, f"{number}_{again}")
+                self._elsewhere, standing = kept.enter_context(held)
+                try:
+                    group = self._context.snapshots.join(job, settings, limit_s)
+                    snapshot = joined.enter_context(group)
+                except SnapshotBlocked:
+                    if not (beyond and endless):
+                        raise
+                    continue
+                standing.close()
+                if self._feeding is not None:
+                    self._feeding.reach(snapshot)
+                loaded, taken = self._load_at(snapshot, staged, place)
+                joined.close()
+                place.enter_context(kept.pop_all())
+                return loaded, taken, snapshot
+        raise AssertionError("the loop has no end")
 
     def _attach(self, place: contextlib.ExitStack) -> None:
         """Have what feeds the view kept for it, where something does."""
@@ -279,7 +313,9 @@ class Population:
         sizes = self._sizes(sources)
         chosen = self._choose(sizes)
         self.close()
-        self._tell(chosen)
+        self._log.info("population", mode=chosen.mode, choice=str(chosen))
+        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
+            job.say(str(chosen))
         self._take_place(place, chosen)
         job.phase("reading", total=tables.expected(sources, sizes))
         faults.point(faults.POPULATION_BEGINS)
@@ -346,12 +382,6 @@ class Population:
         if physical.feeds or self._elsewhere is not None:
             options = replace(options, population=choice.LOCAL)
         return choice.choose(physical, sizes, self._settings, options)
-
-    def _tell(self, chosen: Choice) -> None:
-        """Tell the log, and whoever waits for many rows, where they are loaded and why."""
-        self._log.info("population", mode=chosen.mode, choice=str(chosen))
-        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
-            self._job.say(str(chosen))
 
     def _load(
         self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging

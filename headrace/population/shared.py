@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
-from headrace.population.snapshot import Snapshot
+from headrace.population.snapshot import WAITING, Snapshot
 from headrace.process import identity
 
 _log = structlog.get_logger(__name__)
@@ -68,17 +70,20 @@ class Snapshots:
         self._alive: set[_Group] = set()
 
     @contextlib.contextmanager
-    def join(self, job: Job, settings: Settings) -> Iterator[Snapshot]:
+    def join(self, job: Job, settings: Settings, limit_s: float = math.inf) -> Iterator[Snapshot]:
         """A snapshot that is made from now on, as long as the block lasts.
+
+        ``limit_s``: for how long to wait for it.
 
         REQUIRES: the tables that are read from it are published, committed.
 
         Raises:
-            HeadraceError: as ``snapshot.export``.
+            HeadraceError: as ``snapshot.export``; it is blocked also after ``limit_s``.
         """
+        until = clock.monotonic() + limit_s
         group = self._enter(settings)
         try:
-            yield self._made(group, job)
+            yield self._made(group, job, until)
         finally:
             self._leave(group)
 
@@ -91,7 +96,7 @@ class Snapshots:
             self._begin()
             return group
 
-    def _made(self, group: _Group, job: Job) -> Snapshot:
+    def _made(self, group: _Group, job: Job, until: float) -> Snapshot:
         told = None
         while True:
             job.check()
@@ -103,10 +108,14 @@ class Snapshots:
                     raise _again(group.error) from group.error
                 if group.snapshot is not None:
                     return group.snapshot
-                message = group.message
+                # A group that is not begun waits for what the one before it waits for.
+                making = self._making
+                message = group.message or (making.message if making is not None else None)
             if message is not None and message != told:
                 job.phase("snapshot", message=message)
                 told = message
+            if clock.monotonic() >= until:
+                raise snapshots.blocked((message or "").removeprefix(WAITING))
 
     def _leave(self, group: _Group) -> None:
         """The last one to leave waits until nothing is left of it."""

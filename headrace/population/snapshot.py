@@ -13,6 +13,7 @@ Invariant 1: readers work only while ``alive``; the exporter is asked again at t
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,9 +34,31 @@ from headrace.types import Lsn, parse_lsn
 _log = structlog.get_logger(__name__)
 _PING_INTERVAL_S: Final = 10.0
 _LOOK_S: Final = 1.0
-"""Seconds between looks who holds a new slot up."""
+_LOOK_S_MAX: Final = 10.0
+"""Seconds between two looks at which transactions a new slot waits for: at first, and at most."""
+_WRITERS_S: Final = 0.5
 _OLDEST_SERVER: Final = 150_000
 _SLOT_INFIX: Final = "_p_"
+WAITING: Final = "waiting for "
+"""How a message begins that names open transactions."""
+_LISTED_MAX: Final = 5
+# The locks tell which transaction the slot waits for now, and the roles that other columns are
+# hidden from see these as well.  The other transactions that have written may be next.
+_BLOCKERS: Final = """
+WITH waiting AS (
+  SELECT w.transactionid AS xid FROM pg_catalog.pg_locks w
+   WHERE w.pid = %(waits)s AND w.locktype = 'transactionid' AND NOT w.granted),
+found AS (
+  SELECT coalesce(a.usename, '?') AS role, 'process ' || a.pid AS id, a.xact_start AS since
+    FROM pg_catalog.pg_stat_activity a
+   WHERE a.pid <> pg_catalog.pg_backend_pid() AND (a.backend_xid IS NOT NULL OR a.pid IN (
+         SELECT h.pid FROM pg_catalog.pg_locks h JOIN waiting w ON h.transactionid = w.xid
+          WHERE h.locktype = 'transactionid' AND h.granted))
+  UNION ALL SELECT p.owner, 'prepared as ' || pg_catalog.quote_literal(p.gid), p.prepared
+    FROM pg_catalog.pg_prepared_xacts p)
+SELECT pg_catalog.format('transaction of %%s (%%s), started %%s', role, id, coalesce(
+       pg_catalog.to_char(since, 'YYYY-MM-DD HH24:MI:SS TZ'), 'at a time that is not shown to us'))
+  FROM found ORDER BY since LIMIT %(most)s"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +124,20 @@ class Snapshot:
 def export(job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int) -> Iterator[Snapshot]:
     """A snapshot that lives as long as the block.
 
-    Waits at most ``wait_ms`` in all for transactions that write: a slot begins only where
-    none is open.  REQUIRES: tables have been in the publication, committed, before.
+    Waits for the transactions that have written and are open, and tells the job which they are: a
+    slot begins only when they have ended.  It does so until the job is cancelled, or at most
+    ``wait_ms`` in all where that is not 0.
+    REQUIRES: tables have been in the publication, committed, before.
 
     Raises:
-        PrerequisiteError: transactions (named) stay open, a slot is missing, the server is
-            too old, or the role may not replicate.
+        SnapshotBlocked: transactions (named) have stayed open for ``wait_ms``.
+        PrerequisiteError: a slot is missing, the server is too old, or the role may not replicate.
     """
     slot = slot_of(slot_name, number)
     # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
-    # of these waits (E8), should we be gone by then.
+    # of these waits (E8), should we be gone by then.  Without it ``remove_slots`` ends the wait.
     conn = for_job(
-        dsn, what="snapshot", replication=True, settings={"lock_timeout": f"{max(wait_ms, 1)}ms"}
+        dsn, what="snapshot", replication=True, settings={"lock_timeout": f"{wait_ms}ms"}
     )
     try:
         with job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
@@ -176,7 +201,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
     # READ ONLY: PostgreSQL 18 insists (E6).
     conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
     faults.point(faults.SLOT_ASKED)
-    lookout = _Lookout(job, conn, dsn, wait_ms / 1000)
+    lookout = _Lookout(job, conn, dsn, wait_ms / 1000 if wait_ms else math.inf)
     try:
         with lookout:
             row = conn.execute(create).fetchone()
@@ -184,7 +209,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
         job.check()
         if isinstance(error, psycopg.errors.QueryCanceled) and not lookout.late:
             raise
-        raise _blocked(lookout.blockers or find_blockers(dsn)) from error
+        raise blocked(lookout.blockers or _find_blockers(dsn, lookout.pid)) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         raise PrerequisiteError(
             "no replication slot is free for the population",
@@ -197,11 +222,12 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
 
 
 class _Lookout:
-    """While inside: tells the user who holds a new slot up, and ends the wait in time."""
+    """While inside: tells the job which transactions a new slot waits for, and ends the wait."""
 
     def __init__(self, job: Job, conn: Connection, dsn: str, seconds: float) -> None:
+        self.pid: Final = conn.info.backend_pid
         self.blockers = ""
-        """Who held it up when somebody looked last."""
+        """The transactions that it waited for at the last look."""
         self.late = False
         """Whether the time was over."""
         self._job = job
@@ -221,14 +247,16 @@ class _Lookout:
         self._thread.join()
 
     def _run(self) -> None:
+        pause = _LOOK_S
         while True:
             left = self._deadline - clock.monotonic()
-            if self._over.wait(max(min(left, _LOOK_S), 0.0)):
+            if self._over.wait(max(min(left, pause), 0.0)):
                 return
+            pause = min(2 * pause, _LOOK_S_MAX)
             with contextlib.suppress(HeadraceError, psycopg.Error):
-                self.blockers = find_blockers(self._dsn)
+                self.blockers = _find_blockers(self._dsn, self.pid)
             if self.blockers:
-                self._job.say(f"waiting for {self.blockers}")
+                self._job.say(f"{WAITING}{self.blockers}")
             if clock.monotonic() >= self._deadline:
                 self.late = True
                 with contextlib.suppress(psycopg.OperationalError):
@@ -244,28 +272,47 @@ def _create(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Sn
     return SnapshotRef(str(row[0]), str(row[1]), start_lsn)
 
 
-def find_blockers(dsn: str) -> str:
-    """Transactions that hold a new slot up, oldest first, in words."""
+def wait_for_writers(job: Job, dsn: str) -> None:
+    """Wait until all transactions have ended that have written and are open now.
+
+    The next slot then waits only for those that have begun since.
+    """
+    with job.connection(dsn, what="snapshot") as conn, job.translating():
+        row: Any = conn.execute("SELECT pg_current_xact_id()::text::numeric").fetchone()
+        ended = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::numeric >= %s"
+        pause = _WRITERS_S
+        told_at = clock.monotonic() + _LOOK_S
+        while conn.execute(ended, row).fetchone() != (True,):
+            if clock.monotonic() >= told_at and (blockers := _blockers(conn, 0)):
+                job.say(f"{WAITING}{blockers}")
+            job.wait(pause)
+            pause = min(2 * pause, _LOOK_S_MAX)
+
+
+def _find_blockers(dsn: str, waits: int) -> str:
     with for_job(dsn, what="population") as conn:
-        rows = conn.execute(
-            "SELECT 'process ' || pid || ' (role ' || coalesce(usename, '?') || ', open for '"
-            " || date_trunc('second', clock_timestamp() - xact_start) || ')'"
-            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
-            " AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 5"
-        ).fetchall()
-        rows += conn.execute(
-            "SELECT 'prepared transaction ' || quote_literal(gid) || ' (role ' || owner"
-            " || ', since ' || date_trunc('second', prepared) || ')'"
-            " FROM pg_prepared_xacts ORDER BY prepared LIMIT 5"
-        ).fetchall()
+        return _blockers(conn, waits)
+
+
+def _blockers(conn: Connection, waits: int) -> str:
+    """Return the transactions that a new slot waits for, oldest first, in words.
+
+    ``waits``: the server process that makes the slot; 0: there is none yet.
+    """
+    rows = conn.execute(_BLOCKERS, {"waits": waits, "most": _LISTED_MAX}).fetchall()
     return ", ".join(str(row[0]) for row in rows)
 
 
-def _blocked(blockers: str) -> UserError:
-    return PrerequisiteError(
+class SnapshotBlocked(PrerequisiteError):
+    """Transactions have stayed open for as long as a slot may wait for them."""
+
+
+def blocked(blockers: str) -> UserError:
+    """Return the error for a slot that has waited too long for ``blockers``."""
+    return SnapshotBlocked(
         "the population cannot start while transactions that write stay open",
         detail=f"Open: {blockers}." if blockers else None,
         hint="Let them end (COMMIT, ROLLBACK, COMMIT PREPARED, pg_terminate_backend)"
-        " and create the view again.",
+        " and create the view again; or set population_lock_wait_ms to 0, to wait for them.",
         sqlstate="55P03",
     )

@@ -218,6 +218,23 @@ def read(conn: Connection, known: Iterable[Definitions]) -> list[Definitions]:
     return _read(conn, list(known), full=True)
 
 
+def present(
+    conn: Connection, objects: Iterable[str], words: Iterable[tuple[str, ...]]
+) -> tuple[dict[str, Any], dict[tuple[str, ...], Any]]:
+    """Read what there is now of many views at once, all of one moment.
+
+    ``objects`` are the keys of their ``objects``, ``words`` their lists of words; see ``narrow``.
+    """
+    lists = [words for words in dict.fromkeys(words) if words]
+    asked: list[Definitions] = [
+        {"objects": {key: {} for key in objects}, "words": [], "deep": True},
+        *({"objects": {}, "words": list(words), "deep": True} for words in lists),
+    ]
+    first, *others = _read(conn, asked, full=True)
+    called = zip(lists, others, strict=True)
+    return first["objects"], {words: found["called"] for words, found in called}
+
+
 def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
     """As ``read``, for ``changed`` only."""
     return _read(conn, list(known), full=False)
@@ -338,7 +355,7 @@ def _told(known: list[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Def
             continue
         entry = {"name": name, "content": content, "written": written}
         found[f"{catalog}:{oid}"] = entry | (parts or {})
-    return [_narrow(view, found, called.get(i)) for i, view in enumerate(known)]
+    return [narrow(view, found, called.get(i)) for i, view in enumerate(known)]
 
 
 def _branch(catalog: str, *, full: bool) -> str:
@@ -362,10 +379,10 @@ def _branch(catalog: str, *, full: bool) -> str:
     )
 
 
-def _narrow(
+def narrow(
     known: Definitions, found: Mapping[str, dict[str, Any]], called: str | None
 ) -> Definitions:
-    """``found`` as far as it concerns ``known``."""
+    """Return the part of ``found`` that concerns ``known``."""
     left_out = () if known["deep"] else _EVALUATED
     objects = {
         key: {k: v for k, v in found[key].items() if k not in left_out}

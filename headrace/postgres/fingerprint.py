@@ -30,9 +30,9 @@ added with a default) stops the view as well: it cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 import psycopg
 
@@ -198,30 +198,90 @@ def read(
 ) -> list[Facts]:
     """For each of ``known``, the present facts of the same things, all of one moment."""
     views = list(known)
-    columns = {
-        (int(table), int(attnum))
-        for view in views
-        for table, facts in view["tables"].items()
-        for attnum in facts["columns"] or ()
-    }
-    found = _read(
-        conn,
-        sorted(columns),
-        {
-            kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
-            for kind in _KINDS[1:]
-        },
-        [right for view in views for right in rights_of(view)],
-        publication,
-        revisions,
-    )
-    # By views that an earlier version has made, nothing of it is known.
-    having = [i for i, view in enumerate(views) if "definitions" in view]
-    defined = definitions.read(conn, [views[i]["definitions"] for i in having])
-    out = [_narrow(found, view) for view in views]
-    for i, present in zip(having, defined, strict=True):
-        out[i]["definitions"] = present
-    return out
+    found = Present.read(conn, Reliances.of(views), publication, revisions)
+    return [found.of(view) for view in views]
+
+
+@dataclass(frozen=True, slots=True)
+class Reliances:
+    """The things that a number of views rely on, each once."""
+
+    columns: frozenset[tuple[int, int]]
+    oids: dict[str, list[int]]
+    rights: frozenset[Right]
+    objects: frozenset[str]
+    words: frozenset[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, views: Sequence[Facts]) -> Self:
+        """Return the things that ``views`` rely on."""
+        # By views that an earlier version has made, nothing of their definitions is known.
+        defined = [view["definitions"] for view in views if "definitions" in view]
+        return cls(
+            frozenset(
+                (int(table), int(attnum))
+                for view in views
+                for table, facts in view["tables"].items()
+                for attnum in facts["columns"] or ()
+            ),
+            {
+                kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
+                for kind in _KINDS[1:]
+            },
+            frozenset(right for view in views for right in rights_of(view)),
+            frozenset(key for known in defined for key in known["objects"]),
+            frozenset(tuple(known.get("words", ())) for known in defined),
+        )
+
+    def joined(self, other: Self) -> Self:
+        """Return the things that either relies on."""
+        return type(self)(
+            self.columns | other.columns,
+            {kind: sorted({*oids, *other.oids[kind]}) for kind, oids in self.oids.items()},
+            self.rights | other.rights,
+            self.objects | other.objects,
+            self.words | other.words,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What the catalog says now of the things that a number of views rely on.
+
+    Two are equal if nothing has changed in between for any of these views.
+    """
+
+    seen: str = field(compare=False)
+    """The snapshot that it is of."""
+    found: Facts
+    objects: dict[str, Any]
+    called: dict[tuple[str, ...], Any]
+
+    @classmethod
+    def read(
+        cls, conn: Connection, asked: Reliances, publication: str, revisions: Revisions
+    ) -> Self:
+        """Read it."""
+        columns, rights = sorted(asked.columns), list(asked.rights)
+        found = _read(conn, columns, asked.oids, rights, publication, revisions)
+        objects, called = definitions.present(conn, asked.objects, asked.words)
+        return cls(found.pop("seen"), found, objects, called)
+
+    def of(self, view: Facts) -> Facts:
+        """Return the facts of one of the views."""
+        out = _narrow({"seen": self.seen, **self.found}, view)
+        if "definitions" in view:
+            known = view["definitions"]
+            called = self.called.get(tuple(known.get("words", ())))
+            out["definitions"] = definitions.narrow(known, self.objects, called)
+        return out
+
+
+def snapshot(conn: Connection) -> str:
+    """Return which transactions are visible now: no fact changes while this stays the same."""
+    row = conn.execute("SELECT pg_catalog.pg_current_snapshot()::text", prepare=True).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    return str(row[0])
 
 
 def _with_roles(uses: Uses) -> list[Right]:

@@ -67,7 +67,7 @@ class Attaching:
             )
         shared = self._sharing.part(view)
         shared.awaited[job] = (reader, shared.mark.txid)
-        self._durability.trim()
+        self._durability.trim([shared])
         return shared.id
 
     def attached(self, feeder: int, job: str) -> bool:

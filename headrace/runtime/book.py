@@ -37,6 +37,7 @@ from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.registry import Readers, Registry
 from headrace.runtime.retained import Retained
 from headrace.runtime.shared import Shared
 from headrace.runtime.side import Side
@@ -53,9 +54,10 @@ class Book:
     def __init__(self, settings: Settings, checkpoints: Checkpoints) -> None:
         self.settings: Final = settings
         self.story: Final = Story()
-        self.views: Final[dict[int, View]] = {}
-        self.subplans: Final[dict[int, Shared]] = {}
+        self.views: Final[Registry[View]] = Registry()
+        self.subplans: Final[Registry[Shared]] = Registry()
         """Subplans that views share, by id."""
+        self._readers: Final = Readers(self.views, self.subplans)
         self.hosts: Final[dict[str, Outpost]] = {}
         """Other workers, by name, once a view was placed there."""
         self.holds: Final = Holds()
@@ -237,7 +239,7 @@ class Book:
 
     def readers(self, shared: Shared) -> list[Unit]:
         """Those who read it directly."""
-        return [u for u in self.units if shared.id in u.feeds.values()]
+        return self._readers.of(shared.id)
 
     def all_readers(self, shared: Shared) -> set[int]:
         """Ids of those who read it, directly or by other subplans."""

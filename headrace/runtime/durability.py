@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from headrace import clock
@@ -15,6 +16,7 @@ from headrace.runtime import positions
 from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.positions import Position
+from headrace.runtime.shared import Shared
 from headrace.runtime.urgency import Urgency
 from headrace.runtime.views import Unit
 
@@ -60,10 +62,10 @@ class Durability:
             self.begin()
             self.end(wait=True)
 
-    def trim(self) -> None:
-        """Readers of shared subplans need less of what was sent than they did."""
+    def trim(self, subplans: Iterable[Shared]) -> None:
+        """Readers of these shared subplans need less of what was sent than they did."""
         jobs = self._book.holds.jobs()
-        for shared in self._book.subplans.values():
+        for shared in subplans:
             shared.awaited = {job: who for job, who in shared.awaited.items() if job in jobs}
             readers = dict(shared.awaited.values())
             readers |= {r.id: r.durable.txid for r in self._book.readers(shared)}
@@ -130,7 +132,10 @@ class Durability:
     def _due(self, *, ahead: bool) -> float:
         book = self._book
         hosts = list(book.hosts.values())
-        large = book.db.checkpoint_due or any(host.large for host in hosts)
+        # All states are looked at, so not without need.
+        large = any(host.large for host in hosts) or (
+            book.checkpoints.pending > 0 and book.db.checkpoint_due
+        )
         crowded = self.urgency.crowded
         owed = book.side.left_out and not book.side.working
         return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
@@ -158,7 +163,7 @@ class Durability:
                 unit.checkpointed(mark)
         for host in book.hosts.values():
             host.crowded = False
-        self.trim()
+        self.trim(self._book.subplans.values())
         self.urgency.tend()
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)

@@ -79,9 +79,12 @@ class Loading:
         owned = [v for v in book.views.values() if v.owned and book.missing(v) is None]
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
-        for view in owned:
+        left = [view for view in owned if view.id in book.views]
+        # At once: what one view relies on most others do, too.
+        errors = self._watch.check(left)
+        for view in left:
             if view.id in book.views:
-                self._verify(view)
+                self._verify(view, errors)
         for view in owned:
             if view.live and view.doom is not None:
                 self._leaving.fail(view, view.doom)
@@ -102,7 +105,7 @@ class Loading:
         """Take over a view that was populated; the engine runs."""
         book = self._book
         self._durability.still()
-        mark, known = positions.views(book.db).get(view.id), book.views.get(view.id)
+        mark, known = positions.view(book.db, view.id), book.views.get(view.id)
         with book.suspects.during(view.id, LOADING):
             for fed in self._fed_before([] if mark else [view], list(book.views.values())):
                 self._leaving.fail(fed, _refilled())
@@ -134,7 +137,7 @@ class Loading:
             if book.views.pop(view.id, None) is not None and known is not None:
                 book.views[view.id] = known
             raise
-        self._sharing.look()
+        self._sharing.look_at(view.id)
         book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
@@ -249,7 +252,7 @@ class Loading:
         """
         try:
             if view.parts and mark is None:
-                mark = positions.views(self._book.db).get(view.id)
+                mark = positions.view(self._book.db, view.id)
             if view.placed:
                 if view.id in self._book.db.views():
                     self._durability.still()
@@ -352,7 +355,7 @@ class Loading:
         """
         book = self._book
         self._durability.still()
-        if positions.views(book.db).get(found.kept) != mark:
+        if positions.view(book.db, found.kept) != mark:
             raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
         if mark.txid < book.position.txid and mark.txid + 1 not in book.records:
             # What it lacks could not be cut as before.
@@ -402,9 +405,15 @@ class Loading:
             return held_txid
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
-    def _verify(self, view: View) -> None:
-        """Let a view run, or stop it."""
+    def _verify(self, view: View, errors: Mapping[int, HeadraceError] | None = None) -> None:
+        """Let a view run, or stop it.
+
+        ``errors``: what the watch has against views, where it was asked for many at once.
+        """
         wrong = self._objection(view)
+        if wrong is None:
+            errors = self._watch.check([view]) if errors is None else errors
+            wrong = errors.get(view.id)
         if wrong is not None:
             self._leaving.fail(view, wrong)
         elif view.live:
@@ -448,7 +457,7 @@ class Loading:
                 detail="Its aggregates saw their rows in different orders.",
                 hint=RESYNC,
             )
-        return self._watch.check([view]).get(view.id)
+        return None
 
     def _written_by_another(self, view: View) -> bool:
         """Whether progress shows a batch that this engine did not cut so (H21)."""

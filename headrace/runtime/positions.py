@@ -208,6 +208,12 @@ def put_view(meta: Meta, view_id: int, mark: StateMark | None) -> None:
     meta[key] = _STATE.pack(mark.txid, mark.lsn, mark.sink_txid) if mark is not None else None
 
 
+def view(db: RocksDatabase, view_id: int) -> StateMark | None:
+    """Position of the state of one view; None: it has none."""
+    value = db.get_meta(_VIEW + str(view_id).encode())
+    return StateMark(*_STATE.unpack(value)) if value is not None else None
+
+
 def views(db: RocksDatabase) -> dict[int, StateMark]:
     """Positions of all views that have state."""
     return {

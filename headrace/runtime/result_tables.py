@@ -7,7 +7,7 @@ stops, and what users have made of the table is written down (sink/kept.py), in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 
 import psycopg
 import structlog
@@ -15,13 +15,14 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
-from headrace.postgres import failures
+from headrace.postgres import failures, fingerprint
 from headrace.runtime.book import Book
 from headrace.runtime.views import Connection, View
 from headrace.sink import table, trouble
 from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
+_Looked = tuple[str, KeysView[int]]
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
@@ -60,6 +61,8 @@ class ResultTables:
         self._book = book
         self._fail = fail
         self._signs: dict[int, str] = {}
+        self._looked: _Looked | None = None
+        """The source's snapshot and the live views when all was last looked at."""
         self.due = 0.0
         """When to look next, on the monotonic clock."""
 
@@ -74,6 +77,11 @@ class ResultTables:
         live = {view.id: view for view in book.views.values() if view.live}
         if not live:
             return
+        # DDL and GRANT take effect by transactions, so an idle source costs one short query.
+        at: _Looked | None = (fingerprint.snapshot(conn), live.keys())
+        if at == self._looked:
+            return
+        self._looked = None
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs.get(i) != sign}
         self._signs = {i: sign for i, sign in self._signs.items() if i in live}
@@ -82,6 +90,7 @@ class ResultTables:
             try:
                 wrong = unwritable(book, live[view_id])
             except psycopg.errors.LockNotAvailable:
+                at = None
                 continue
             if wrong is not None:
                 self._fail(live[view_id], wrong)
@@ -90,6 +99,7 @@ class ResultTables:
             sound.append(view_id)
         if sound:
             self._note(conn, sound)
+        self._looked = at
 
     def _note(self, conn: Connection, views: list[int]) -> None:
         try:

@@ -54,7 +54,7 @@ Views are kept out by their option ``sharing``, all of them by the setting of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,6 @@ import structlog
 
 from headrace import clock
 from headrace.collections import subplans
-from headrace.collections.plan import PhysicalPlan
 from headrace.errors import (
     RESYNC,
     ContinuityLost,
@@ -79,6 +78,7 @@ from headrace.runtime.durability import Durability
 from headrace.runtime.hosts import Hosts
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
+from headrace.runtime.signatures import Signatures
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
@@ -109,7 +109,9 @@ class Sharing:
         self._drain = drain
         self._feeds: dict[int, dict[str, int]] = {}
         """What each unit reads, as the state database has it."""
-        self._signed: dict[int, tuple[PhysicalPlan, dict[str, str]]] = {}
+        self._signatures: Final = Signatures()
+        self._affected: set[int] = set()
+        """Units that may be able to read more or less than when ``look_at`` was called last."""
         self._joining: dict[int, dict[str, int]] = {}
         """Units that could read more than they do: all that they would."""
         self._retry_at = 0.0
@@ -159,7 +161,7 @@ class Sharing:
         top = view.plan.sink.input
         if top in view.feeds:
             return self._book.subplans[view.feeds[top]]
-        signature = self._signatures(view).get(top, f"output of view {view.id}")
+        signature = self._signatures.of(view).get(top, f"output of view {view.id}")
         known = any(s.signature == signature for s in self._book.subplans.values())
         if known or not self._durably_together(view, view.feeds):
             raise TransientError("the view has not caught up", sqlstate="55006")
@@ -228,7 +230,7 @@ class Sharing:
 
         def inherited() -> None:
             self._feeds.pop(kept, None)
-            self._signed.pop(kept, None)
+            self._signatures.forget(kept)
             self._joining.pop(kept, None)
             if view.feeds:
                 self._feeds[view.id] = dict(view.feeds)
@@ -301,7 +303,7 @@ class Sharing:
                 subplans.subplan(view.plan, node),
                 dict(view.settings),
                 view.start_lsn,
-                self._signatures(view)[node],
+                self._signatures.of(view)[node],
             )
             db.ingest(shared.id, runs, partial(subplans.keeps, shared.own))
             made.append(shared)
@@ -321,6 +323,7 @@ class Sharing:
             shared.open(self._book.queues, None)
             shared.keep_for({view.id: mark.txid})
             self._book.subplans[shared.id] = shared
+            self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
             view.story.add("shares", subplan=shared.id)
         if view.feeds:
@@ -330,18 +333,14 @@ class Sharing:
         """The largest subplans of a new view that others keep for themselves."""
         if not _may(self._book, view):
             return []
-        mine = self._signatures(view)
+        self._signatures.learn(_units(self._book))
+        mine = self._signatures.of(view)
         outputs = {shared.signature for shared in self._book.subplans.values()}
-        kept: set[str] = set()
-        for unit in self._units():
-            # One that this view replaces will be gone in a moment.
-            replaced = isinstance(unit, View) and (
-                unit.suspended is not None or unit.target.oid == view.target.oid
-            )
-            if unit.id != view.id and not replaced:
-                signed = self._signatures(unit)
-                kept |= {signed[n.id] for n in unit.own.nodes if n.id in signed}
-        kept |= outputs
+        kept = {
+            s
+            for s in mine.values()
+            if s in outputs or _is_kept(self._book, self._signatures, s, view)
+        }
         found = subplans.largest(view.plan, {n for n, s in mine.items() if s in kept})
         return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
 
@@ -363,18 +362,39 @@ class Sharing:
     # --- joining and leaving
 
     def look(self) -> None:
-        """Find out who could read more than it does; after a view has come or gone."""
+        """Find out which units could read more than they do."""
         self._joining = {}
+        self._affected.clear()
+        self._find(_units(self._book))
+        self._durability.trim(self._book.subplans.values())
+
+    def look_at(self, *unit_ids: int, trimmed: Iterable[int] = ()) -> None:
+        """Do as ``look`` for these units, and for those that were affected since the last call.
+
+        ``trimmed`` are subplans that other units read now, besides those of ``unit_ids``.
+        """
+        affected = self._affected | set(unit_ids)
+        self._affected.clear()
+        found = {unit_id: self._book.unit(unit_id) for unit_id in affected}
+        for unit_id in found:
+            self._joining.pop(unit_id, None)
+        units = [unit for unit in found.values() if unit is not None]
+        self._find([unit for unit in units if _shares(self._book, unit)])
+        read = {feeder for unit in units for feeder in unit.feeds.values()} | set(trimmed)
+        known = (self._book.subplans.get(feeder) for feeder in read)
+        self._durability.trim(shared for shared in known if shared is not None)
+
+    def _find(self, units: Iterable[Unit]) -> None:
+        """Put those of ``units`` into ``_joining`` that could read more than they do."""
         self._retry_at = 0.0
         ids = {s.signature: s.id for s in self._book.subplans.values() if not s.placed}
-        for unit in self._units():
-            signed = self._signatures(unit)
+        for unit in units:
+            signed = self._signatures.of(unit)
             other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
             other |= unit.feeds  # of these it keeps no state
             found = {n: other[n] for n in subplans.largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
-        self._durability.trim()
 
     def settle(self) -> None:
         """Let units join that can, when the time has come; each cycle comes by here."""
@@ -386,12 +406,15 @@ class Sharing:
         self._drain()
         self._durability.finish()
         # Last those that leave a subplan for a larger one: the larger one may read it by then.
+        left: set[int] = set()
         for unit_id, feeds in sorted(self._joining.items(), key=self._leaves):
             unit = self._book.unit(unit_id)
             if unit is not None and self._durably_together(unit, feeds):
+                left |= set(unit.feeds.values())
                 self._join(unit, feeds)
+                self._affected.add(unit_id)
         self._drop_unread()
-        self.look()
+        self.look_at(trimmed=left)
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
         """Whether a unit is where those that it would read are."""
@@ -442,13 +465,14 @@ class Sharing:
         if view is not None:
             view.feed_on({})
             view.dataflow = None
-        self._signed.pop(unit_id, None)
-        if self._feeds.pop(unit_id, None) is not None:
+        self._signatures.forget(unit_id)
+        feeds = self._feeds.pop(unit_id, None)
+        if feeds is not None:
             meta: Meta = {}
             records.put_feeds(meta, unit_id, {})
             self._book.db.put_meta(meta, sync=False)
         self._drop_unread()
-        self.look()
+        self.look_at(unit_id, trimmed=(feeds or {}).values())
 
     def prune(self) -> None:
         """Forget what nobody reads: all views that should run are known."""
@@ -479,7 +503,8 @@ class Sharing:
         book.db.put_meta(meta, sync=True)
         del book.subplans[shared.id]
         self._feeds.pop(shared.id, None)
-        self._signed.pop(shared.id, None)
+        self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
+        self._signatures.forget(shared.id)
         if shared.placed:
             self._hosts.drop(shared.id)
         else:
@@ -487,23 +512,36 @@ class Sharing:
         book.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
 
-    # --- inside
 
-    def _units(self) -> list[Unit]:
-        """Everything that may share."""
-        views = [
-            v
-            for v in self._book.views.values()
-            if v.owned and v.store is not None and _may(self._book, v)
-        ]
-        return [*views, *(s for s in self._book.subplans.values() if not s.placed)]
+def _units(book: Book) -> list[Unit]:
+    """Everything that may share."""
+    return [unit for unit in book.units if _shares(book, unit)]
 
-    def _signatures(self, unit: Unit) -> dict[str, str]:
-        known = self._signed.get(unit.id)
-        if known is None or known[0] is not unit.plan:
-            known = (unit.plan, subplans.signatures(unit.plan, unit.settings))
-            self._signed[unit.id] = known
-        return known[1]
+
+def _shares(book: Book, unit: Unit) -> bool:
+    """Whether a unit may share."""
+    if isinstance(unit, Shared):
+        return not unit.placed
+    assert isinstance(unit, View), "the other kind of unit"
+    return unit.owned and unit.store is not None and _may(book, unit)
+
+
+def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> bool:
+    """Whether a unit other than ``view`` computes a node with that signature itself."""
+    # Subplans first, whose ids are negative: most others read them.
+    for unit_id in sorted(signatures.holders(signature)):
+        unit = book.unit(unit_id)
+        if unit is None or unit_id == view.id or not _shares(book, unit):
+            continue
+        # One that this view replaces will be gone in a moment.
+        if isinstance(unit, View) and (
+            unit.suspended is not None or unit.target.oid == view.target.oid
+        ):
+            continue
+        signed = signatures.of(unit)
+        if any(signed.get(node.id) == signature for node in unit.own.nodes):
+            return True
+    return False
 
 
 def _may(book: Book, view: View) -> bool:

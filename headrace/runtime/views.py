@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import psycopg
@@ -54,6 +54,9 @@ _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 @dataclass(slots=True)
 class Unit:
     """What has a state and a dataflow of its own: a view, or a subplan that views share."""
+
+    refeeds: ClassVar[int] = 0
+    """How often any unit has begun to read other subplans."""
 
     id: int
     plan: PhysicalPlan
@@ -101,6 +104,7 @@ class Unit:
     def feed_on(self, feeds: Mapping[str, int]) -> None:
         """Take the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
         self.feeds = dict(feeds)
+        Unit.refeeds += 1
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
 

@@ -18,7 +18,7 @@ change in one transaction, and they must not add up over years.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -40,7 +40,7 @@ from headrace.errors import (
 from headrace.kernels.pgoutput import Changes
 from headrace.postgres import definitions, fingerprint, identity
 from headrace.postgres.definitions import Definitions
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.fingerprint import Facts, Present, Reliances
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
@@ -55,6 +55,9 @@ _LOOK_S: Final = 0.005
 _WITHDRAW_MS: Final = 50
 """Longest wait of the engine for a table's lock; the commander tries for longer."""
 
+_Done = frozenset[tuple[int, int]] | None
+"""What has been done for a view, by unit; None: something is under way."""
+
 
 class Watch:
     """What the views of one engine rely on; every method runs on the engine's thread."""
@@ -67,6 +70,15 @@ class Watch:
         self._quiet: dict[int, frozenset[tuple[int, int]]] = {}
         """What had been done for a view, by unit, when it was looked at with nothing under way."""
         self._columns = Columns(self._observations)
+        self._asked: Reliances | None = None
+        """What ``_facts`` rely on, at least; None: they have changed since."""
+        self._present: Present | None = None
+        """What the last poll has read; each of ``_compared`` goes on under it."""
+        self._compared: set[int] = set()
+        self._batches = -1
+        """Our number of batches when ``_quiet`` was noted of all views last."""
+        self._polled: tuple[str, int] | None = None
+        """The source's snapshot and our number of batches when a poll last found all well."""
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
         self.withdrawn: Final[set[int]] = set()
@@ -82,13 +94,48 @@ class Watch:
         if now < self.due:
             return
         self.due = now + self._book.settings.catalog_poll_ms / 1000
-        errors = self.check([v for v in self._book.views.values() if v.owned])
+        # DDL and GRANT take effect by transactions, so an idle source costs one short query.
+        at = (fingerprint.snapshot(self._conn), self._book.batches)
+        if at == self._polled:
+            return
+        self._polled = None
+        try:
+            errors = self._check_all()
+        except psycopg.errors.LockNotAvailable as locked:
+            raise _locked(locked) from locked
         lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
         if lost and self.publication_replaced():
             raise lost[0]
         for view_id, error in errors.items():
             fail(self._book.views[view_id], error)
         self._reconsider()
+        if not errors:
+            self._polled = at
+
+    def _check_all(self) -> dict[int, HeadraceError]:
+        """Compare all views with the present, which most views have in common.
+
+        A view is compared by itself only if it is new, or the present is another one.
+        """
+        views = {v.id: v for v in self._book.views.values() if v.owned}
+        self._load(list(views))
+        if self._asked is None:
+            self._asked = Reliances.of(list(self._facts.values()))
+        name = self._book.settings.publication_name
+        present = Present.read(self._conn, self._asked, name, results.revisions)
+        if present != self._present:
+            self._compared.clear()
+        self._present = present
+        wanted = [i for i in views if i not in self._compared]
+        # Before a batch nothing can have been done for the others.
+        noted = self._compared if self._book.batches != self._batches else set()
+        done = {i: self._done(views[i]) for i in (*wanted, *noted) if i in views}
+        self._batches = self._book.batches
+        errors = self._compare(wanted, done, present)
+        for view_id in noted & done.keys():
+            self._note_quiet(view_id, done[view_id])
+        self._compared = {i for i in views if i in self._facts} - errors.keys()
+        return errors
 
     def _reconsider(self) -> None:
         """Views that have stopped: why they have may be gone.
@@ -248,22 +295,28 @@ class Watch:
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
         done = {view.id: self._done(view) for view in views}
-        wanted = list(done)
-        self._load(wanted)
-        known = {i: self._facts[i] for i in wanted if i in self._facts}
-        errors: dict[int, HeadraceError] = {
-            view_id: StateDamaged("there is no record of what the view relies on", hint=RESYNC)
-            for view_id in wanted
-            if view_id not in known
-        }
+        self._load(list(done))
+        known = [self._facts[i] for i in done if i in self._facts]
         if not known:
-            return errors
-        found = fingerprint.read(
-            self._conn, known.values(), self._book.settings.publication_name, results.revisions
-        )
+            return self._compare(list(done), done, None)
+        name = self._book.settings.publication_name
+        present = Present.read(self._conn, Reliances.of(known), name, results.revisions)
+        return self._compare(list(done), done, present)
+
+    def _compare(
+        self, wanted: list[int], done: Mapping[int, _Done], present: Present | None
+    ) -> dict[int, HeadraceError]:
+        """Compare the facts of ``wanted`` with the present; None: no facts are known."""
+        errors: dict[int, HeadraceError] = {}
         unidentified = False
-        for (view_id, before), now in zip(known.items(), found, strict=True):
-            self._now[view_id] = now
+        for view_id in wanted:
+            before = self._facts.get(view_id)
+            if before is None or present is None:
+                errors[view_id] = StateDamaged(
+                    "there is no record of what the view relies on", hint=RESYNC
+                )
+                continue
+            now = self._now[view_id] = present.of(before)
             quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
             error = fingerprint.difference(before, now, quiet=quiet, withdrawn=self.withdrawn)
             unidentified = unidentified or fingerprint.unidentified(now)
@@ -274,9 +327,7 @@ class Watch:
                 continue
             if (kept := fingerprint.followed(before, now)) is not None:
                 self._keep(view_id, before, kept)
-            self._quiet.pop(view_id, None)
-            if (at := done[view_id]) is not None:
-                self._quiet[view_id] = at
+            self._note_quiet(view_id, done[view_id])
         if unidentified:
             self._withdraw()
         return errors
@@ -291,7 +342,14 @@ class Watch:
         self.withdrawn.update(entry for entry, *_ in found)
         identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
 
-    def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
+    def _note_quiet(self, view_id: int, done: _Done) -> None:
+        """Note what had been done for a view when it was found to be right."""
+        if done is None:
+            self._quiet.pop(view_id, None)
+        else:
+            self._quiet[view_id] = done
+
+    def _done(self, view: View) -> _Done:
         """What has been done for a view, by unit; None: something is under way."""
         units: list[Unit] = [view, *self._book.needed([view])]
         if any(unit.busy for unit in units):
@@ -303,11 +361,16 @@ class Watch:
         for view_id in self._facts.keys() - self._book.views.keys():
             if view_id not in wanted:
                 del self._facts[view_id]
+                self._asked = None
                 self._now.pop(view_id, None)
                 self._quiet.pop(view_id, None)
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
-            self._facts.update(watched.load(self._conn, new))
+            found = watched.load(self._conn, new)
+            self._facts.update(found)
+            if self._asked is not None:
+                self._asked = self._asked.joined(Reliances.of(list(found.values())))
+            self._compared.difference_update(new)
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
         """Go on from the facts of ``now``."""
@@ -320,6 +383,8 @@ class Watch:
                 _log.info("table renamed", view=view_id, table=".".join(name))
                 reads.rename_table(self._conn, view_id, int(oid), name)
         self._facts[view_id] = now
+        self._asked = None
+        self._compared.discard(view_id)
 
 
 def _locked(error: psycopg.Error) -> TransientError:

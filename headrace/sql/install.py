@@ -3,7 +3,8 @@
 Each object is one ``.sql`` file, but for the procedures (``sql/calls.py``); ``FILES`` is the load
 order.  Everything may run again over itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is
 also the upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``);
-what a later one has installed is not touched.  All objects belong to the engine's role; PUBLIC may
+what a later one has installed is not touched.  Where nothing would change (``sql/installed.py``)
+nothing is run.  All objects belong to the engine's role; PUBLIC may
 read the catalog and call the procedures.
 """
 
@@ -28,6 +29,7 @@ from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
 from headrace.sql import (
     calls,
+    installed,
     meta,
     owned,
     publication_trigger,
@@ -107,6 +109,9 @@ FILES: Final = (
     "grants.sql",
 )
 
+_EACH_START: Final = "result_identity.sql"
+"""The file whose statements are about result tables and not about the schema."""
+
 Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
@@ -115,8 +120,29 @@ _log = structlog.get_logger(__name__)
 _INSTALL_LOCK: Final = 0x4844_5201
 # Shorter than the usual deadlock_timeout (1 s), so it is never a reader that is cancelled.
 _WAIT: Final = "SET LOCAL lock_timeout = '300ms'"
-_TRIES_MAX: Final = 60
 _AGAIN_S: Final = 1.0
+_LOOK_S: Final = 0.5
+_TELL_S: Final = 10.0
+"""Seconds between two log lines about one wait."""
+# A prepared transaction has locks and no process.
+_BLOCKERS: Final = """
+SELECT pg_catalog.string_agg(h.words, ', ' ORDER BY h.since) FROM (
+  SELECT DISTINCT coalesce(a.xact_start, p.prepared) AS since, CASE WHEN p.gid IS NULL
+         THEN pg_catalog.format('process %s (role %s, application %s, transaction open for %s)',
+              l.pid, coalesce(a.usename, '?'), pg_catalog.quote_literal(a.application_name),
+              pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - a.xact_start))
+         ELSE pg_catalog.format('prepared transaction %L (role %s, since %s)', p.gid, p.owner,
+              pg_catalog.date_trunc('second', p.prepared)) END AS words
+    FROM pg_catalog.pg_locks l
+    JOIN pg_catalog.pg_class c ON l.locktype = 'relation' AND c.oid = l.relation
+     AND c.relnamespace = pg_catalog.to_regnamespace('headrace')
+    LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+    LEFT JOIN pg_catalog.pg_prepared_xacts p ON l.pid IS NULL
+     AND l.virtualtransaction = '-1/' || p.transaction
+   WHERE l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+     AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d
+                        WHERE d.datname = pg_catalog.current_database())
+     AND (l.pid IS NULL OR a.xact_start < pg_catalog.clock_timestamp() - interval '1 s')) h"""
 
 
 def statements(name: str) -> str:
@@ -142,27 +168,41 @@ def made() -> list[str]:
 def install(conn: Connection) -> None:
     """Create or upgrade every object, in one transaction; idempotent.
 
-    Whoever reads the catalog meanwhile is not made the victim of a deadlock: we give way, and
-    come again.
+    An installation that would change nothing takes no lock that a reader conflicts with.  Another
+    one waits for transactions that have read or written the catalog, and logs which they are.  It
+    keeps no reader waiting longer than ``lock_timeout``, and makes none the victim of a deadlock.
 
     Raises:
-        PrerequisiteError: when the role may not create the schema, something there is
-            not ours or of a later version, or somebody keeps the catalog locked.
+        PrerequisiteError: when the role may not create the schema, or something there is
+            not ours or of a later version.
     """
-    tries = 0
+    since = clock.monotonic()
     while True:
         try:
             return _install(conn)
-        except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as error:
-            tries += 1
-            if tries == _TRIES_MAX:
-                raise PrerequisiteError(
-                    f"could not install schema headrace: {error.diag.message_primary}",
-                    detail="Somebody's transaction keeps tables of the schema locked.",
-                    hint="End it (see pg_stat_activity, pg_locks), and start again.",
-                    sqlstate="55P03",
-                ) from error
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
+            _wait(conn, since)
             clock.sleep(_AGAIN_S * secrets.randbelow(100) / 100)
+
+
+def _wait(conn: Connection, since: float) -> None:
+    """Wait until no transaction that is older than a second has a lock in the schema.
+
+    Without asking for a lock ourselves: readers that come meanwhile would queue behind us.
+    ``since``: when the installation has begun, on the monotonic clock.
+    """
+    tell_at = 0.0
+    while (blockers := _blockers(conn)) is not None:
+        now = clock.monotonic()
+        if now >= tell_at:
+            _log.warning("installation waits", waits_for=blockers, seconds=round(now - since))
+            tell_at = now + _TELL_S
+        clock.sleep(_LOOK_S)
+
+
+def _blockers(conn: Connection) -> str | None:
+    row = conn.execute(_BLOCKERS).fetchone()
+    return None if row is None else row[0]
 
 
 def _install(conn: Connection) -> None:
@@ -175,7 +215,12 @@ def _install(conn: Connection) -> None:
         if stale := restored.problem(conn):
             raise stale
         number = upgrades.found(conn)
-        schema, *others = scripts()
+        texts = list(scripts())
+        if number == upgrades.CATALOG and installed.unchanged(conn, texts):
+            conn.execute(statements(_EACH_START).encode())
+            restored.note(conn)
+            return
+        schema, *others = texts
         try:
             # Our own constant texts, with several statements: no parameters.
             conn.execute(schema.encode())
@@ -203,6 +248,7 @@ def _install(conn: Connection) -> None:
             ) from error
         meta.put(conn, upgrades.KEY, str(upgrades.CATALOG))
         restored.note(conn)
+        installed.note(conn, texts)
     if number is not None and number != upgrades.CATALOG:
         _log.info("catalog upgraded", before=number, now=upgrades.CATALOG)
 

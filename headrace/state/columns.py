@@ -23,6 +23,8 @@ from headrace.state.map import keygroups
 MIB: Final = 1024 * 1024
 DEFAULT: Final = "default"
 """The family of metadata."""
+SHARED: Final = "shared"
+"""The family of all views that have none for themselves; no view is called so."""
 _WAL_BYTES_MAX: Final = 64 * MIB
 EVENTS_S_MAX: Final = 3600
 """Seconds after which RocksDB begins another file to tell what it does.
@@ -69,7 +71,7 @@ class Memory:
 
 
 class Family:
-    """One column family, which holds all states of a view, as of the last checkpoint."""
+    """One column family: states as of the last checkpoint, of one view or of many."""
 
     def __init__(self, name: str, db: Any) -> None:
         self.name: Final = name
@@ -78,16 +80,16 @@ class Family:
         self.handle: Any = db.get_column_family_handle(name)
         """The one that write batches take."""
 
-    def states(self) -> list[str]:
-        """Names of the states that have a pair, in order."""
+    def owners(self) -> list[str]:
+        """Names of the views that have pairs here, in order; REQUIRES: it is the shared family."""
         out: list[str] = []
         with reading(self.name):
             iterator = self.rows.iter()
             iterator.seek_to_first()
             while iterator.valid():
-                name = layout.state_of(iterator.key())
-                out.append(name)
-                iterator.seek(layout.section_end(name))
+                owner, end, _ = layout.state_of(iterator.key()).partition(layout.OWNER_END)
+                out.append(owner)
+                iterator.seek(layout.owner_bounds(owner + end)[1])
             iterator.status()
         return out
 
@@ -143,18 +145,64 @@ class Family:
         close(self.rows)
 
 
+class StatePlace:
+    """Where the states of one view are: a family, and what their names begin with there."""
+
+    def __init__(self, family: Family, prefix: str) -> None:
+        self.family: Final = family
+        self.prefix: Final = prefix
+        """Empty in a family that the view has for itself."""
+
+    @property
+    def bounds(self) -> tuple[bytes, bytes]:
+        """The half-open range of its keys; REQUIRES: it has a prefix."""
+        return layout.owner_bounds(self.prefix)
+
+    def section(self, state: str) -> Section:
+        """One of its states."""
+        return Section(self.family, self.prefix, state)
+
+    def states(self) -> list[str]:
+        """Names of the states that have a pair, in order."""
+        out: list[str] = []
+        first = self.prefix.encode()
+        with reading(self.family.name):
+            iterator = self.family.rows.iter()
+            iterator.seek(first)
+            while iterator.valid() and iterator.key().startswith(first):
+                name = layout.state_of(iterator.key())
+                out.append(name.removeprefix(self.prefix))
+                iterator.seek(layout.section_end(name))
+            iterator.status()
+        return out
+
+    def empty(self) -> bool:
+        """Whether there is no pair of any state."""
+        first = self.prefix.encode()
+        with reading(self.family.name):
+            iterator = self.family.rows.iter()
+            iterator.seek(first)
+            if iterator.valid():
+                return not iterator.key().startswith(first)
+            iterator.status()
+        return True
+
+
 class Section:
-    """One state on disk: the keys of its view's column family that begin with its name.
+    """One state on disk: the keys of a column family that begin with its place and its name.
 
     Keys go in and come out without that beginning.
     """
 
-    def __init__(self, family: Family, state: str) -> None:
+    def __init__(self, family: Family, place: str, state: str) -> None:
         self.family: Final = family
-        self.name: Final = f"{family.name}/{state}"
+        self.name: Final = f"{place}{state}" if place else f"{family.name}/{state}"
         """For messages."""
-        self.prefix: Final = layout.section(state)
-        self._end: Final = layout.section_end(state)
+        self.shared: Final = bool(place)
+        """Whether the family has states of other views."""
+        self.prefix: Final = layout.section(place + state)
+        self.end: Final = layout.section_end(place + state)
+        """The least bytes above every key of it."""
         self._iterator: Any = None
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
@@ -174,7 +222,7 @@ class Section:
     def own_iterator(self) -> Any:
         """A new iterator over what is there now."""
         with reading(self.name):
-            return keygroups.Within(self.family.rows.iter(), self.prefix, self._end)
+            return keygroups.Within(self.family.rows.iter(), self.prefix, self.end)
 
     def groups(self, first: int, last: int) -> Groups:
         """The pairs of key groups ``first`` … ``last`` as they are now."""

@@ -6,7 +6,7 @@ order. A ``VersionedStore`` knows which txid wrote what: it takes back the last 
 and is checkpointed as of a committed one while later ones are processed.
 
 Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
-``state.rocks`` (one column family per view, atomic checkpoints of all).
+``state.rocks`` (one database, atomic checkpoints of all).
 """
 
 from __future__ import annotations

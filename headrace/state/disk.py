@@ -1,4 +1,8 @@
-"""RocksDB as a worker uses it: one column family per view, batches that are whole, and metadata.
+"""RocksDB as a worker uses it: column families, batches that are whole, and metadata.
+
+RocksDB rewrites and checks the options of all column families whenever one is made or dropped.  So
+small views share one family, and making a view costs the same however many there are.  A view that
+begins large has a family of its own: its sorted files are linked there and not copied.
 
 * Invariant: what ``write`` has synced is there after a crash, and RocksDB's manifest was not cut
   since (``files``).
@@ -17,7 +21,7 @@ import structlog
 
 from headrace.errors import StateDamaged, TransientError
 from headrace.state import columns, files, formats, layout
-from headrace.state.columns import Family, Memory, Section, reading, writing
+from headrace.state.columns import Family, Memory, Section, StatePlace, reading, writing
 from headrace.state.logs import Logs
 from headrace.state.map import keygroups
 
@@ -31,7 +35,7 @@ _log = structlog.get_logger(__name__)
 class Disk:
     """The column families and the metadata, which is in the default one.
 
-    ``write`` and ``family`` are for any thread; of the rest one thread at a time.
+    ``write`` and ``place`` are for any thread; of the rest one thread at a time.
     """
 
     def __init__(self, path: Path, cache_bytes: int) -> None:
@@ -52,6 +56,7 @@ class Disk:
         self._noted = files.check_manifest(path)
         self._db = self._open()
         self._default = Family(columns.DEFAULT, self._db)
+        self._shared: Final = self._make(columns.SHARED)
 
     def _open(self) -> Any:
         try:
@@ -78,9 +83,24 @@ class Disk:
 
     # --- column families
 
-    def family(self, name: str) -> Family:
-        """The column family of that name, made when missing."""
-        # Views whose first batch this is come from several threads.
+    def place(self, name: str) -> StatePlace:
+        """Return where the states of ``name`` are: its own family if it has one, or the shared."""
+        family = self._families.get(name)
+        if family is not None and family is not self._shared:
+            return StatePlace(family, "")
+        return StatePlace(self._shared, f"{name}{layout.OWNER_END}")
+
+    def own(self, name: str) -> StatePlace:
+        """Make a family for ``name``, which has no states yet, unless it has one."""
+        self._make(name)
+        return self.place(name)
+
+    @property
+    def families(self) -> int:
+        """Number of column families that views have for themselves."""
+        return len(self._families) - 1
+
+    def _make(self, name: str) -> Family:
         with self._making:
             family = self._families.get(name)
             if family is None:
@@ -98,13 +118,18 @@ class Disk:
         return rocksdict.SstFileWriter(columns.options(None))
 
     def names(self) -> list[str]:
-        """Names of the families but for the default one."""
-        return list(self._families)
+        """Names of all that have states: by families of their own, or in the shared one."""
+        own = [name for name in self._families if name != columns.SHARED]
+        return own + self._shared.owners()
 
     def drop(self, name: str) -> None:
-        """Drop a family; nothing happens if there is none."""
-        family = self._families.get(name)
-        if family is None:
+        """Drop all states of ``name``; nothing happens if there are none.  No sync."""
+        place = self.place(name)
+        if place.prefix:
+            if not place.empty():
+                batch = rocksdict.WriteBatch(raw_mode=True)
+                batch.delete_range(*place.bounds, place.family.handle)
+                self._write(batch, {place.family.name}, {}, sync=False)
             return
         # First, for closing would flush what is gone.  If this fails (a full disk), it is still
         # there, and is found when it is tried again.
@@ -112,18 +137,18 @@ class Disk:
             self._db.drop_column_family(name)
         del self._families[name]
         self._logs.forget(name)
-        family.close()
+        place.family.close()
 
     def clear(self, name: str, keep: Callable[[str], bool], meta: Meta) -> None:
-        """Delete the states of a family but for those to ``keep``, and write ``meta``; no sync."""
+        """Delete the states of ``name`` but for those to ``keep``, and write ``meta``; no sync."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        family = self._families.get(name)
+        place = self.place(name)
         touched: set[str] = set()
-        for state in family.states() if family is not None else ():
-            if family is not None and not keep(state):
-                first, end = layout.section(state), layout.section_end(state)
-                batch.delete_range(first, end, family.handle)
-                touched.add(family.name)
+        for state in place.states():
+            if not keep(state):
+                section = place.section(state)
+                batch.delete_range(section.prefix, section.end, place.family.handle)
+                touched.add(place.family.name)
         self._write(batch, touched, meta, sync=False)
 
     # --- batches and metadata

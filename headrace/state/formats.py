@@ -4,6 +4,8 @@
 it has       what happens
 ===========  ==================================================================================
 ours         it is used
+4            it is used, and has our number from then on: every view has a column family of its own,
+             which is one of the two places that we look at
 an earlier   the worker sets it aside, and every view is filled anew by itself: the log says
              why, and views show their last contents until then
 a later      the server does not start (55000): what a later version has made is not made anew
@@ -11,7 +13,7 @@ a later      the server does not start (55000): what a later version has made is
 ===========  ==================================================================================
 
 ``layout.FORMAT`` is the number.  Everything in the database can be made anew from the source, so
-there are no steps from one format to the next: a step that is wrong would be found by nobody.
+there are no steps that change what is stored: a step that is wrong would be found by nobody.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from headrace.state import layout
 
 _FILE: Final = "FORMAT"
 _BEFORE_NUMBERS: Final = b"1"
+_CONTAINED: Final = b"4"
+"""An earlier format, of which each database is also one of ours."""
 _SHOWN: Final = 20
 
 
@@ -36,7 +40,7 @@ def check(path: Path) -> None:
         OtherFormat: it has another.
     """
     found = _written(path)
-    if found is None:
+    if found in (None, _CONTAINED):
         durable.replace(path / _FILE, f"{layout.FORMAT}\n".encode())
     elif found != str(layout.FORMAT).encode():
         shown = found[:_SHOWN].decode(errors="replace")

@@ -1,8 +1,8 @@
-"""Which column family has the states of whom, where it is not the one of his own name.
+"""Under which name the states of a view are on disk, where it is not the view's own name.
 
-States are handed over without being touched: who takes them takes the family.
+States are handed over without being touched: the new owner takes over the name.
 
-* Invariant: a family is nobody's but his whom ``home`` says it for.
+* Invariant: what is under a name belongs to the one store for which ``home`` gives that name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from headrace.state.disk import Disk
 
 _HOME: Final = b"home/"
 _LEFT: Final = "+"
-"""Ends the name of what somebody has whose family another has taken: no id ends so."""
+"""Ends the home of a store whose former home another store has taken: no id ends so."""
 
 
 class Homes:
-    """The families of one database; one thread at a time uses it."""
+    """The homes of one database; one thread at a time uses it."""
 
     def __init__(self, disk: Disk) -> None:
         self._moved = {
@@ -25,18 +25,20 @@ class Homes:
         }
 
     def home(self, name: str) -> str:
-        """The family of the store ``name``."""
+        """Return the home of the store ``name``."""
         return self._moved.get(name, name)
 
-    def names(self, families: list[str]) -> list[str]:
-        """The stores that have ``families``."""
-        whose = {family: name for name, family in self._moved.items()}
-        return [whose.get(family, family) for family in families]
+    def names(self, homes: list[str]) -> list[str]:
+        """Return the stores that have ``homes``."""
+        whose = {home: name for name, home in self._moved.items()}
+        return [whose.get(home, home) for home in homes]
 
     def hand_over(self, name: str, taker: str) -> dict[bytes, bytes | None]:
-        """The metadata by which ``taker`` has the family of ``name``; see ``moved``."""
-        family = self.home(name)
-        return {_key(taker): family.encode(), _key(name): (family + _LEFT).encode()}
+        """The metadata by which ``taker`` has the home of ``name``; see ``moved``."""
+        home = self.home(name)
+        # By its own name: two stores that have had one home must not both get that of its rest.
+        left = home if home.rstrip(_LEFT) == name else name
+        return {_key(taker): home.encode(), _key(name): (left + _LEFT).encode()}
 
     def moved(self, meta: dict[bytes, bytes | None]) -> None:
         """What ``hand_over`` or ``forget`` has answered is written."""
@@ -48,9 +50,9 @@ class Homes:
                 self._moved[name] = value.decode()
 
     def forget(self, name: str) -> dict[bytes, bytes | None]:
-        """The metadata by which a store that is gone has no family; see ``moved``.
+        """The metadata by which a store that is gone has no home; see ``moved``.
 
-        One whose own family another has keeps what says so: it must not come to have it again.
+        If another store has its first home, that is kept: it must not get it again.
         """
         kept = name in self._moved.values()
         return {} if kept or name not in self._moved else {_key(name): None}

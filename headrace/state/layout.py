@@ -12,14 +12,16 @@ state          physical key                   value
 The key group is one byte, a hash of the key (``kernels.keygroups``): it is the unit that is kept in
 memory or not.  Everything about a key is in one group, whatever its rows.
 
-On disk all states of a view share one column family (RocksDB's cost of making or dropping one
-grows with their number): there the state's name and a NUL stand before the physical key, and
-those keys are the state's *section*.  Blocks store what neighbours have in common only once.
+On disk the state's name and a NUL stand before the physical key, and those keys are the state's
+*section*.  Small views share one column family (RocksDB's cost of making or dropping one grows with
+their number): there the view's name and a slash stand before that.  A view that began large has a
+family of its own.  Blocks store what neighbours have in common only once.
 
 Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.keys.encode_keys``), so
 key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
 byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
 Invariant 2: no name of a state has a byte below 2, so sections do not overlap.
+Invariant 3: no name of a view has a slash, so views do not overlap in the shared family.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of this layout and of the key encoding, and of what collections keep in it.
 
-1 had no key groups, 2 one state per aggregate, 3 one column family per state.
+1 had no key groups, 2 one state per aggregate, 3 one column family per state, 4 one per view.
 """
 
 GROUPS: Final = 256
+
+OWNER_END: Final = "/"
+"""Ends the name of a view before its states in the shared column family."""
 
 _WEIGHT: Final = struct.Struct("<q")
 
@@ -51,6 +56,12 @@ def section(state: str) -> bytes:
 def section_end(state: str) -> bytes:
     """The least bytes above every key of a state on disk."""
     return state.encode() + b"\x01"
+
+
+def owner_bounds(owner: str) -> tuple[bytes, bytes]:
+    """The half-open range of the keys below ``owner``, which ends with ``OWNER_END``."""
+    first = owner.encode()
+    return first, first[:-1] + bytes((first[-1] + 1,))
 
 
 def state_of(key: bytes) -> str:

@@ -29,6 +29,7 @@ from headrace.errors import StateDamaged
 from headrace.kernels import buffers
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
+from headrace.state.loaded import Pieces
 
 _MAGIC: Final = b"HRPACK1\n"
 _TAIL: Final = struct.Struct("<QI8s")
@@ -125,6 +126,20 @@ class Pack:
         """Names of the states that have pairs."""
         return list(self._index)
 
+    def pieces(self, state: str) -> Pieces:
+        """All pairs of one of its states in order, some at a time.
+
+        Raises:
+            OSError: it cannot be read now.
+            StateDamaged: it is not as it was written.
+        """
+        pairs = self.pairs(state)
+        try:
+            while (piece := pairs.next()) is not None:
+                yield piece[0].strings(), piece[1].strings()
+        finally:
+            pairs.close()
+
     def pairs(self, state: str) -> PackedPairs:
         """All pairs of one of its states.
 
@@ -148,13 +163,22 @@ class PackedPairs:
         Raises:
             StateDamaged: it is not as it was written; nothing of it is in the map.
         """
-        if not self._pieces:
+        piece = self.next()
+        if piece is None:
             return None
-        keys, values = self._read(self._pieces.pop())
+        keys, values = piece
         view = buffers.view
         into.load_packed(view(keys.data), view(keys.bounds), view(values.data), view(values.bounds))
         last: bytes = keys.data[keys.bounds[-2] :].tobytes()
         return last
+
+    def next(self) -> tuple[Packed, Packed] | None:
+        """Keys and values of the next piece; None at the end.
+
+        Raises:
+            StateDamaged: it is not as it was written.
+        """
+        return self._read(self._pieces.pop()) if self._pieces else None
 
     def close(self) -> None:
         """Let go of the file."""

@@ -225,12 +225,17 @@ class Regulator:
                 tier.clean(_CLEAN_NODES)
         if not self._work:
             self._decide(tiers, long=worked_s > _LONG_S)
+        total = self._weigh(tiers) if self._work else 0
         while self._work and clock.monotonic() < until:
-            self._weigh(tiers)
+            self.full = total / self.budget_bytes
             if self.full > FILL_UP_TO:
                 self._stop_loading(unasked_only=self.full <= LOAD_UP_TO)
             if self._work:
+                # A job changes the size of its own tier only.
+                tier = self._work[0].tier
+                before = tier.map.live_bytes
                 self._do()
+                total += tier.map.live_bytes - before
         return self.busy or any(tier.cleaning for tier in tiers)
 
     @property

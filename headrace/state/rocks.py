@@ -1,11 +1,11 @@
-"""State in RocksDB: one database per worker, one column family per view.
+"""State in RocksDB: one database per worker, whose views have places in its column families.
 
 What the txids write is in memory (``tiers``) until a checkpoint makes it durable, for all views
 together with metadata, at once (``checkpoint``).  Killing the process at any moment leaves the
 last checkpoint whole (the write-ahead log is always on).
 
 * Invariant 1: the column families hold only checkpointed states: nothing else writes to them,
-  except ``ingest``, which makes all states of a view that has none yet.
+  except ``ingest``, which makes all states of a view that has none yet, and their removal.
 * Invariant 2: no stored weight is 0 or negative: ``prepare`` proves it before the sink writes.
 * Invariant 3: what cannot be read is never taken for absent (``columns``, H22).
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from headrace import clock
 from headrace.errors import HeadraceError, StateDamaged
 from headrace.state import checkpoint, columns, layout, packs
 from headrace.state.checkpoint import RocksCheckpoint
@@ -42,7 +43,14 @@ _SYNCED: Final = b"synced"
 _PAIRS_PER_PIECE: Final = 4096
 _BYTES_PER_PIECE: Final = 1 << 20
 """An entry that says nothing."""
+_LOOKED_AT_FREELY: Final = 256
+_LOOK_S: Final = 20e-6
+"""A look at all states costs less than a microsecond for each.  Beyond ``_LOOKED_AT_FREELY`` states
+each adds so much to the pause before the next look, which then takes at most a twentieth."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
+_COPIED_BYTES: Final = columns.MIB
+_COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
+"""Making a column family costs about 0.35 ms for each that is there, copying a MiB 10 ms."""
 
 
 class RocksDatabase:
@@ -69,6 +77,8 @@ class RocksDatabase:
         self._checkpoint: RocksCheckpoint | None = None
         self._more = False
         """Whether the regulator has not done all that it has decided."""
+        self._regulate_at = 0.0
+        """When to look at all states again, on the monotonic clock."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
         self._homes: Final = Homes(self.disk)
@@ -165,20 +175,32 @@ class RocksDatabase:
         """Make the states of a view out of runs of ``write_run``, of which it may ``keep`` some.
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
-        The files are linked or copied and stay.  REQUIRES: no key of a state is in two runs.
+        The files are linked or copied and stay.  Not synced: the next sync makes it durable.
+        REQUIRES: no key of a state is in two runs.
         The pack of an only run goes into memory when the store is given out, which must be next.
         """
         self.drop_view(view_id)
         name = f"v{view_id}"
-        family = self._homes.home(name)
+        home = self._homes.home(name)
         listed = list(runs)
-        for path in listed:
-            self.disk.family(family).ingest(path)
-        if keep is not None:
-            self.disk.clear(family, keep, {})
+        pack: Pack | None = None
         if len(listed) == 1:
             with contextlib.suppress(OSError, StateDamaged):  # the run has it all
-                self._packs[name] = Pack(packs.of_run(listed[0]))
+                pack = self._packs[name] = Pack(packs.of_run(listed[0]))
+        if pack is not None and listed[0].stat().st_size <= _copied_bytes_max(self.disk):
+            with contextlib.suppress(OSError, StateDamaged):
+                _copy(self.disk, home, pack, keep)
+                return
+            # The run has it all; what was copied before the damage was met goes.
+            self._packs.pop(name)
+            self.disk.drop(home)
+        if not listed:
+            return
+        family = self.disk.own(home).family
+        for path in listed:
+            family.ingest(path)
+        if keep is not None:
+            self.disk.clear(home, keep, {})
 
     def export(
         self, view_id: int | str, path: Path, keep: Callable[[str], bool] = lambda _: True
@@ -188,11 +210,9 @@ class RocksDatabase:
         Returns the pairs.  From any thread.  REQUIRES: no checkpoint that has it is written
         meanwhile.
         """
-        family = self.disk.known(self._homes.home(f"v{view_id}"))
-        if family is None:
-            return 0
-        names = filter(keep, family.states())
-        return write_run(path, {name: _pieces(Section(family, name)) for name in names})
+        place = self.disk.place(self._homes.home(f"v{view_id}"))
+        names = filter(keep, place.states())
+        return write_run(path, {name: _pieces(place.section(name)) for name in names})
 
     def regulate(self, worked_s: float = 0.0) -> bool:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
@@ -200,7 +220,11 @@ class RocksDatabase:
         Or as long as the last batch took (``worked_s``).  Returns whether it should be called
         again soon, though nothing else is to be done.
         """
-        self._more = self._regulator.step(self._tiers(), worked_s)
+        now = clock.monotonic()
+        if now >= self._regulate_at or self._more or self._regulator.busy:
+            tiers = self._tiers()
+            self._more = self._regulator.step(tiers, worked_s)
+            self._regulate_at = now + max(len(tiers) - _LOOKED_AT_FREELY, 0) * _LOOK_S
         if self._checkpoint is not None and self._regulator.full > 1:
             self._checkpoint.pace.hurried = True
         return self._more
@@ -312,6 +336,22 @@ class RocksDatabase:
         for name in list(self._stores):
             self._retract(name)
         self.disk.close()
+
+
+def _copied_bytes_max(disk: Disk) -> int:
+    """Return the size up to which a run is copied, for one more column family would cost more."""
+    return max(_COPIED_BYTES, disk.families * _COPIED_BYTES_PER_FAMILY)
+
+
+def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None) -> None:
+    """Write the pairs of a pack into the shared family, a bounded number at a time."""
+    place = disk.place(home)
+    for state in pack.states:
+        if keep is not None and not keep(state):
+            continue
+        section = place.section(state)
+        for keys, values in pack.pieces(state):
+            disk.write([(section, keys, list(values))], {}, sync=False)
 
 
 def _pieces(section: Section) -> Pieces:

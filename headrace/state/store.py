@@ -33,7 +33,7 @@ class RocksStore:
 
     def __init__(self, database: Database, name: str, txid: int) -> None:
         self.name: Final = name
-        """Of its column family."""
+        """By which its place on disk is found."""
         self.txid = txid
         """The last txid committed."""
         self.durable = txid
@@ -140,12 +140,9 @@ class RocksStore:
 
     def dump(self) -> dict[str, layout.Pairs]:
         """Every checkpointed pair of every state, in physical key order (for tests)."""
-        family = self._database.disk.known(self.name)
-        found = set(family.states()) if family else set()
-        return {
-            name: list(Section(family, name).pairs()) if family else []
-            for name in sorted(found | self.tiers.keys())
-        }
+        place = self._database.disk.place(self.name)
+        names = sorted({*place.states(), *self.tiers})
+        return {name: list(place.section(name).pairs()) for name in names}
 
     def forget(self, names: Iterable[str]) -> list[Tier]:
         """These states are gone from disk; their tiers, which are closed.
@@ -182,7 +179,7 @@ class RocksStore:
         return state
 
     def _section(self, name: str) -> Section:
-        return Section(self._database.disk.family(self.name), name)
+        return self._database.disk.place(self.name).section(name)
 
     def _tier(self, section: Section) -> Tier:
         tier = Tier(section, self.txid)

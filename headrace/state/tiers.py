@@ -28,6 +28,7 @@ _CLEAN_PER_WRITE: Final = 2
 """Superfluous entries dropped for each one written, so that they never pile up."""
 _SAMPLE_PAIRS: Final = 256
 _SAMPLE_BYTES: Final = 64 * 1024
+_SAMPLES_IN_SHARED: Final = 16
 _NEVER: Final = 1 << 62
 
 
@@ -163,9 +164,12 @@ class Tier:
 
     def _sample(self, group: int) -> int:
         """Look at the beginning of a group: the groups of a state are about equally large."""
-        keys, values = self.section.groups(group, group).read(_SAMPLE_PAIRS, _SAMPLE_BYTES)
+        # In the shared family the fallback below says little, so more is looked at.
+        times = _SAMPLES_IN_SHARED if self.section.shared else 1
+        pairs_max, bytes_max = times * _SAMPLE_PAIRS, times * _SAMPLE_BYTES
+        keys, values = self.section.groups(group, group).read(pairs_max, bytes_max)
         seen: int = keygroups.pair_bytes(keys, values) + columns.NODE_BYTES * len(keys)
-        if len(keys) < _SAMPLE_PAIRS and seen < _SAMPLE_BYTES:
+        if len(keys) < pairs_max and seen < bytes_max:
             return seen
         # As if the whole column family were this state.
         return max(seen, self.section.family.estimate() // layout.GROUPS)

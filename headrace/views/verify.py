@@ -278,6 +278,8 @@ class _Proof:
             job.phase("snapshot")
             number = f"v{job.name.replace('-', '_')}_{self._attempt}"
             beyond = origins.standing_in(before, self._subject.sources)
+            if beyond and not settings.population_lock_wait_ms:
+                snapshots.wait_for_writers(job, self._dsn)
             with (
                 elsewhere.held(job, settings, beyond, number) as (self._elsewhere, standing),
                 snapshots.export(
@@ -285,7 +287,7 @@ class _Proof:
                     self._dsn,
                     slot_name=settings.slot_name,
                     number=number,
-                    wait_ms=settings.population_lock_wait_ms,
+                    wait_ms=elsewhere.wait_ms(settings, standing=bool(beyond)),
                 ) as snapshot,
             ):
                 standing.close()

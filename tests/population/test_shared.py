@@ -38,7 +38,8 @@ class Creation:
 
     def __init__(self, bench, name: str, query: str = QUERY, **given) -> None:
         self.name, self.query = name, query
-        self.job = Job(lambda message: None)
+        self.messages: list[str] = []
+        self.job = Job(lambda step: self.messages.append(step.get("message", "")))
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(bench, given))
         self._thread.start()
@@ -105,6 +106,17 @@ def test_who_comes_while_a_slot_is_made_shares_the_next(bench, writer, made):
     whole(bench, one, *others)
     assert len(made) == 2
     wait_until(lambda: not slots(bench), "the slots are gone")
+
+
+def test_all_who_wait_hear_for_which_transaction(bench, writer):
+    """Also the populations whose slot is not begun: it waits behind the one that is."""
+    one = first(bench)
+    others = come(bench, *"ab")
+    words = f"transaction of postgres (process {writer.info.backend_pid}), started"
+    for creation in (one, *others):
+        wait_until(lambda c=creation: any(words in m for m in c.messages), creation.name)
+    writer.commit()
+    whole(bench, one, *others)
 
 
 def test_who_gives_up_hurts_nobody(bench, writer, made):

@@ -13,7 +13,7 @@ from headrace.errors import PrerequisiteError, QueryCancelled, SnapshotLost
 from headrace.population import reader, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
-from headrace.population.snapshot import SnapshotRef
+from headrace.population.snapshot import SnapshotBlocked, SnapshotRef
 from headrace.population.tables import TableChanged
 from headrace.postgres.connect import for_job
 from tests.population import plans
@@ -189,21 +189,52 @@ def test_population_starts_again_when_the_exporter_dies(bench, moment):
     assert bool(killed) == (moment != "publication")
 
 
-def test_open_writer_is_named_in_time(bench):
-    """H7."""
-    with psycopg.connect(bench.dsn) as writer:
-        writer.execute("INSERT INTO customers VALUES (9997, 'open', '')")
-        bench.change(population_lock_wait_ms=1_200)
-        with pytest.raises(PrerequisiteError) as caught:
-            bench.create("v", "SELECT id FROM customers")
-        assert caught.value.code == "55P03"
-        assert f"process {writer.info.backend_pid} (role postgres" in caught.value.detail
-        bench.nothing_left()
-        assert slots(bench) == []
-        # The application itself is not in the way of anybody.
-        writer.commit()
-    bench.change(population_lock_wait_ms=60_000)
-    bench.create("v", "SELECT id FROM customers")
+@pytest.mark.parametrize("limit_ms", [0, 1_200])
+def test_open_writer_is_named(bench, in_thread, limit_ms):
+    """H7: of any role, and waited for as long as it takes, unless there is a limit."""
+    role = f"{bench.conn.info.dbname}_writer"
+    bench.conn.execute(f"CREATE ROLE {role} LOGIN; GRANT INSERT ON customers TO {role}")
+    bench.change(population_lock_wait_ms=limit_ms)
+    query = "SELECT id FROM customers"
+    messages = []
+    errors = []
+
+    def create() -> None:
+        try:
+            bench.create("v", query, job=Job(lambda step: messages.append(step.get("message"))))
+        except PrerequisiteError as error:
+            errors.append(error)
+
+    try:
+        with psycopg.connect(bench.dsn, user=role) as writer:
+            writer.execute("INSERT INTO customers VALUES (9997, 'open', '')")
+            since = writer.execute("SELECT to_char(now(), 'YYYY-MM-DD HH24:MI:SS TZ')").fetchone()[
+                0
+            ]
+            words = f"transaction of {role} (process {writer.info.backend_pid}), started {since}"
+            thread = in_thread(create)
+            wait_until(lambda: f"waiting for {words}" in messages, lambda: messages)
+            if limit_ms:
+                thread.join(PATIENCE_S)
+                assert [error.code for error in errors] == ["55P03"]
+                assert words in errors[0].detail
+                bench.nothing_left()
+                assert slots(bench) == []
+            else:
+                assert not errors
+                assert bench.waits_for_writer()
+            writer.commit()
+        thread.join(PATIENCE_S)
+        bench.change(population_lock_wait_ms=0)
+        if limit_ms:
+            bench.create("v", query)
+        assert bench.rows("TABLE v") == bench.rows(query)
+    finally:
+        bench.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_the_setting_lets_a_population_wait_as_long_as_it_takes(bench):
+    assert bench.settings.population_lock_wait_ms == 0
 
 
 def test_prepared_transaction_is_named():
@@ -217,13 +248,40 @@ def test_prepared_transaction_is_named():
             conn.execute("PREPARE TRANSACTION 'orphan'")
             job = Job(lambda m: None)
             with (
-                pytest.raises(PrerequisiteError, match="stay open") as caught,
+                pytest.raises(SnapshotBlocked, match="stay open") as caught,
                 snapshots.export(job, dsn, slot_name="s", number="1", wait_ms=1500),
             ):
                 pass
-            assert "prepared transaction 'orphan' (role postgres" in caught.value.detail
+            assert "transaction of postgres (prepared as 'orphan'), started" in caught.value.detail
             assert conn.execute("SELECT 1 FROM pg_replication_slots").fetchall() == []
             conn.execute("ROLLBACK PREPARED 'orphan'")
+
+
+def test_writers_are_waited_for_that_are_open_now(bench, in_thread):
+    """Not for those that begin later; a job that is cancelled waits no more."""
+    job, given_up = bench.job(), bench.job()
+    with psycopg.connect(bench.dsn) as writer, psycopg.connect(bench.dsn) as later:
+        writer.execute("INSERT INTO customers VALUES (9997, 'open', '')")
+        thread = in_thread(lambda: snapshots.wait_for_writers(job, bench.dsn))
+
+        def give_up() -> None:
+            with pytest.raises(QueryCancelled):
+                snapshots.wait_for_writers(given_up, bench.dsn)
+
+        other = in_thread(give_up)
+        asked = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace snapshot'"
+            " AND datname = current_database() AND query <> ''"
+        )
+        wait_until(lambda: bench.conn.execute(asked).fetchone() == (2,), "both look")
+        given_up.cancel()
+        other.join(PATIENCE_S)
+        assert not other.is_alive()
+        later.execute("INSERT INTO customers VALUES (9998, 'later', '')")
+        assert thread.is_alive()
+        writer.commit()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 def test_cancel_while_the_slot_is_blocked(bench, in_thread):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import clock
+from headrace.collections import subplans
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults
 from headrace.runtime.positions import Position
@@ -106,6 +107,27 @@ def states(running, view_id: int) -> set[str]:
         return {name for name, pairs in unit.store.dump().items() if pairs}
 
     return running.on(read)
+
+
+def test_a_new_view_looks_at_no_view_that_it_does_not_concern(source, database, start, monkeypatch):
+    """However many views there are: of a shared subplan, and of nothing shared."""
+    running = start()
+    looked: list[object] = []
+    largest = subplans.largest
+
+    def counted(whole, wanted):
+        looked.append(whole)
+        return largest(whole, wanted)
+
+    monkeypatch.setattr(subplans, "largest", counted)
+    looks = []
+    for number in range(8):
+        query = SUMS.replace("GROUP BY", f"WHERE o.n > {number} GROUP BY") if number % 2 else ROWS
+        del looked[:]
+        create(running, database, f"v{number}", query)
+        wait_until(lambda: not running.engine.sharing._joining, "nobody is left to join")
+        looks.append(len(looked))
+    assert looks[-4:] == looks[-2:] * 2, looks
 
 
 def test_a_join_of_two_views_is_kept_once(source, database, start):

@@ -12,7 +12,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
-from headrace.postgres.fingerprint import Uses
+from headrace.postgres.fingerprint import Present, Uses
 from headrace.sql import results
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
@@ -136,6 +136,53 @@ def polled(running: Running) -> None:
     """Return after a look at the catalog that began after the call."""
     running.on(lambda: setattr(running.engine.watch, "due", 0.0))
     running.on(lambda: running.engine.watch.poll(running.engine.leaving.fail))
+
+
+def test_looks_cost_little_where_nothing_has_changed(source, start, database, monkeypatch):
+    """None of the catalog while the source is idle; else one, which each view is not compared with."""
+    running = start(catalog_poll_ms=600_000)
+    for name in ("a", "b", "c"):
+        plan = source_plan(source, "keep")
+        create_view(running, database, name, plan, "TABLE keep")
+    polled(running)
+    reads: list[object] = []
+    compared: list[object] = []
+    read, difference = Present.read.__func__, fingerprint.difference
+
+    def counted(*asked):
+        reads.append(asked)
+        return read(*asked)
+
+    def noted(*facts, **how):
+        compared.append(facts)
+        return difference(*facts, **how)
+
+    monkeypatch.setattr(Present, "read", classmethod(counted))
+    monkeypatch.setattr(fingerprint, "difference", noted)
+
+    def idle() -> bool:
+        """Whether a look came while no transaction of the whole server did."""
+        before = fingerprint.snapshot(source)
+        polled(running)
+        del reads[:]
+        polled(running)
+        return fingerprint.snapshot(source) == before
+
+    wait_until(idle, "nothing happens for a moment")
+    assert (reads, compared) == ([], [])
+    source.execute("CREATE TABLE of_no_view (id int)")
+    polled(running)
+    assert len(reads) == 1
+    assert compared == []
+    create_view(running, database, "d", source_plan(source, "keep"), "TABLE keep")
+    del compared[:]
+    polled(running)
+    assert len(compared) <= 1
+    del compared[:]
+    source.execute("ALTER TABLE keep ADD COLUMN of_no_use int")
+    polled(running)
+    assert len(compared) == 4
+    source.execute("ALTER TABLE keep DROP COLUMN of_no_use")
 
 
 def test_each_silent_alteration_stops_its_view_only(source, start, database):

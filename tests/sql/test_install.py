@@ -7,11 +7,12 @@ from importlib import resources
 
 import psycopg
 import pytest
+import structlog
 from psycopg.conninfo import make_conninfo
 
 from headrace.errors import PrerequisiteError
 from headrace.postgres.settings import CAPTURED
-from headrace.sql import install, upgrades
+from headrace.sql import install, installed, upgrades
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -49,9 +50,71 @@ def test_install_is_idempotent_and_uninstall_clean(conn):
     assert install.uninstall(conn) == []
 
 
-def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database, monkeypatch):
+def change(conn: psycopg.Connection) -> None:
+    """Have the next installation find that something has changed."""
+    conn.execute("DELETE FROM headrace.meta WHERE key = 'installed'")
+
+
+LOCKED = """
+SELECT count(*) FROM pg_locks l JOIN pg_class c ON l.locktype = 'relation' AND c.oid = l.relation
+ WHERE c.relnamespace = 'headrace'::regnamespace AND l.mode LIKE 'Access%%' AND l.pid = %s"""
+
+
+def test_a_start_that_changes_nothing_waits_for_no_reader(conn, database):
+    """Nor for pg_dump, which locks all tables that it reads."""
+    install.install(conn)
+    install.install(conn)
+    conn.execute("VACUUM FREEZE")
+    conn.execute("ANALYZE")
+    tables = conn.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'headrace'::regnamespace"
+        " AND relkind = 'r'"
+    ).fetchall()
+    with psycopg.connect(database) as reader:
+        for (name,) in tables:
+            reader.execute(f"LOCK TABLE headrace.{name} IN ACCESS SHARE MODE")
+        reader.execute("SELECT * FROM headrace.list_views()")
+        assert conn.execute(LOCKED, (reader.info.backend_pid,)).fetchone()[0] >= len(tables)
+        conn.execute("SET statement_timeout = '60s'")
+        install.install(conn)
+
+
+DAMAGES = [
+    "DROP FUNCTION headrace.status()",
+    "CREATE OR REPLACE FUNCTION headrace.batch_s() RETURNS float8 LANGUAGE sql AS 'SELECT 1'",
+    "ALTER FUNCTION headrace.status() SECURITY DEFINER",
+    "REVOKE EXECUTE ON FUNCTION headrace.status() FROM PUBLIC",
+    "GRANT INSERT ON headrace.views TO PUBLIC",
+    "GRANT UPDATE (status) ON headrace.views TO PUBLIC",
+    "DROP POLICY own ON headrace.views",
+    "ALTER POLICY own ON headrace.views USING (true)",
+    "ALTER TABLE headrace.views DISABLE ROW LEVEL SECURITY",
+    "GRANT CREATE ON SCHEMA headrace TO PUBLIC",
+    "DROP TABLE headrace.samples CASCADE",
+    "REVOKE SELECT ON headrace.meta FROM PUBLIC",
+]
+
+
+def test_what_was_altered_is_installed_again(conn):
+    """Nothing that an installation would mend is taken for unchanged."""
+    install.install(conn)
+    texts = list(install.scripts())
+    assert installed.unchanged(conn, texts)
+    assert not installed.unchanged(conn, [*texts, "SELECT 1"])
+    for damage in DAMAGES:
+        with conn.transaction(force_rollback=True):
+            conn.execute(damage)
+            assert not installed.unchanged(conn, texts), damage
+        assert installed.unchanged(conn, texts)
+    conn.execute(DAMAGES[0])
+    install.install(conn)
+    assert conn.execute("SELECT count(*) > 0 FROM headrace.status()").fetchone() == (True,)
+
+
+def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database):
     """He keeps his locks, and asks for more amid the installation; it comes again."""
     install.install(conn)
+    change(conn)
     conn.execute("ALTER SYSTEM SET deadlock_timeout = '5s'")
     conn.execute("SELECT pg_reload_conf()")
     done = threading.Event()
@@ -82,13 +145,51 @@ def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database, monkeyp
         conn.execute("ALTER SYSTEM RESET deadlock_timeout")
         conn.execute("SELECT pg_reload_conf()")
         thread.join()
-    monkeypatch.setattr(install, "_TRIES_MAX", 2)
-    with psycopg.connect(database) as reader:
-        reader.execute("SELECT * FROM headrace.views")
-        with pytest.raises(PrerequisiteError, match="lock timeout") as caught:
-            install.install(conn)
-    assert caught.value.code == "55P03"
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_an_upgrade_waits_and_says_for_which_transaction(conn, database, prepared):
+    """As long as it takes, and other readers do not wait behind it."""
+    if prepared and conn.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
+        pytest.skip("the server takes no prepared transactions")
     install.install(conn)
+    change(conn)
+    done = threading.Event()
+
+    def start() -> None:
+        with psycopg.connect(database, autocommit=True) as other:
+            install.install(other)
+        done.set()
+
+    thread = threading.Thread(target=start, daemon=True)
+    with (
+        structlog.testing.capture_logs() as logs,
+        psycopg.connect(database, application_name="nightly dump") as reader,
+    ):
+        reader.execute("SELECT * FROM headrace.views")
+        if prepared:
+            reader.execute("PREPARE TRANSACTION 'kept open'")
+        thread.start()
+        words = "kept open" if prepared else "nightly dump"
+        told = wait_until(
+            lambda: [line for line in logs if words in line.get("waits_for", "")],
+            "it says for which transaction it waits",
+        )
+        assert told[0]["event"] == "installation waits"
+        assert told[0]["seconds"] >= 0
+        for _ in range(20):
+            waiting = conn.execute(
+                "SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+                " WHERE NOT l.granted AND c.relnamespace = 'headrace'::regnamespace"
+            ).fetchone()
+            assert waiting == (0,), "it asks for no lock meanwhile"
+        assert not done.is_set()
+        if prepared:
+            conn.execute("ROLLBACK PREPARED 'kept open'")
+        else:
+            reader.rollback()
+        assert done.wait(PATIENCE_S)
+    thread.join()
 
 
 def test_uninstall_keeps_or_drops_result_tables(conn):

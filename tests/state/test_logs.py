@@ -76,7 +76,7 @@ def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_pa
 def test_what_rocksdb_tells_of_itself_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log of events and the list of its files, which each new view makes longer."""
+    """Its log of events and the list of its files, which each new family makes longer."""
     monkeypatch.setattr(columns, "EVENTS_S_MAX", 1)
     monkeypatch.setattr(columns, "MANIFEST_BYTES_MAX", 4 * 1024)
     database = RocksDatabase(tmp_path / "db")
@@ -85,6 +85,7 @@ def test_what_rocksdb_tells_of_itself_is_bounded(
 
     def come_and_go() -> bool:
         nonlocal rounds
+        database.disk.own(f"v{rounds}")
         store = database.view(rounds)
         write(database, store, [b"a"], {b"n": b"%d" % rounds})
         database.drop_view(rounds)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import BugError, StateDamaged
 from headrace.kernels import buffers, packed
-from headrace.state import columns, packs
+from headrace.state import columns, packs, rocks
 from headrace.state.files import write_run
 from headrace.state.map import keygroups
 from headrace.state.map.skiplist import SkipList
@@ -229,9 +229,10 @@ def test_packed_strings_load_as_lists_do(kind) -> None:
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_a_run_is_not_copied_where_it_can_be_linked(
+def test_a_large_run_is_not_copied_where_it_can_be_linked(
     database, tmp_path, monkeypatch, linked
 ) -> None:
+    monkeypatch.setattr(rocks, "_COPIED_BYTES", 0)
     run, pairs = tmp_path / "0.sst", entries(500)
     written(run, {"m": pairs})
     run.with_suffix(".link").write_bytes(b"what a crash has left")
@@ -248,5 +249,5 @@ def test_a_run_is_not_copied_where_it_can_be_linked(
         assert [file.suffix for file in sorted(tmp_path.glob("0.*"))] == [".pack", ".sst"]
         assert found(database.view(1).map("m")) == logical(pairs)
     # Over what is there it gets a number of its own in RocksDB, which must not stand in the file.
-    database.disk.family("v1").ingest(run)
+    database.disk.place("v1").family.ingest(run)
     assert run.read_bytes() == content

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import time
@@ -16,7 +15,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from rocksdict import Rdict
 
 from headrace.config import Settings
 from headrace.embedded.engine import EmbeddedEngine
@@ -44,8 +42,6 @@ SELECT pid, application_name, state, wait_event_type, wait_event, pg_blocking_pi
 """
 OTHER = "w1"
 """The other worker."""
-FAMILY = re.compile(r"v-?\d+")
-"""A column family of a view, or (below 0) of a shared subplan."""
 
 
 def connect(dsn: str) -> psycopg.Connection:
@@ -360,17 +356,17 @@ class World:
             assert self._slots(conn) == [self.slot_name]
         self.load.resume()
         path = Settings(source="", data_dir=self.engine.data_dir).state_dir
-        families = {int(f[1:]) for f in Rdict.list_cf(str(path)) if FAMILY.fullmatch(f)}
-        assert families & ids, "views have state, under the names looked for here"
         database = RocksDatabase(path)
         try:
+            stored = database.views()
+            assert stored & ids, "views have state, under the names looked for here"
             assert positions.holds(database) == {}
             marks = positions.views(database).keys()
             assert {i for i in marks if i > 0} == ids
             feeds = [json.loads(v) for _, v in database.scan_meta(b"feeds/")]
             read = {shared for feed in feeds for shared in feed.values()}
             assert {i for i in marks if i < 0} == read, "shared subplans are read"
-            assert families <= ids | read, "state of views that are gone"
+            assert stored <= ids | read, "state of views that are gone"
         finally:
             database.close()
         assert self.witness.reads, "the witness must have looked"
