@@ -25,8 +25,9 @@ import psycopg
 
 from headrace.errors import PrerequisiteError
 
-CATALOG: Final = 2
-"""1: before numbers.  2: last errors of views, workers on other machines."""
+CATALOG: Final = 3
+"""1: before numbers.  2: last errors of views, workers on other machines.  3: views that are behind
+in ``held``."""
 KEY: Final = "version"
 """Its row of ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()
