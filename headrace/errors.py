@@ -18,6 +18,10 @@ from typing import ClassVar, Final, Self
 RESYNC: Final = "Drop the view and create it again."
 """Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
 
+GONE: Final = "Drop the view, or give it a query without that."
+"""Hint where the query reads what was dropped: a resync alone cannot mend that.  The caller that
+stops the view replaces it with the calls."""
+
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
 """Code of a user says what it likes; it must fit a control message and the catalog many times."""

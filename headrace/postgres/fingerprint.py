@@ -36,7 +36,14 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError, StructureChanged
+from headrace.errors import (
+    GONE,
+    RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StructureChanged,
+)
 from headrace.postgres import definitions, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
@@ -368,8 +375,13 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 
 
 def _stop(message: str) -> HeadraceError:
-    """What the query reads is no more there, or of another kind."""
+    """What the query reads is of another kind."""
     return DefiniteFailure(message, hint=RESYNC)
+
+
+def _gone(message: str) -> HeadraceError:
+    """What the query reads was dropped."""
+    return DefiniteFailure(message, hint=GONE)
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
@@ -415,7 +427,7 @@ def _table_changed(
     """
     table = _table(old)
     if new is None:
-        yield _stop(f"{table} was dropped")
+        yield _gone(f"{table} was dropped")
         return
     for name, what in (("kind", "is of another kind now"), ("persistence", "is unlogged now")):
         if old[name] != new[name]:
@@ -441,7 +453,7 @@ def _column_changed(
     column = f'column "{old["name"]}" of {table}'
     if new is None:
         # Where a row is used whole it is one column less; else planning anew will tell.
-        yield (_refill if whole else _stop)(f"{column} was dropped")
+        yield (_refill if whole else _gone)(f"{column} was dropped")
         return
     if old.get("expression") != new.get("expression"):
         yield _refill(f"{column} is generated in another way now")
@@ -465,7 +477,7 @@ def _column_changed(
 
 def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
-        yield _stop(f"table {old['name']} was dropped")
+        yield _gone(f"table {old['name']} was dropped")
         return
     if old["members"] != new["members"]:
         had, have = set(old["members"]), set(new["members"])
@@ -488,7 +500,7 @@ def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
 def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     name = old["name"]
     if new is None:
-        yield _stop(f"view {name} was dropped")
+        yield _gone(f"view {name} was dropped")
     elif old["definition"] != new["definition"]:
         yield _refill(f"view {name} was replaced")
     elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):

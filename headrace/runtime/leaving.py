@@ -135,6 +135,11 @@ def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
         hint = views.resync_hint(view, "Mend the row")
     elif error.hint == table.UNDO:
         hint = views.resync_hint(view, "Undo that")
+    elif error.hint == errors.GONE:
+        hint = (
+            f"CALL headrace.alter_view('{view.argument}', '…') gives the view a query without that;"
+            " or create it again, and resync the view."
+        )
     elif error.hint in (None, errors.RESYNC):
         hint = views.resync_hint(view)
     else:
