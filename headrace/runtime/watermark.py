@@ -47,7 +47,7 @@ class Watermark:
         """Views that lack a batch: position covered, and time of the first commit they lack."""
         book = self._book
         rows: list[dict[str, Any]] = []
-        now = clock.now().timestamp()
+        now = self._looked_at  # on the server's clock, as the times of commits are
         for view in _owned(book):
             mark = view.mark
             if mark.txid >= book.position.txid:
