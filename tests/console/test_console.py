@@ -300,8 +300,8 @@ def test_keys_lead_everywhere(scene, browser):
     assert "div" not in lines
     # A value and its hint are read as two.
     hints = browser.execute_script(
-        "return [...document.querySelectorAll('.facts dd')].filter((d) => d.querySelector('small'))"
-        ".map((d) => [d.innerText, d.querySelector('small').innerText])"
+        "return [...document.querySelectorAll('.facts dd')].filter((d) => d.querySelector('small.hint'))"
+        ".map((d) => [d.innerText, d.querySelector('small.hint').innerText])"
     )
     assert hints, "a view has stopped"
     assert all("\n" + hint in text for text, hint in hints), hints
