@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import structlog
 
@@ -41,6 +41,7 @@ from bench.state import State
 from bench.tpch import TpchQueries
 from bench.workers import Workers
 
+_WIDTH_MIN = 9
 SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
     for s in (
@@ -76,14 +77,18 @@ SCENARIOS: dict[str, type[Scenario]] = {
 }
 
 
-def table(lines: list[Figures]) -> str:
-    """``lines`` as aligned columns under their names."""
-    names = list(lines[0])
-    cells = [names, *([str(line[n]) for n in names] for line in lines)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
-    return "\n".join(
-        "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells
-    )
+def shown(lines: Iterable[Figures]) -> Iterator[str]:
+    """Yield ``lines`` as columns under their names, each as soon as it is there.
+
+    A column is as wide as its name and its first value; a wider one that comes later shifts its row.
+    """
+    widths: dict[str, int] = {}
+    for line in lines:
+        cells = {name: str(value) for name, value in line.items()}
+        if not widths:
+            widths = {name: max(len(name), len(cell), _WIDTH_MIN) for name, cell in cells.items()}
+            yield "  ".join(name.rjust(width) for name, width in widths.items())
+        yield "  ".join(cells[name].rjust(width) for name, width in widths.items())
 
 
 def machine() -> dict[str, object]:
@@ -117,10 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(asked.rows, asked.seconds, asked.rate, asked.pg, only, asked.views)
     results: dict[str, list[Figures]] = {}
     for name in asked.scenario or SCENARIOS:
-        results[name] = SCENARIOS[name]().run(options)
-        if not asked.json:
-            print(f"\n{name}: {SCENARIOS[name].about}\n\n{table(results[name])}")
-            sys.stdout.flush()
+        lines = SCENARIOS[name]().run(options)
+        if asked.json:
+            results[name] = list(lines)
+            continue
+        print(f"\n{name}: {SCENARIOS[name].about}\n", flush=True)
+        for line in shown(lines):
+            print(line, flush=True)
     if asked.json:
         print(json.dumps({"machine": machine(), "results": results}))
     return 0

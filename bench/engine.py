@@ -229,20 +229,18 @@ class Engine(Scenario):
     )
     rows_default: ClassVar[int] = 100_000
 
-    def run(self, options: Options) -> list[Figures]:
+    def run(self, options: Options) -> Iterator[Figures]:
         """The shapes and TPC-H, or of both what ``options.only`` names."""
         rows = options.rows or self.rows_default
-        lines: list[Figures] = []
         with bed(options) as on:
-            lines += self._shapes(on, rows, options.only)
+            yield from self._shapes(on, rows, options.only)
         with bed(options) as on:
-            lines += self._tpch(on, rows, options.only)
-        return lines
+            yield from self._tpch(on, rows, options.only)
 
-    def _shapes(self, on: Bed, rows: int, only: tuple[str, ...]) -> list[Figures]:
+    def _shapes(self, on: Bed, rows: int, only: tuple[str, ...]) -> Iterator[Figures]:
         asked = list(shapes.queries(only))
         if not asked:
-            return []
+            return
         with psycopg.connect(on.source, autocommit=True) as conn:
             recorder = Recorder(conn)
             stream = shapes.Stream(conn, rows)
@@ -253,12 +251,12 @@ class Engine(Scenario):
                 for _ in range(_DRAINS):
                     stream.change(changed, min(size, _TRANSACTION_ROWS))
                     drains.append(Drain(size, recorder.take()))
-        return self._all(on, Tape(fill, drains), asked)
+        yield from self._all(on, Tape(fill, drains), asked)
 
-    def _tpch(self, on: Bed, rows: int, only: tuple[str, ...]) -> list[Figures]:
+    def _tpch(self, on: Bed, rows: int, only: tuple[str, ...]) -> Iterator[Figures]:
         asked = [(n, q) for n, q in tpch_queries().items() if not only or n in only]
         if not asked:
-            return []
+            return
         with psycopg.connect(on.source, autocommit=True) as conn:
             recorder = Recorder(conn)
             # Lines are four times the orders, and most of the rows.
@@ -272,15 +270,14 @@ class Engine(Scenario):
                 for order in range(50):
                     data.amend(number * 50 + order)
                 drains.append(Drain(1, recorder.take()))
-        return self._all(on, Tape(fill, drains), asked)
+        yield from self._all(on, Tape(fill, drains), asked)
 
-    def _all(self, on: Bed, tape: Tape, asked: list[tuple[str, str]]) -> list[Figures]:
-        lines = []
+    def _all(self, on: Bed, tape: Tape, asked: list[tuple[str, str]]) -> Iterator[Figures]:
         for name, query in asked:
             with unit_of(on, query) as unit:
-                lines += list(_measure(name, unit, tape))
+                lines = list(_measure(name, unit, tape))
                 check_weight(on, name, query, unit.weight)
-        return lines
+            yield from lines
 
 
 @contextmanager

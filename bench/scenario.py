@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, LiteralString
@@ -36,12 +36,12 @@ class Options:
 
 
 class Scenario:
-    """One measurement; ``run`` gives the lines of its table."""
+    """One measurement; ``run`` gives the lines of its table, as they come or at its end."""
 
     name: ClassVar[str]
     about: ClassVar[str]
 
-    def run(self, options: Options) -> list[Figures]:
+    def run(self, options: Options) -> Iterable[Figures]:
         """Measure; servers are its own and gone afterwards."""
         raise NotImplementedError
 

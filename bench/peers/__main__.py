@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from bench.__main__ import machine, table
+from bench.__main__ import machine, shown
 from bench.peers import data, others, ours
 from bench.peers.lines import Line
 from bench.scenario import Options
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.json:
         print(json.dumps({"machine": machine(), "results": {"peers": figures}}))
     else:
-        print(table(figures))
+        print("\n".join(shown(figures)))
     return 0
 
 

@@ -42,6 +42,8 @@ _COMMIT: Final = struct.Struct("!cBQQq")
 _B, _C, _R, _Y = b"BCRY"
 _MESSAGE_BYTES: Final = 64
 """What a message in memory costs beyond its content."""
+_IDLE_S: Final = 0.5
+"""The engine is woken for the position of a keepalive at most this often."""
 _CHUNK_MESSAGES: Final = 100_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 
@@ -148,6 +150,7 @@ class Batcher:
         self._spool_bytes_min = spool_bytes_min
         self._spool_dir = spool_dir
         self._lock = threading.Condition()
+        self._idle_at = 0.0
         # Guarded by the lock.
         self._closed: deque[Batch] = deque()
         self._open = Batch()
@@ -441,8 +444,12 @@ class Batcher:
             return
         if self._kept_alive > self._idle_lsn:
             self._idle_lsn = self._kept_alive
-            if 0 < self._urgent <= self._idle_lsn:
+            now = clock.monotonic()
+            # The engine moves its position on: a lag is measured from there.  A server that only
+            # writes what is not published sends a keepalive for each flush.
+            if 0 < self._urgent <= self._idle_lsn or now - self._idle_at >= _IDLE_S:
                 self._poked = True
+                self._idle_at = now
 
     def _full(self) -> bool:
         # An open recorded batch cannot be taken before it is complete: it must get room.

@@ -51,20 +51,21 @@ def bound(conn: Connection, request: PlanRequest) -> BoundText:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
         session.captured_settings(conn, request.settings)
-        tree = session.read_view(conn, request.query).tree
+        found = session.read_view(conn, request.query)
+        # Up to Postgres 15 a view's own tree has the view itself in it, twice.  It has another OID
+        # each time.
+        for entry in found.tree.walk():
+            if entry.kind == "RANGETBLENTRY" and entry.number("relid") == found.oid:
+                entry.fields["relid"] = "0"
         conn.execute("RESET ROLE")
-        return BoundText(tree, tuple(_relations(conn, tree)))
+        return BoundText(found.tree, tuple(_relations(conn, found.tree)))
 
 
 def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
     found = [
         entry
         for entry in tree.walk()
-        if entry.kind == "RANGETBLENTRY"
-        and entry.number("relid")
-        and entry.node("eref")
-        # Up to Postgres 15 a view's own tree has the view itself in it, twice.
-        and entry.child("eref").text("aliasname") not in ("old", "new")
+        if entry.kind == "RANGETBLENTRY" and entry.number("relid") and entry.node("eref")
     ]
     rows = conn.execute(
         "SELECT c.oid::bigint, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
@@ -79,6 +80,16 @@ def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
             *(called.text("aliasname") or "", oid, names.get(oid, str(oid))),
             {name: number for number, name in enumerate(columns, 1) if name},
         )
+
+
+def schemas(conn: Connection, mine: BoundText) -> list[str]:
+    """Return the schemas of the relations of a bound query, quoted where they must be."""
+    rows = conn.execute(
+        "SELECT DISTINCT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[]) ORDER BY 1",
+        ([relation.oid for relation in mine.relations],),
+    ).fetchall()
+    return [str(schema) for (schema,) in rows]
 
 
 def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:

@@ -7,6 +7,7 @@ room there is (``planner/placement/star.py``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -246,14 +247,23 @@ def check(conn: Connection, name: str) -> None:
 def check_known(conn: Connection, name: str) -> None:
     """Raise UndefinedError (42704) unless there is such a worker.
 
-    Inside of a transaction it stays until that ends.
+    UserError (22023): it is a misspelt strategy.  Inside of a transaction the worker stays until
+    that ends.
     """
     if name == MAIN or nodes.known(conn, name):
         return
+    meant = re.sub(r"\W", "_", name.lower())
+    if meant in STRATEGIES:
+        raise UserError(
+            f'there is no placement strategy "{name}"',
+            hint=f'Write "{meant}".',
+            sqlstate="22023",
+        )
     there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
     raise UndefinedError(
         f'worker "{name}" does not exist',
-        hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it.",
+        hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it."
+        f" Strategies: {', '.join(STRATEGIES)}.",
     )
 
 

@@ -173,10 +173,13 @@ class Peer:
             result = await handler(params, lambda p: self._send(_Progress(number, p)))
             self._send(_Result(number, result))
         except errors.HeadraceError as error:
+            if isinstance(error, errors.BugError):
+                _log.exception("request ended by a bug", method=method)
             self._fail(number, error)
         except asyncio.CancelledError:
             self._fail(number, errors.QueryCancelled("canceling statement due to user request"))
         except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
+            _log.exception("request ended by a bug", method=method)
             self._fail(number, errors.BugError(f"internal error in {method}: {error!r}"))
         finally:
             self._running.pop(number, None)

@@ -59,6 +59,7 @@ from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
+from headrace.runtime.watermark import Watermark
 from headrace.runtime.writing import SinkThread
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +90,10 @@ class Engine:
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
         book, drain, rewind_soon = self.book, self.drain, self.rewind_soon
-        self._sink: Final = SinkThread(book.pipeline, book.suspects, self._poke)
+        self.watermark: Final = Watermark(book)
+        self._sink: Final = SinkThread(
+            book.pipeline, book.suspects, self._poke, watermark=self.watermark
+        )
         # From the lowest floor up.
         self.durability: Final = Durability(book)
         self.watch: Final = Watch(book)

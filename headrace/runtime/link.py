@@ -1,8 +1,8 @@
 """A connection over which views are written, by one thread.
 
-``list_views()`` hears of us by what is asked there every second.  Its application name says since
-when a batch is under way, where that takes long.  So nothing is written while there is nothing to
-do.
+``list_views()`` hears of us by what is asked there every second.  Its application name carries the
+watermark (``watermark.py``) and, where a batch takes long, since when it is under way.  So nothing
+is written while there is nothing to do.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.postgres import connect
 from headrace.postgres.pipelined import Pipelined
@@ -21,8 +22,27 @@ from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 
 Connection = psycopg.Connection[Any]
 
+LOOK_S: Final = 1.0
+"""How often the sink thread looks at its connection: with it the advisory lock may have gone."""
 _BUSY_S: Final = 1.0
-"""What takes no longer is not told."""
+"""A batch that takes less time is not published."""
+# At most 63 bytes, or the server cuts it: both times have one decimal.
+_LOOK: Final = """
+SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN ' busy ' ||
+           pg_catalog.round(extract(epoch FROM pg_catalog.clock_timestamp())::numeric - %s::numeric, 1)
+           ELSE '' END, false),
+       extract(epoch FROM pg_catalog.clock_timestamp())::float8,
+       pg_catalog.pg_current_wal_lsn() - '0/0'::pg_lsn"""
+
+
+class Published(Protocol):
+    """How far the result tables are, for a look at the connection (``watermark.py``)."""
+
+    def text(self) -> str:
+        """Return the position as the application name carries it; '' while it is not known."""
+
+    def sample(self, at: float, wal: int) -> None:
+        """Note where the server's WAL ended ``at`` a time on its clock."""
 
 
 class SinkLink:
@@ -41,29 +61,27 @@ class SinkLink:
         self.pid: Final = self.sink.info.backend_pid
         self._name: Final = name
         self._busy = False
+        self._looked_at = 0.0
 
-    def look(self, busy_s: float = 0.0) -> None:
-        """Fail if the connection is lost, and let others see that we are here.
+    def look(self, busy_s: float = 0.0, watermark: str = "") -> tuple[float, int]:
+        """Publish that we are here, and how far; fail if the connection is lost.
 
-        ``busy_s``: for how long a batch has been under way.  The sink thread's.
+        ``busy_s``: for how long a batch has been under way.  Return the server's time and the end
+        of its WAL.  For the sink thread.
         """
         busy = busy_s >= _BUSY_S
-        if busy == self._busy:
-            self.sink.execute("SELECT 1")
-            return
-        self.sink.execute(
-            "SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN"
-            " ', busy since ' || pg_catalog.round(extract(epoch FROM"
-            " pg_catalog.clock_timestamp())::numeric - %s::numeric, 1)"
-            " ELSE '' END, false)",
-            (self._name, busy, busy_s),
-        )
+        row = self.sink.execute(
+            _LOOK, (" ".join(filter(None, (self._name, watermark))), busy, busy_s)
+        ).fetchone()
+        assert row is not None, "it has no FROM"
         self._busy = busy
+        self._looked_at = clock.monotonic()
+        return float(row[1]), int(row[2])
 
-    def ready(self) -> None:
-        """A batch is there to be written: none is stuck.  The sink thread's."""
-        if self._busy:
-            self.look()
+    @property
+    def due(self) -> bool:
+        """Whether to look before the next batch is written: the last look is old, or says busy."""
+        return self._busy or clock.monotonic() - self._looked_at >= LOOK_S
 
     def interrupt(self) -> None:
         """Let whoever waits on the connection fail at once; from another thread."""

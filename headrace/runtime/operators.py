@@ -85,6 +85,8 @@ def _alike(whole: PhysicalPlan, node: str, part: PhysicalPlan) -> Iterator[tuple
             continue
         seen.add(theirs)
         yield theirs, ours
+        if isinstance(whole.node(ours), p.FeedSpec):
+            continue  # what is below is no part of this view's plan (option from)
         # Equal nodes have the same inputs in the same order (``subplans.meaning``).
         below = zip(p.inputs(part.node(theirs)), p.inputs(whole.node(ours)), strict=True)
         waiting.extend(below)
@@ -97,6 +99,8 @@ def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> It
     for node in unit.own.nodes:
         if node.id in unit.feeds or (below and node.id == unit.own.sink.id):
             continue  # its rows come from there, or go on to who reads it
+        if below and node.id not in names:
+            continue  # a node of the view that this one is fed from
         known = found.get(node.id, {})
         size = known.get("state")
         last = below and node.id == unit.own.sink.input

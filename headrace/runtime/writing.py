@@ -25,7 +25,7 @@ from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
-from headrace.runtime.link import SinkLink
+from headrace.runtime.link import LOOK_S, Published, SinkLink
 from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
@@ -41,8 +41,6 @@ _COMMIT: Final = Sent(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
 _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
 """What an earlier view has made immediate may be put off again."""
-_UPKEEP_S: Final = 1.0
-"""How often an idle connection is looked at: with it the advisory lock may have gone."""
 
 
 class SinkThread:
@@ -54,11 +52,16 @@ class SinkThread:
         suspects: Suspects,
         wake: Callable[[], None],
         name: str = "headrace-sink",
+        watermark: Published | None = None,
     ) -> None:
-        """``wake`` is called when the engine's thread has something to take."""
+        """``wake`` is called when the engine's thread has something to take.
+
+        ``watermark``: published with each look at the connection.
+        """
         self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
         self._jobs = jobs
         self._wake = wake
+        self._watermark: Final = watermark
         self._link: SinkLink | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
@@ -86,19 +89,20 @@ class SinkThread:
         jobs = self._jobs
         while True:
             try:
-                job = jobs.next_job(_UPKEEP_S)
+                job = jobs.next_job(LOOK_S)
             except Closed:
                 return
             link = self._link
             try:
                 if job is None:
                     if link is not None:
-                        link.look(jobs.busy_s)
+                        self._look(link, jobs.busy_s)
                     jobs.rested()
                     continue
                 if link is None:
                     raise errors.TransientError("the sink connection was given up")
-                link.ready()
+                if link.due:
+                    self._look(link)
                 answer = self.write(link, job)
             except psycopg.Error as error:
                 jobs.failed(_known(error))
@@ -107,6 +111,12 @@ class SinkThread:
             else:
                 jobs.committed(answer)
             self._wake()
+
+    def _look(self, link: SinkLink, busy_s: float = 0.0) -> None:
+        if self._watermark is None:
+            link.look(busy_s)
+        else:
+            self._watermark.sample(*link.look(busy_s, self._watermark.text()))
 
     def write(self, link: SinkLink, job: CommitJob) -> Answer:
         """Write a job, group by group.

@@ -22,7 +22,7 @@ from headrace.postgres import connect
 from headrace.process import tasks
 from headrace.server.commands import CommandPeer
 from headrace.sql import held, samples
-from headrace.sql.held import Fact, Holding
+from headrace.sql.held import Behind, Fact, Holding
 
 _LATE_S: Final = 3.0 * samples.STEP_S
 _LOOK_S: Final = 1.0
@@ -47,8 +47,10 @@ class Observer:
         self._memory_pct = -_STEP_PCT
         self._known: list[Fact] | None = None
         """The facts that are written down; None: it is not known."""
-        self._holds = True
-        """Whether something is, or may be, written down that holds a view."""
+        self._works = True
+        """Whether rows of kind ``work`` are, or may be, stored."""
+        self._behind: list[Behind] | None = None
+        """The views whose rows of kind ``behind`` are stored; None: not known."""
         self._sources = True
         """Whether there are sources, or may be."""
         self._failed = ""
@@ -143,17 +145,28 @@ class Observer:
     async def _look(self) -> None:
         looked = 0.0
         while True:
-            told: list[Holding] = []
+            works: list[Holding] = []
+            behind = self._behind  # what is stored stays, where the worker does not answer
             with contextlib.suppress(HeadraceError, OSError, TimeoutError):
-                told = [Holding(**row) for row in await self._call("held")]
+                told = await self._call("held")
+                works = [Holding(**row) for row in told["works"]]
+                behind = [Behind(**row) for row in told["behind"]]
             now = clock.monotonic()
-            if told or self._holds or (self._sources and now - looked > _SOURCES_S):
+            due = self._sources and now - looked > _SOURCES_S
+            # A view that stands still for days is stored once.
+            if works or self._works or due or behind != self._behind:
                 looked = now
-                await self._writing(partial(self._put, told))
+                await self._writing(partial(self._put, works, behind or []))
             await asyncio.sleep(_LOOK_S)
 
-    async def _put(self, told: list[Holding], conn: held.AsyncConnection) -> None:
-        self._holds, self._sources = await held.put(conn, told)
+    async def _put(
+        self, works: list[Holding], behind: list[Behind], conn: held.AsyncConnection
+    ) -> None:
+        self._behind = None  # not known, should it fail
+        self._works = True
+        self._sources = await held.put(conn, works, behind)
+        self._works = bool(works)
+        self._behind = behind
 
     async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
         name = "headrace samples"

@@ -11,14 +11,18 @@ import psycopg
 
 AsyncConnection = psycopg.AsyncConnection[Any]
 
-# What is told again as it was is not written again; work that has begun anew is.
+# A row that is the same as before is not written again; work that has begun anew is.
 _PUT: Final = """
 WITH wanted AS (
     SELECT DISTINCT ON (t.view_id) t.view_id, 'work' AS kind, t.what,
-           clock_timestamp() - t.seconds * interval '1 s' AS since
-      FROM jsonb_to_recordset(%(told)s) t(view_id bigint, what text, seconds float8)
+           clock_timestamp() - t.seconds * interval '1 s' AS since, NULL::pg_lsn AS lsn
+      FROM jsonb_to_recordset(%(works)s) t(view_id bigint, what text, seconds float8)
       JOIN headrace.views v ON v.id = t.view_id
      ORDER BY t.view_id, t.seconds DESC),
+ lagging AS (
+    SELECT t.view_id, 'behind' AS kind, '' AS what, to_timestamp(t.since) AS since, t.lsn
+      FROM jsonb_to_recordset(%(behind)s) t(view_id bigint, since float8, lsn pg_lsn)
+      JOIN headrace.views v ON v.id = t.view_id),
  away AS (
     SELECT t.view_id, 'source' AS kind, string_agg(DISTINCT format('source "%%s" is %%s', o.name, o.state), '; ') AS what
       FROM headrace.origins o
@@ -29,14 +33,15 @@ WITH wanted AS (
  gone AS (
     DELETE FROM headrace.held h
      WHERE NOT EXISTS (SELECT FROM wanted w WHERE w.view_id = h.view_id AND w.kind = h.kind)
+       AND NOT EXISTS (SELECT FROM lagging l WHERE l.view_id = h.view_id AND l.kind = h.kind)
        AND NOT EXISTS (SELECT FROM away a WHERE a.view_id = h.view_id AND a.kind = h.kind))
-INSERT INTO headrace.held AS h (view_id, kind, what, since)
-SELECT w.view_id, w.kind, w.what, w.since FROM wanted w
- UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp() FROM away a
-    ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since
- WHERE h.what <> EXCLUDED.what OR h.kind = 'work' AND abs(extract(epoch FROM EXCLUDED.since - h.since)) > 3"""
-_LEFT: Final = """
-SELECT EXISTS (SELECT FROM headrace.held), EXISTS (SELECT FROM headrace.origins)"""
+INSERT INTO headrace.held AS h (view_id, kind, what, since, lsn)
+SELECT w.view_id, w.kind, w.what, w.since, w.lsn FROM wanted w
+ UNION ALL SELECT l.view_id, l.kind, l.what, l.since, l.lsn FROM lagging l
+ UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp(), NULL FROM away a
+    ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since, lsn = EXCLUDED.lsn
+ WHERE h.what <> EXCLUDED.what OR h.lsn IS DISTINCT FROM EXCLUDED.lsn
+    OR h.kind = 'work' AND abs(extract(epoch FROM EXCLUDED.since - h.since)) > 3"""
 _SOURCES: Final = """
 SELECT string_agg(format('%s %s', name, state), ', ' ORDER BY name), bool_and(state IN ('running', 'starting'))
   FROM headrace.origins"""
@@ -62,6 +67,17 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A view that lacks commits."""
+
+    view_id: int
+    lsn: str
+    """It covers everything before this position."""
+    since: float
+    """When the first commit was made that it lacks, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A line of ``status()``; ``ok``: None where there is nothing to judge."""
 
@@ -71,12 +87,13 @@ class Fact:
     hint: str | None = None
 
 
-async def put(conn: AsyncConnection, told: Sequence[Holding]) -> tuple[bool, bool]:
-    """Write down what holds views; whether there is anything, and whether there are sources."""
-    await conn.execute(_PUT, {"told": msgspec.json.encode(told).decode()})
-    row = await (await conn.execute(_LEFT)).fetchone()
+async def put(conn: AsyncConnection, works: Sequence[Holding], behind: Sequence[Behind]) -> bool:
+    """Store what holds views; return whether there are sources."""
+    values = {"works": works, "behind": behind}
+    await conn.execute(_PUT, {k: msgspec.json.encode(v).decode() for k, v in values.items()})
+    row = await (await conn.execute("SELECT EXISTS (SELECT FROM headrace.origins)")).fetchone()
     assert row is not None, "it has no FROM"
-    return bool(row[0]), bool(row[1])
+    return bool(row[0])
 
 
 async def put_facts(conn: AsyncConnection, told: Sequence[Fact]) -> None:

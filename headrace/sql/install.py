@@ -82,6 +82,7 @@ FILES: Final = (
     "explain_placement.sql",
     "view_stats.sql",
     "view_message.sql",
+    "worker_position.sql",
     "view_states.sql",
     "batch_s.sql",
     "at_work.sql",

@@ -5,12 +5,12 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH slot AS (
-        SELECT m.value AS name, r.active, r.wal_status, r.active_pid, a.flush_lag,
+        SELECT m.value AS name, r.active, r.wal_status, r.active_pid, p.lsn AS applied, p.lag_ms,
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS now,
                r.restart_lsn, r.confirmed_flush_lsn, r.safe_wal_size, r.slot_name IS NOT NULL AS there
           FROM headrace.meta m
           LEFT JOIN pg_replication_slots r ON r.slot_name = m.value
-          LEFT JOIN pg_stat_replication a ON a.pid = r.active_pid
+          LEFT JOIN headrace.worker_position() p ON p.heard
          WHERE m.key = 'slot_name'),
     states AS MATERIALIZED (SELECT * FROM headrace.view_states()),
     told AS (
@@ -80,8 +80,8 @@ AS $$
                CASE WHEN NOT s.there THEN 'the views are filled anew when the engine finds that' END
           FROM slot s
         UNION ALL
-        SELECT 8, 'stream behind', concat_ws(', ', pg_size_pretty(s.now - s.confirmed_flush_lsn),
-                    round(extract(epoch FROM s.flush_lag), 1) || ' s'), NULL, NULL
+        SELECT 8, 'stream behind', concat_ws(', ', pg_size_pretty(greatest(s.now - coalesce(s.applied, s.confirmed_flush_lsn), 0)),
+                    round(s.lag_ms / 1000.0, 1) || ' s'), NULL, NULL
           FROM slot s WHERE s.there
         UNION ALL
         SELECT 9, 'WAL kept', pg_size_pretty(s.now - s.restart_lsn)

@@ -27,7 +27,7 @@ from headrace.errors import PrerequisiteError
 
 CATALOG: Final = 3
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
-are filled anew."""
+are filled anew; views that are behind in ``held``."""
 KEY: Final = "version"
 """Its row of ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()

@@ -5,15 +5,14 @@
 --   starting   the engine is connected, its worker is not, or is silent, or has not taken the view over
 --   stopped    no engine is connected: nothing is applied (nor populated, nor tried again)
 --   error      also where the result table is gone, or the view's owner
--- The worker is known by its backend, as in engine_running(), and heard of by what it asks there every
--- second: so nothing is written while the database is idle, and a dead worker is known at once.
 -- rows: an estimate of the result table (NULL until it was first analysed).
--- lag_bytes: WAL written since the position the view covers.  Where nothing was published for
--- a while that is the slot's confirmed position, which the engine moves only when all is applied.
--- lag_ms: 0 for a view that has everything; for one that has to catch up, the time since the commit
--- of its last applied batch, or since the batch was taken that is under way; for one that does not
--- run, how old its contents may be: the time since its last applied batch.  (While another view is
--- paused or blocked nothing is confirmed, and the time since the last applied batch is all there is.)
+-- A view covers what the worker says that all do (worker_position()), but for one that is known to be behind: that has
+-- a row in headrace.held, which counts until the view was written again.  What the slot has confirmed says nothing of
+-- a view while the worker runs, for a paused or blocked view holds it back.
+-- lag_bytes: WAL written since the position that the view covers.
+-- lag_ms: 0 for a view that has all that the stream has brought; for one that is behind, the time since the first
+-- commit that it lacks, or since the batch was taken that is under way.  For one that has stopped, and for all of them
+-- while the engine does not run, how old the contents may be: the time since the last applied batch.
 DROP FUNCTION IF EXISTS headrace.list_views();
 DROP FUNCTION IF EXISTS headrace.view_states();
 CREATE FUNCTION headrace.view_states(
@@ -36,8 +35,8 @@ AS $$
                 THEN greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid)) END,
            CASE WHEN p.lsn IS NULL THEN NULL
                 WHEN k.covered >= w.lsn THEN 0
-                WHEN k.status <> 'running' THEN k.since_ms
-                WHEN s.confirmed >= p.lsn THEN greatest(s.flush_ms, e.busy_ms, 0)
+                WHEN h.lsn IS NOT NULL THEN greatest(extract(epoch FROM clock_timestamp() - h.since) * 1000, 0)::bigint
+                WHEN k.status IN ('running', 'paused', 'sink_error') AND e.heard THEN greatest(e.lag_ms, CASE WHEN e.lsn IS NOT NULL AND k.status = 'running' THEN e.busy_ms END)
                 ELSE k.since_ms END,
            greatest(w.lsn - k.covered, 0)::bigint,
            p.txid, p.lsn
@@ -47,23 +46,11 @@ AS $$
       LEFT JOIN pg_roles o ON o.oid = v.owner
      CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                              ELSE pg_current_wal_lsn() END AS lsn) w
-      LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed,
-                        (extract(epoch FROM a.flush_lag) * 1000)::bigint AS flush_ms
-                   FROM headrace.meta m
-                   JOIN pg_replication_slots r ON r.slot_name = m.value
-                   LEFT JOIN pg_stat_replication a ON a.pid = r.active_pid
+      LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed
+                   FROM headrace.meta m JOIN pg_replication_slots r ON r.slot_name = m.value
                   WHERE m.key = 'slot_name') s ON true
-      LEFT JOIN (SELECT a.state IN ('active', 'disabled')
-                        OR a.state_change > clock_timestamp() - interval '10 s' AS heard,
-                        -- Since when its transaction runs, or (runtime/ownership.py) its batch.
-                        (greatest(extract(epoch FROM clock_timestamp() - a.xact_start),
-                                  extract(epoch FROM clock_timestamp())
-                                  - substring(a.application_name FROM 'busy since ([0-9.]+)$')::numeric)
-                         * 1000)::bigint AS busy_ms
-                   FROM headrace.meta m
-                   JOIN pg_stat_activity a
-                     ON m.value = a.pid || ' ' || extract(epoch FROM a.backend_start)
-                  WHERE m.key = 'worker') e ON true
+      LEFT JOIN headrace.worker_position() e ON true
+      LEFT JOIN headrace.held h ON h.view_id = v.id AND h.kind = 'behind' AND h.lsn >= p.lsn AND v.status <> 'error'
      CROSS JOIN LATERAL (
          SELECT v.owner IS NOT NULL AND o.oid IS NULL AS orphan,
                 CASE WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'
@@ -73,7 +60,9 @@ AS $$
                      WHEN e.heard IS NULL AND NOT headrace.engine_running() THEN 'stopped'
                      WHEN v.status = 'running' THEN 'starting'
                      ELSE v.status END AS status,
-                CASE WHEN v.status = 'running' THEN greatest(p.lsn, s.confirmed)
+                CASE WHEN h.lsn IS NOT NULL THEN h.lsn
+                     WHEN e.heard AND v.status IN ('running', 'paused', 'sink_error') THEN greatest(p.lsn, e.lsn)
+                     WHEN v.status = 'running' THEN greatest(p.lsn, s.confirmed)
                      ELSE p.lsn END AS covered,
                 greatest(extract(epoch FROM clock_timestamp()
                     - coalesce(p.source_commit_at, p.applied_at, v.created_at)) * 1000, 0)::bigint

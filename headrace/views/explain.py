@@ -11,6 +11,8 @@ from msgspec import structs
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, graph, plan, readings
+from headrace.planner.analyse import objects
+from headrace.planner.analyse.present import present
 from headrace.planner.graph import Graph, NodeNumbers, SharedEdge
 from headrace.planner.limits import PlanLimits
 from headrace.planner.physical.explain import LINEAGE
@@ -146,6 +148,27 @@ def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
     return readings.annotated(read.nodes, mine, [told])
 
 
+def _written(conn: Connection, stored: StoredView, owner: str | None) -> PlanRequest:
+    """Return the query of a view as it was written, if it still names the same relations.
+
+    Names are looked up in the schemas of what the view names.  Otherwise, after something was
+    renamed or created in front of it, return the query under the names of today.
+    """
+    if stored.canonical is None:
+        return PlanRequest(stored.query, owner, stored.settings)
+    current = PlanRequest(present(conn, stored.canonical, stored.named), owner, stored.settings)
+    mine = readings.bound(conn, current)
+    functions = objects.path(conn, stored.settings, stored.named)
+    path = {"search_path": ", ".join([*readings.schemas(conn, mine), functions])}
+    asked = PlanRequest(stored.query, owner, stored.settings | path)
+    try:
+        written = readings.bound(conn, asked)
+    except UserError:
+        return current
+    found, known = (sorted(r.oid for r in text.relations) for text in (written, mine))
+    return asked if found == known else current
+
+
 def _of_view(
     context: JobContext, job: Job, conn: Connection, request: ExplainView, view: ViewRow
 ) -> Stages:
@@ -154,7 +177,7 @@ def _of_view(
         raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
     stages = Stages.stored(stored.explain)
     if request.stage == readings.AST:
-        asked = PlanRequest(stored.query, view.owner_name or request.caller, stored.settings)
+        asked = _written(conn, stored, view.owner_name or request.caller)
         stages.graphs[readings.AST] = _ast(context, conn, asked)
         return stages
     notes = [*_placed(stored), *_points(conn, view, request.caller)]

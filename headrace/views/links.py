@@ -66,14 +66,17 @@ def drop_link(context: JobContext, job: Job, request: DropLink) -> None:
 
 
 def known(context: JobContext, job: Job, conn: Connection) -> dict[str, LinkFacts]:
-    """What the links to workers are like, by worker: what was said of them, else what is measured.
+    """Return the links to workers, for placement: what was said of them, else what is measured.
 
-    Those of which nothing is known yet are as ``LinkFacts()`` says; a worker that is not in it has
-    no link.
+    A link of which nothing is known is ``LinkFacts()``.  So is a socket of this machine: it is no
+    bottleneck, and what went through it says how fast the worker took the bytes, not how fast the
+    socket is.
     """
     said, measured = catalog.said(conn), _asked(context, job)
     return {
-        node.name: said.get(node.name, LinkFacts()).over(_facts(measured.get(node.name)))
+        node.name: said.get(node.name, LinkFacts()).over(
+            _facts(measured.get(node.name)) if node.far else LinkFacts()
+        )
         for node in nodes.listed(conn)
     }
 

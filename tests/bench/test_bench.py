@@ -1,14 +1,32 @@
 """The benchmarks run and count what they say; small sizes, no figures expected."""
 
+import inspect
 import json
 
 import pytest
 
-from bench.__main__ import SCENARIOS, main, table
+from bench.__main__ import SCENARIOS, main, shown
+from bench.engine import Engine
 
 
-def test_table_is_aligned() -> None:
-    assert table([{"a": 1, "bb": "x"}, {"a": 100, "bb": "yy"}]) == ("  a  bb\n  1   x\n100  yy")
+def test_each_line_is_shown_when_it_is_there() -> None:
+    taken = []
+
+    def lines():
+        for figures in ({"a": 1, "long_column": "x"}, {"a": 100, "long_column": "yy"}):
+            taken.append(figures)
+            yield figures
+
+    out = shown(lines())
+    assert next(out) == "        a  long_column"
+    assert next(out) == "        1            x"
+    assert len(taken) == 1, "the second one is not waited for"
+    assert list(out) == ["      100           yy"]
+    assert list(shown([])) == []
+
+
+def test_the_engines_lines_come_one_by_one() -> None:
+    assert inspect.isgeneratorfunction(Engine.run)
 
 
 def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,6 +295,16 @@ def test_keys_lead_everywhere(scene, browser):
     browser.execute_script("document.querySelector('dialog').close()")
     press(browser, "e")
     appears(browser, ".facts dt", 5)
+    lines = browser.execute_script("return document.querySelector('main').innerText").split("\n")
+    assert lines[0] == "Engine"
+    assert "div" not in lines
+    # A value and its hint are read as two.
+    hints = browser.execute_script(
+        "return [...document.querySelectorAll('.facts dd')].filter((d) => d.querySelector('small.hint'))"
+        ".map((d) => [d.innerText, d.querySelector('small.hint').innerText])"
+    )
+    assert hints, "a view has stopped"
+    assert all("\n" + hint in text for text, hint in hints), hints
     press(browser, "g")
     appears(browser, ".views tbody tr", 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "headrace" / "console" / "static").glob("*.js"))
+CONTAINERS = (
+    *("a", "button", "dd", "div", "dl", "dt", "figure", "form", "h1", "h2", "h3", "header", "li"),
+    *("main", "nav", "p", "section", "small", "span", "table", "tbody", "td", "th", "thead", "tr"),
+    *("strong", "ul"),
+)
+"""Elements that have an end."""
 
 
 @pytest.mark.slow
@@ -36,3 +44,14 @@ def test_the_wheel_has_the_page_and_its_licences(tmp_path):
     wanted = {str(p.relative_to(ROOT)) for p in static.rglob("*") if p.is_file()}
     assert {Path(w).name for w in wanted} >= {"index.html", "LICENSE.uPlot", "mark.svg"}
     assert wanted <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_element_is_closed(page):
+    """An element that stays open in a template is shown as its own name."""
+    text = page.read_text()
+    counts = {
+        name: (len(re.findall(rf"<{name}(?=[\s>])", text)), text.count(f"</{name}>"))
+        for name in CONTAINERS
+    }
+    assert {name: both for name, both in counts.items() if both[0] != both[1]} == {}

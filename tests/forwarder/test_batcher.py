@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 
@@ -183,6 +184,7 @@ def test_who_waits_is_woken_by_what_concerns_him_only():
             super().notify_all()
 
     b._lock = lock = Counted()
+    b._idle_at = math.inf  # the position of a keepalive is no reason now
     taken = []
     thread = threading.Thread(target=lambda: taken.append(b.take(600)))
     thread.start()
@@ -202,6 +204,18 @@ def test_who_waits_is_woken_by_what_concerns_him_only():
     thread.join(PATIENCE_S)
     assert [batch.end_lsn for batch in taken] == [1990]
     assert len(told) == 4, "there is what somebody is in a hurry for; it was taken"
+
+
+def test_take_returns_when_an_idle_server_has_moved_on():
+    """The engine's position is what lags are measured from."""
+    b = batcher(interval_s=600.0)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(b.take(600)))
+    thread.start()
+    b.keepalive(5)
+    thread.join(PATIENCE_S)
+    assert taken == [None]
+    assert b.idle_lsn == 5
 
 
 def test_who_waits_is_woken_when_there_is_no_more_room():

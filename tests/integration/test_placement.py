@@ -98,6 +98,17 @@ def test_a_view_is_cut_and_moved(engine, commander, source):
     assert set(rows["link"]) == {"main to w1", "w1 to main"}
     assert "measured" in rows["costs"]
     assert rows["link"]["main to w1"][2] > 0
+    # A socket of this machine is an ordinary link, whatever is measured of it.
+    source.execute("INSERT INTO orders SELECT i, i % 20, 1 FROM generate_series(1000, 9000) i")
+    check(commander, sums=SUMS)
+
+    def is_measured() -> bool:
+        rows = commander.execute("SELECT * FROM headrace.links()").fetchall()
+        return any(row[0] == "w1" and row[4] is not None for row in rows)
+
+    wait_until(is_measured, "the link is measured")
+    for *_, bytes_s, cost, _ in explained(commander, "sums")["link"].values():
+        assert bytes_s == cost > 0
     # Moved: another cut, all of it, by a strategy, and back.
     for wanted, expected in (
         ('{"reduce": "w2"}', {"w2"}),
@@ -245,6 +256,8 @@ def test_what_is_refused(engine, commander, source):
             (SUMS, {"sink": "w1"}, "0A000", "the sink"),
             (CLOCK, {"source": "w1"}, "0A000", "reads the clock"),
             (SUMS, ["w1"], "22023", "placement"),
+            (SUMS, "bottom-up", "22023", 'no placement strategy "bottom-up"'),
+            (SUMS, "Top_Down", "22023", 'no placement strategy "Top_Down"'),
             (SUMS, {"join": 1}, "22023", "placement"),
         ):
             options = json.dumps({"placement": placement}).replace("'", "''")
@@ -256,6 +269,7 @@ def test_what_is_refused(engine, commander, source):
             "CALL headrace.add_worker('w4', -1)": "22023",
             "CALL headrace.set_placement('base', '{\"join\"}')": "22023",
             "SELECT * FROM headrace.explain_placement('base', 'best')": "22023",
+            "CALL headrace.set_placement('base', 'bottom up')": "22023",
             "SELECT * FROM headrace.explain_placement('nobody')": "42P01",
         }.items():
             assert refused(commander, call).sqlstate == code, call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -73,10 +72,9 @@ def test_who_takes_too_long_is_ended(asked, monkeypatch):
     asked.read("SELECT 1")
     process = asked._process
     os.kill(process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     with pytest.raises(UserError, match="too long") as raised:
         asked.read("SELECT 1")
-    assert (raised.value.code, time.monotonic() - began < 10) == ("54001", True)
+    assert raised.value.code == "54001"
     assert process.poll() is not None
     monkeypatch.undo()
     assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"

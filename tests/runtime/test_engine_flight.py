@@ -150,7 +150,7 @@ def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
     flights = {f.txid: f.attempt for f in running.book.pipeline.flights()}
     source.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
-        " application_name = 'headrace sink' AND datname = current_database()"
+        " application_name LIKE 'headrace sink%' AND datname = current_database()"
     )
     gate.open.set()
     settle(running, source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import psycopg
 import pyarrow as pa
 import pytest
@@ -15,7 +17,7 @@ from headrace.runtime.writing import SinkThread
 from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.sql import progress
-from headrace.types import INT4, Field, arrow_schema
+from headrace.types import INT4, Field, arrow_schema, format_lsn
 from tests.runtime.harness import install_schema, settings_for
 
 SCHEMA = (Field("a", INT4),)
@@ -170,23 +172,26 @@ def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
     conn.execute(
         "UPDATE headrace.views SET status = 'running', result_oid = %s", (view.target.oid,)
     )
-    (slot,) = conn.execute(
-        "SELECT slot_name FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
-        (f"s_{conn.info.dbname}",),
-    ).fetchone()
-    conn.execute("INSERT INTO headrace.meta VALUES ('slot_name', %s)", (slot,))
-    try:
-        conn.execute("UPDATE headrace.progress SET applied_at = now()")
-        assert conn.execute(lag).fetchone() == (0,)
-        for look, least in ((0.5, 0), (7.0, 7000), (8.0, 7000)):
-            owner.look(look)
-            found = conn.execute(lag).fetchone()[0]
-            assert found >= 0.99 * least, "to the millisecond it is another clock's"
-            assert (found == 0) == (least == 0)
-        owner.ready()
-        assert conn.execute(lag).fetchone() == (0,)
-    finally:
-        conn.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    conn.execute("UPDATE headrace.progress SET applied_at = now()")
+    _, wal = owner.look()
+    assert conn.execute(lag).fetchone() == (None,), "it has not said how far it is"
+    watermark = format_lsn(wal - 8)
+    for look, least in ((0.5, 0), (7.0, 7000), (8.0, 7000)):
+        owner.look(look, watermark)
+        found = conn.execute(lag).fetchone()[0]
+        assert found >= 0.99 * least, "to the millisecond it is another clock's"
+        assert (found == 0) == (least == 0)
+    assert owner.due
+    owner.look(watermark=watermark)
+    assert conn.execute(lag).fetchone() == (0,)
+    # Both times fit into the name, whatever the position.
+    owner.look(9.0, f"FFFFFFFF/FFFFFFFF {time.time() - 20:.1f}")
+    found = conn.execute("SELECT * FROM headrace.worker_position()").fetchone()
+    assert found is not None
+    heard, lsn, lag_ms, batch_s, _ = found
+    assert (heard, lsn) == (True, "FFFFFFFF/FFFFFFFF")
+    assert lag_ms >= 19_000
+    assert batch_s >= 8.9
 
 
 def test_another_owner_fences_all_groups(conn, owner, sink):

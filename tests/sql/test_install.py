@@ -326,7 +326,9 @@ def test_list_views(conn, database):
     def status() -> str:
         row = conn.execute("SELECT * FROM headrace.list_views()").fetchone()
         assert row[0] == 'public."Odd name"'
-        assert row[5] >= 2000
+        # A worker that is there and has not said how far it is: nobody knows.
+        known = row[1] not in ("running", "sink_error")
+        assert row[5] >= 2000 if known else row[5] is None
         assert row[6] >= 100
         assert row[7] == 7
         return row[1]

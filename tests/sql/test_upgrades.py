@@ -55,6 +55,11 @@ def objects(conn: psycopg.Connection) -> dict[str, list[tuple]]:
 def load(conn: psycopg.Connection, number: int) -> None:
     """Make the catalog that ``catalogs`` has under a number."""
     conn.execute((CATALOGS / f"{number}.sql").read_bytes())
+    # A dump that is loaded gets other OIDs; an upgrade finds those that are noted.
+    conn.execute(
+        "UPDATE headrace.meta SET value = 'headrace.views'::regclass::oid::text"
+        " WHERE key = 'catalog_oid'"
+    )
     conn.execute("RESET ALL")
 
 
@@ -80,14 +85,15 @@ def test_what_tables_lack_stands_in_a_step():
         )
 
 
-def test_an_upgraded_catalog_is_a_new_one(conn, databases):
+@pytest.mark.parametrize("number", range(1, upgrades.CATALOG))
+def test_an_upgraded_catalog_is_a_new_one(conn, databases, number):
     name = databases.take()
     with psycopg.connect(psycopg.conninfo.make_conninfo(databases.server, dbname=name)) as fresh:
         install.install(fresh)
         expected = objects(fresh)
     databases.give_back(name)
-    load(conn, 1)
-    assert upgrades.found(conn) == 1
+    load(conn, number)
+    assert upgrades.found(conn) == number
     before = conn.execute(
         "SELECT id, view_name, query, plan, status, owner::oid FROM headrace.views ORDER BY id"
     ).fetchall()

@@ -1,7 +1,7 @@
 // All views, what is wrong, and the engine in numbers.
 import { html, useMemo, useState } from "./vendor/preact-htm.js";
 import { Batches, Spark } from "./plots.js";
-import { bytes, count, ms, rate, remedies, tone } from "./words.js";
+import { bytes, count, mends, ms, rate, tone } from "./words.js";
 
 export const link = (name) => `#/view/${encodeURIComponent(name)}`;
 
@@ -71,7 +71,7 @@ export function Attention({ data }) {
     ${wrong.slice(0, 8).map((v) => html`<li class=${tone(v)[0]} key=${v.name}>
       <a href=${link(v.name)}>${v.name}</a> <${Pill} view=${v} />
       <p>${v.message ?? v.held_by}</p>
-      ${v.status === "error" && html`<${Run} sql=${remedies(v)[0][0]} why=${remedies(v)[0][1]} />`}</li>`)}
+      ${mends(v).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</li>`)}
     ${wrong.length > 8 && html`<li>and ${wrong.length - 8} more, below</li>`}
   </ul></section>`;
 }
@@ -137,7 +137,7 @@ export function Engine({ data }) {
   return html`<h1>Engine</h1>
     <div class="masonry">
     <section class="panel" aria-labelledby="facts"><h2 id="facts">Facts</h2><dl class="facts">${data.facts.map((f) => html`<div key=${f.fact} class=${f.ok === false ? "bad" : ""}>
-      <dt>${f.fact}</dt><dd>${f.value}${f.hint && html`<small>${f.hint}</small>`}</dd></div>`)}</dl></section>
+      <dt>${f.fact}</dt><dd>${f.value}${f.hint && html` <small class="hint">${f.hint}</small>`}</dd></div>`)}</dl></section>
     ${data.memory == null ? html`<section class="panel"><h2>Memory</h2><p class="quiet">The worker does not answer now.</p></section>`
     : html`<section class="panel" aria-labelledby="memory"><h2 id="memory">Memory and disk</h2>${memory.length ? html`<dl class="facts">${memory.map((m) => html`<div key=${m.part}><dt>${m.part}</dt>
       <dd>${bytes(m.bytes)}${m.limit_bytes ? html` <small>of ${bytes(m.limit_bytes)}</small><span class="meter" aria-hidden="true"><span style=${{ width: `${Math.min(100, (100 * m.bytes) / m.limit_bytes)}%` }}></span></span>` : ""}</dd></div>`)}</dl>`
@@ -152,5 +152,5 @@ export function Engine({ data }) {
       <${Batches} batches=${data.batches} />
       <div class="scroll"><table class="plain"><thead><tr><th scope="col">txid</th><th scope="col">At</th><th scope="col" class="number">Transactions</th><th scope="col" class="number">Rows</th><th scope="col" class="number">Views</th><th scope="col" class="number">Computed</th><th scope="col" class="number">Waited</th><th scope="col" class="number">Written</th><th scope="col" class="number">Commit to visible</th></tr></thead>
       <tbody>${done.map((b) => html`<tr key=${b.txid}><th scope="row">${b.txid}</th><td>${(b.at ?? "").slice(11, 23)}</td><td class="number">${b.transactions}</td><td class="number">${count(b.rows)}</td><td class="number">${b.views}</td><td class="number">${ms(b.process_us / 1000)}</td><td class="number">${ms(b.wait_us / 1000)}</td><td class="number">${ms(b.write_us / 1000)}</td><td class="number">${ms(b.fresh_us / 1000)}</td></tr>`)}</tbody></table></div></section>`}
-    <p class="quiet">Version ${data.version}. As SQL: <code>SELECT * FROM headrace.status();</code></p>`;
+    </div><p class="quiet">Version ${data.version}. As SQL: <code>SELECT * FROM headrace.status();</code></p>`;
 }

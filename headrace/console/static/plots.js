@@ -12,7 +12,8 @@ export function Spark({ points, now, label }) {
   const y = (v) => H - 2 - (v / top) * (H - 5);
   const line = (value) => seen.map((p, i) => {
     const gap = i && p[0] - seen[i - 1][0] > 35;
-    return `${i === 0 || gap ? "M" : "L"}${x(p).toFixed(1)} ${y(value(p)).toFixed(1)}`;
+    // A line of no length is a dot: so a sample without neighbours is seen as well.
+    return `${i === 0 || gap ? "M" : "L"}${x(p).toFixed(1)} ${y(value(p)).toFixed(1)}${i === 0 || gap ? "h0" : ""}`;
   }).join("");
   const last = seen[seen.length - 1];
   return html`<svg class="spark" viewBox="0 0 ${W} ${H}" width=${W} height=${H} role="img" aria-label=${label}>
@@ -79,7 +80,8 @@ export function Curve({ times, series, unit, height = 190, theme, label }) {
           stroke: css(s.color),
           width: 1.6,
           fill: s.fill ? css(s.fill) : undefined,
-          points: { show: (u, index) => u.data[index].filter((v) => v != null).length < 3 },
+          // A sample without neighbours is no line, but the scale counts it.
+          points: { show: true, size: 4, filter: (u, index) => u.data[index].flatMap((v, i, all) => (v != null && all[i - 1] == null && all[i + 1] == null ? [i] : [])) },
           value: (_, v) => (v == null ? "–" : unit(v)),
         }))],
     };

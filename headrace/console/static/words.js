@@ -96,14 +96,19 @@ export function tone(view) {
   return [kind, words];
 }
 
+// The calls that a stopped view's message names: the engine knows what mends the view.
+export function mends(view) {
+  if (view.status !== "error") return [];
+  return [...(view.message ?? "").matchAll(/(?:([^.;]*?), then )?(CALL headrace\.(\w+)\('(?:[^']|'')*'(?:, '…')?\))/g)].map(([, first, sql, verb]) =>
+    [`${sql};`, first ? `first: ${first.trim()}` : verb === "resync_view" ? "fills it anew" : "gives it another query"]);
+}
+
 // What one might run, by status.
 export function remedies(view) {
   const name = literal(view.name);
   const call = (verb) => `CALL headrace.${verb}(${name});`;
   const out = [];
-  if (view.status === "error") {
-    out.push([call("resync_view"), "fills it anew, once its cause is mended"]);
-  }
+  out.push(...mends(view));
   if (view.status === "paused") out.push([call("resume_view"), "goes on from where it stands"]);
   if (view.status === "sink_error") {
     out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "who holds the table: see above"]);

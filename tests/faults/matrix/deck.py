@@ -517,7 +517,7 @@ def hardly_writing(world: World) -> None:
         )
         for _ in range(world.rng.randint(2, 5)):
             rows = conn.execute(
-                "SELECT pid FROM pg_stat_activity WHERE application_name = 'headrace sink'"
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'headrace sink%'"
                 " AND datname = current_database()"
             ).fetchall()
             for how in (signal.SIGSTOP, signal.SIGCONT):

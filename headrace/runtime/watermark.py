@@ -1,0 +1,110 @@
+"""How far the result tables have come, for ``list_views()`` and everything that reads it.
+
+The *watermark* is the position before which every running view has everything.  The sink thread
+publishes it once a second in the application name of its connection, so an idle engine writes
+nothing.  The slot's confirmed position is no measure of lag: a paused view holds it back.
+
+A view that is behind the watermark is *listed*: the commander asks for the list every second and
+stores it in ``headrace.held`` as rows of kind ``behind``.  A running view that is behind and not
+listed yet holds the watermark back, so no view ever looks further than it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from headrace import clock
+from headrace.runtime.book import Book
+from headrace.runtime.views import View
+from headrace.sql.status import Status
+from headrace.types import format_lsn
+
+LISTED_S: Final = 1.0
+"""A running view that is behind by less time is not listed; it holds the watermark back."""
+_SAMPLES_MAX: Final = 1_000
+
+
+class Watermark:
+    """The watermark of one engine.
+
+    ``behind`` is for the control socket's thread, the other methods are for the sink thread.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book: Final = book
+        self._asked: frozenset[int] = frozenset()
+        """Views in the last list."""
+        self._listed: frozenset[int] = frozenset()
+        """Views in the last two lists: the commander has stored the older one."""
+        self._samples: deque[tuple[float, int]] = deque()
+        """When the server's WAL ended where (server time, LSN), the oldest first."""
+        self._since = 0.0
+        """Every commit made before this time is covered; seconds since 1970, 0: not known."""
+        self._looked_at = 0.0
+
+    def behind(self) -> list[dict[str, Any]]:
+        """Views that lack a batch: position covered, and time of the first commit they lack."""
+        book = self._book
+        rows: list[dict[str, Any]] = []
+        now = self._looked_at  # on the server's clock, as the times of commits are
+        for view in _owned(book):
+            mark = view.mark
+            if mark.txid >= book.position.txid:
+                continue
+            lacking = book.records.get(mark.txid + 1)
+            if lacking is None:
+                continue
+            since = clock.from_postgres(lacking.commit_time_us).timestamp()
+            unlisted = view.status == Status.RUNNING and view.id not in self._asked
+            if unlisted and now - since < LISTED_S:
+                continue
+            lsn = format_lsn(book.covered(mark))
+            rows.append({"view_id": view.id, "lsn": lsn, "since": since})
+        asked = frozenset(int(row["view_id"]) for row in rows)
+        self._listed = asked & self._asked
+        self._asked = asked
+        return rows
+
+    def text(self) -> str:
+        """The watermark as the application name carries it; '' while it is not known.
+
+        It is an LSN, alone where it covers all that the server had written at the look before the
+        last one.  Else a time follows: commits made before that time are covered.
+        """
+        book = self._book
+        at = book.position
+        lsn = min(
+            (
+                book.covered(view.mark)
+                for view in _owned(book)
+                if view.status == Status.RUNNING and view.id not in self._listed
+            ),
+            default=at.lsn,
+        )
+        if not lsn or not self._looked_at:
+            return ""
+        while self._samples and self._samples[0][1] <= lsn:
+            self._since = self._samples.popleft()[0]
+        if not self._samples or self._samples[0][0] == self._looked_at:
+            # A keepalive comes once a second: the last sample cannot be covered yet.
+            return format_lsn(lsn)
+        since = self._since
+        last = book.records.get(at.txid)
+        if last is not None and lsn == at.lsn:
+            since = max(since, clock.from_postgres(last.commit_time_us).timestamp())
+        return f"{format_lsn(lsn)} {since:.1f}" if since else ""
+
+    def sample(self, at: float, wal: int) -> None:
+        """Note where the server's WAL ended ``at`` a time on its clock."""
+        self._looked_at = at
+        if self._samples and self._samples[-1][1] == wal:
+            return
+        if len(self._samples) >= _SAMPLES_MAX:
+            # Half of the resolution is enough for a lag that long.
+            self._samples = deque(list(self._samples)[::2])
+        self._samples.append((at, wal))
+
+
+def _owned(book: Book) -> list[View]:
+    return [view for view in list(book.views.values()) if view.owned]
