@@ -103,6 +103,9 @@ class Settings:
     """Likewise the collections that their queries consist of; 0: none."""
     http_tls: bool = False
     """Whether that port speaks TLS, with the certificate of ``tls_cert``."""
+    http_hosts: str = ""
+    """Names under which browsers and proxies may address that port, separated by commas. Without
+    TLS, only addresses, names without a dot, and this computer's name are accepted besides."""
     console: bool = True
     """Whether that port has the console, where one logs in with the token or as a role."""
     console_token_file: str = ""

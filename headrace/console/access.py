@@ -27,6 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError
 from headrace.postgres import connect
+from headrace.process import secret_files
 from headrace.sql import seen
 
 ENGINE: Final = "engine"
@@ -87,13 +88,17 @@ class Access:
         self._token = _token(settings).encode()
         self._asking = asyncio.Semaphore(LOGINS_MAX)
 
+    def is_token(self, token: str) -> bool:
+        """Return whether this is the token; takes the same time for every text."""
+        return hmac.compare_digest(token.encode(errors="replace"), self._token)
+
     async def by_token(self, token: str) -> Person:
         """Who shows the token.
 
         Raises:
             Refused: it is another one, or the source cannot be reached.
         """
-        if not hmac.compare_digest(token.encode(errors="replace"), self._token):
+        if not self.is_token(token):
             raise Refused("that is not the token")
         try:
             return await self._identity(await self.engine(), ENGINE)
@@ -190,6 +195,7 @@ def _token(settings: Settings) -> str:
             f'could not read the console\'s token "{path}": {error}',
             hint="Setting console_token_file names a file with a secret, or is empty.",
         ) from error
+    secret_files.warn_if_exposed(path)
     if len(token) < _TOKEN_MIN:
         raise PrerequisiteError(
             f'the console\'s token in "{path}" is shorter than {_TOKEN_MIN} characters',

@@ -13,21 +13,25 @@ import ipaddress
 from importlib import resources
 from typing import Any, Final
 
+import h11
 import msgspec
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace import clock
+from headrace.config import address
 from headrace.console.access import ENGINE, Access, Refused
+from headrace.console.hostnames import Hostnames
 from headrace.console.lookout import Full
 from headrace.console.outside import METRICS, Outside
 from headrace.console.people import People
 from headrace.console.sessions import Attempts
+from headrace.console.single_flight import SingleFlight
 from headrace.console.streaming import Live
 
 BODY_BYTES_MAX: Final = 8_192
@@ -38,6 +42,8 @@ NAME_MAX: Final = 300
 _PER_NETWORK: Final = 10
 _PER_ROLE: Final = 30
 """Logins a minute."""
+_TRACEBACKS: Final = 3
+"""Errors a minute that are logged with their traceback, for each type of error."""
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -81,6 +87,12 @@ class App:
         self._outside = outside
         self._by_network = Attempts(_PER_NETWORK)
         self._by_role = Attempts(_PER_ROLE)
+        self._errors = Attempts(_TRACEBACKS)
+        self._ready = SingleFlight(outside.health.ready)
+        self._metrics_page = SingleFlight(outside.health.metrics)
+        settings = outside.settings
+        listen, _ = address(settings.http) if settings.http else ("", 0)
+        self._hostnames = Hostnames(listen, settings.http_hosts, tls=outside.tls is not None)
         routes = [
             Route("/livez", self._livez),
             Route("/readyz", self._readyz),
@@ -115,27 +127,36 @@ class App:
             await send(message)
 
         try:
-            if scope["path"] == "/api/events":
+            if (status := self._hostnames.refusal(scope["headers"])) is not None:
+                await PlainTextResponse(_HOSTS[status], status)(scope, receive, with_headers)
+            elif scope["path"] == "/api/events":
                 await self._app(scope, receive, with_headers)  # it looks after itself
             else:
                 async with asyncio.timeout(ANSWER_S):
                     await self._app(scope, receive, with_headers)
-        except (TimeoutError, OSError):
-            pass  # a client that is slow, or gone
-        except Exception:  # noqa: BLE001  the request's boundary, as a session's
-            _log.exception("request failed", path=scope["path"][:NAME_MAX])
+        except (TimeoutError, OSError, ClientDisconnect, h11.LocalProtocolError):
+            pass  # a client that is slow, or gone, or has sent no HTTP
+        except Exception as error:  # noqa: BLE001  the request's boundary, as a session's
+            self._log_error(scope, error)
             if not begun:
                 await PlainTextResponse("internal error\n", 500)(scope, receive, with_headers)
+
+    def _log_error(self, scope: Scope, error: Exception) -> None:
+        """Log an error of ours; a client that causes it again and again must not fill the log."""
+        kind, now = type(error).__name__, clock.monotonic()
+        if not self._errors.wait_s(kind, now):
+            self._errors.begin(kind, now)
+            _log.exception("request failed", path=scope["path"][:NAME_MAX])
 
     async def _livez(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, _: Request) -> Response:
-        ready, why = await self._outside.health.ready()
+        ready, why = await self._ready()
         return PlainTextResponse(why + "\n", 200 if ready else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        text = await self._outside.health.metrics()
+        text = await self._metrics_page()
         return Response(text, media_type=METRICS)
 
     async def _file(self, request: Request) -> Response:
@@ -180,7 +201,9 @@ class App:
         keys = [(self._by_network, self._outside.network(_client(request)))]
         if not body.token:
             keys.append((self._by_role, body.role[:NAME_MAX]))
-        if wait_s := max(tries.wait_s(key, now) for tries, key in keys):
+        elif self.people.is_token(body.token):
+            keys = []  # wrong logins of other clients at this address do not lock it out
+        if wait_s := max((tries.wait_s(key, now) for tries, key in keys), default=0):
             told = {"error": f"too many logins: try again in {wait_s} s"}
             return _json(told, 429, {"retry-after": str(wait_s)})
         for tries, key in keys:
@@ -289,6 +312,10 @@ def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(msgspec.json.encode(data), status, told, "application/json")
 
 
+_HOSTS: Final = {
+    400: "invalid Host header\n",
+    421: "unknown host name: add it to the setting http_hosts\n",
+}
 _WORDS: Final = {404: "not found\n", 405: "only GET\n", 401: "log in first\n"}
 
 

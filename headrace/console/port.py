@@ -87,15 +87,20 @@ class _Client(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; what is no request ends the connection."""
-        try:
-            super().data_received(data)
-        except h11.LocalProtocolError:
-            self.transport.abort()
+        super().data_received(data)
+        if self.transport.is_closing():
             return
         if self._is_answering():
             self._forget_head()
         elif self._patience is None:
             self._await_head()
+
+    def handle_events(self) -> None:
+        """Read requests; called for new bytes, and for pipelined ones after an answer."""
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:  # bytes that are no request, in the middle of an answer
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         """The next request may begin."""

@@ -100,7 +100,7 @@ class Health:
                 sources = await origins.told(conn)
         except (psycopg.Error, TimeoutError):
             page.put("source_up", 0)
-            return page.render()
+            return await asyncio.to_thread(page.render)
         page.put("source_up", 1)
         _slot(page, slot[0] if slot else None, self._settings)
         for name, up, changed in sources:
@@ -114,7 +114,7 @@ class Health:
         if told is not None:
             names = {view["id"]: str(view["name"]) for view in shown}
             _told_of_views(page, names, told)
-        return page.render()
+        return await asyncio.to_thread(page.render)
 
     def _processes(self, page: Page) -> None:
         page.put("build_info", 1, self._version)
