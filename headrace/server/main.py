@@ -34,7 +34,7 @@ from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.publication_guard import PublicationGuard
 from headrace.server.reload import Reload
-from headrace.server.resumer import Resumer
+from headrace.server.resumer import Resumer, mends
 from headrace.server.supervisor import Supervisor
 from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
@@ -133,7 +133,7 @@ class Commander:
         self._settings = settings
         self._supervisor = Supervisor(settings, nursery, self._before_builder)
         worker = self._supervisor.worker.peer
-        self._waits = SessionWaits(settings.source, worker)
+        self._waits = SessionWaits(settings.source, worker, mends)
         self._commands = Commands(
             *(self._builder, self._waits, worker, settings.commands_per_role_max),
             self._supervisor.see,

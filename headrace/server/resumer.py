@@ -34,7 +34,7 @@ from headrace.server.context import CallContext
 from headrace.server.procedures import Invocation
 from headrace.server.tries import WINDOW_S, Tries
 from headrace.sql import states
-from headrace.sql.states import AsyncConnection, StoppedView
+from headrace.sql.states import AsyncConnection, StoppedView, WaitedView
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,14 @@ def _view(row: StoppedView) -> tuple[str, str]:
     return row.name, row.made
 
 
-def _governed(row: StoppedView) -> bool:
+def mends(view: WaitedView) -> bool:
+    """Whether a stopped view is filled anew without a call, and no attempt has failed yet."""
+    return view.sqlstate in RULES and view.tried is None and _governed(view)
+
+
+def _governed(row: StoppedView | WaitedView) -> bool:
     """Whether its options want it to be filled anew."""
+    assert row.sqlstate is not None, "it has stopped"
     rule = RULES[row.sqlstate]
     if rule.option is None:
         return True

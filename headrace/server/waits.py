@@ -42,6 +42,8 @@ _LONG_HEADER: Final = 40
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
 _POLL_S: Final = 0.01
+_MENDING_S: Final = 0.1
+"""Seconds between two looks at a view that is being filled anew."""
 
 Answer = TypeVar("Answer")
 
@@ -58,14 +60,25 @@ class WaitTarget:
     """Whether the caller may see why the view does not run."""
     beyond: bool
     """Whether other databases have to come as far as they are."""
+    mending: bool
+    """Whether the view has stopped and is filled anew without a call."""
 
 
 class SessionWaits:
     """Answers ``wait_for`` calls."""
 
-    def __init__(self, dsn: str, worker: Callable[[], Awaitable[rpc.Peer]]) -> None:
-        """``worker`` waits until the worker can be asked and gives its peer."""
+    def __init__(
+        self,
+        dsn: str,
+        worker: Callable[[], Awaitable[rpc.Peer]],
+        mends: Callable[[WaitedView], bool],
+    ) -> None:
+        """``worker`` waits until the worker can be asked and gives its peer.
+
+        ``mends`` tells whether a stopped view is filled anew without a call.
+        """
         self._dsn = dsn
+        self._mends = mends
         self._worker = worker
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._block = self._segment = 0
@@ -82,19 +95,20 @@ class SessionWaits:
 
         Raises:
             QueryCancelled: 57014, it did not within the time-out.
-            DefiniteFailure: 55000, it has stopped, or is paused.
+            DefiniteFailure: 55000, it has stopped until somebody resyncs it, or is paused.
             UndefinedError: 42P01, there is no such view.
         """
         target = await self._target(request)
         late = f"It does not cover {format_lsn(target.lsn)} after {target.timeout_s or 0:g} s."
         try:
             async with asyncio.timeout(target.timeout_s):
+                target = await self._mended(target, request)
                 if target.beyond:
                     for name, dsn in (await self._sources(target)).items():
                         late = f'Changes of source "{name}" have not come.'
                         await self._reached(name, dsn)
                     # What has come of them is before now.
-                    target = await self._target(request)
+                    target = await self._mended(await self._target(request), request)
                     late = f"It does not cover {format_lsn(target.lsn)}."
                 await self._covered(target, request)
         except TimeoutError as error:
@@ -147,6 +161,13 @@ class SessionWaits:
             await self._disconnect()
             raise
 
+    async def _mended(self, target: WaitTarget, request: WaitFor) -> WaitTarget:
+        """Wait while the view is being filled anew; return its target after that."""
+        while target.mending:
+            await asyncio.sleep(_MENDING_S)
+            target = await self._target(request)
+        return target
+
     async def _covered(self, target: WaitTarget, request: WaitFor) -> None:
         view_id = target.view_id
         while True:
@@ -158,6 +179,10 @@ class SessionWaits:
                 view_id = (await self._target(request)).view_id
             except TransientError as error:
                 _log.info("waiting again", view=target.name, reason=error.message)
+            except DefiniteFailure:
+                # Of a view that mends itself the catalog tells; else this raises.
+                found = await self._mended(await self._target(request), request)
+                view_id = found.view_id
             except HeadraceError as error:
                 if not target.owns:
                     raise DefiniteFailure(
@@ -190,11 +215,15 @@ class SessionWaits:
             if min(parse_lsn(found.lsn), parse_lsn(found.now)) > self._flushed:
                 await self._flush()
                 self._flushed = parse_lsn(found.now)
-        _check_status(found)
+        mending = found.status == Status.ERROR and self._mends(found)
+        if not mending:
+            _check_status(found)
         if found.timeout is not None and found.timeout < 0:
             raise UserError("timeout must not be negative")
         wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
-        return WaitTarget(found.id, found.name, wanted, found.timeout, found.owns, found.beyond)
+        return WaitTarget(
+            found.id, found.name, wanted, found.timeout, found.owns, found.beyond, mending
+        )
 
     async def _ask(self, asked: dict[str, Any]) -> WaitedView:
         for attempt in range(1, _ATTEMPTS + 1):

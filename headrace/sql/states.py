@@ -76,6 +76,8 @@ UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(patter
 # A wait's view, and where the source is now, in one look.
 _LOOK_UP: Final = """
 SELECT v.id, v.status, headrace.view_message(v.id) AS message,
+       v.sqlstate, v.tried, v.options ->> 'on_change' AS on_change,
+       v.options ->> 'on_damage' AS on_damage,
        EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.oid = v.owner
           AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')) AS owns,
        CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END AS name,
@@ -131,6 +133,10 @@ class WaitedView:
     """None: there is none of that name."""
     status: Status
     message: str | None
+    sqlstate: str | None
+    tried: str | None
+    on_change: str | None
+    on_damage: str | None
     owns: bool
     """Whether who asks acts for its owner."""
     name: str
