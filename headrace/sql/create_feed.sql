@@ -16,6 +16,10 @@ BEGIN
     IF name IS NULL OR length(name) NOT BETWEEN 1 AND 63 THEN
         RAISE EXCEPTION USING ERRCODE = '42602', MESSAGE = 'the name of a feed has 1 to 63 characters';
     END IF;
+    IF NOT headrace.has_room_for_feed(to_regrole(quote_ident(current_user))::oid) THEN
+        RAISE EXCEPTION USING ERRCODE = '53400', MESSAGE = 'the role has 1000 feeds and may have no more',
+            HINT = 'Drop some with CALL headrace.drop_feed(name). They count for up to a minute after that.';
+    END IF;
     -- One of a history that is gone stands in nobody's way.
     UPDATE headrace.feeds f SET name = NULL
      WHERE f.name = create_feed.name AND f.owner = to_regrole(quote_ident(current_user))

@@ -69,4 +69,5 @@ CREATE POLICY moved ON headrace.feeds FOR UPDATE USING (
 DROP POLICY IF EXISTS made ON headrace.feeds;
 CREATE POLICY made ON headrace.feeds FOR INSERT WITH CHECK (
     owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE'))
-    AND history_id IN (SELECT h.id FROM headrace.histories h));
+    AND history_id IN (SELECT h.id FROM headrace.histories h)
+    AND headrace.has_room_for_feed(owner));
