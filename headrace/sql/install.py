@@ -57,6 +57,7 @@ FILES: Final = (
     "histories.sql",
     "history.sql",
     "feeds.sql",
+    "has_room_for_feed.sql",
     "points.sql",
     "nodes.sql",
     "origins.sql",

@@ -1,30 +1,3 @@
--- Whether the view, as of `txid`, has every change that was committed before this call. Waits a moment, for
--- the engine confirms its position now and then. Only where the source keeps what a view has not read, every
--- running view has what is confirmed.
-CREATE OR REPLACE FUNCTION headrace.covers_now(view_id bigint, txid bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = on
-AS $$
-DECLARE
-    wanted pg_lsn := pg_current_wal_insert_lsn();
-    before pg_lsn;
-    seen   record;
-BEGIN
-    IF NOT EXISTS (SELECT FROM headrace.meta m WHERE m.key = 'wal_retention' AND m.value = 'source') THEN
-        RETURN false;
-    END IF;
-    FOR i IN 1 .. 60 LOOP
-        before := pg_current_wal_lsn();
-        SELECT s.status, s.txid, s.lag_bytes INTO seen FROM headrace.view_states() s WHERE s.id = view_id;
-        IF seen.status IS DISTINCT FROM 'running' OR seen.txid IS DISTINCT FROM covers_now.txid THEN
-            RETURN false;
-        ELSIF seen.lag_bytes <= before - wanted THEN
-            RETURN true;
-        END IF;
-        PERFORM pg_sleep(0.05);
-    END LOOP;
-    RETURN false;
-END
-$$;
 -- The rows that a view had at a txid, an LSN or a time: SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).
 -- The row type says which view, for Postgres knows the columns of a type only.  Its table of now is read
 -- as who asks, and the changes after that txid are taken back.
@@ -67,11 +40,6 @@ BEGIN
         IF view_as_of.at BETWEEN kept.first_at AND moved.source_commit_at THEN
             SELECT coalesce(min(c.txid) - 1, moved.txid + kept.shift) INTO bound FROM headrace.history c
              WHERE c.history_id = kept.id AND c.txid > kept.first_txid AND c.commit_at > view_as_of.at;
-        -- Nothing has changed the view since. An older snapshot cannot tell what has happened after it.
-        ELSIF view_as_of.at BETWEEN kept.first_at AND statement_timestamp() AND NOT pg_is_in_recovery()
-              AND current_setting('transaction_isolation') = 'read committed'
-              AND headrace.covers_now(kept.view_id, moved.txid) THEN
-            bound := moved.txid + kept.shift;
         END IF;
     END IF;
     IF bound IS NULL OR bound < kept.first_txid OR bound > moved.txid + kept.shift THEN

@@ -476,35 +476,6 @@ def test_a_million_changes_reach_a_subscriber_that_is_killed(commander, source, 
         assert as_of(source, "x", txid) == contents
 
 
-def test_a_time_after_the_last_change_is_covered(commander, source):
-    """On a quiet database: the view covers all that is committed, and so that time."""
-    caught_up(commander)
-    caught_up(source)
-    for name in QUERIES:
-        for at in ("now()", "now() - interval '1 s'"):
-            query = f"headrace.view_as_of(NULL::{name}, at => {at})"
-            wait_until(lambda query=query: told_as_of(source, query), "no other session writes")
-            assert rows(source, query) == rows(source, name)
-    for at in ("now() + interval '1 h'", "now() - interval '1 year'"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="does not reach"):
-            source.execute(f"SELECT * FROM headrace.view_as_of(NULL::v, at => {at})")
-    with source.transaction():
-        source.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        source.execute("SELECT FROM items")
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="does not reach"):
-            # A snapshot that grows old does not know what has come after it.
-            source.execute("SELECT * FROM headrace.view_as_of(NULL::v, at => now())")
-        raise psycopg.Rollback
-
-
-def told_as_of(conn, query):
-    """Whether the query is answered: other sessions may write between two looks."""
-    try:
-        return rows(conn, query) is not None
-    except psycopg.errors.InvalidParameterValue:
-        return False
-
-
 def test_feeds_have_a_quota(commander, source):
     """Also where a role inserts the rows itself, many in one statement."""
     caught_up(commander)
