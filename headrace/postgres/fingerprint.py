@@ -47,6 +47,7 @@ from headrace.errors import (
 from headrace.postgres import definitions, identity, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
+from headrace.postgres.uses import Uses
 from headrace.postgres.widening import widens
 from headrace.types import FIRST_USER_OID
 
@@ -72,29 +73,6 @@ _EARLIER_MAX: Final = 16
 _TABLE_AGAIN: Final = "Create the table again or give the view another query (alter_view)"
 _COLUMN_AGAIN: Final = "Add a column of that name or give the view another query (alter_view)"
 _KINDS: Final = ("tables", "relations", "views", "results")
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """What a plan names; ``take`` adds what that depends on."""
-
-    columns: frozenset[tuple[int, int]]
-    """(table, attnum) of every column that is read, key columns too."""
-    types: frozenset[int]
-    functions: frozenset[int]
-    """Those that are not built in."""
-    owner: int
-    """OID of the role that the view belongs to."""
-    relations: frozenset[tuple[int, bool]] = frozenset()
-    """(table as named, with its children)."""
-    rights: frozenset[Right] = frozenset()
-    views: frozenset[int] = frozenset()
-    results: frozenset[int] = frozenset()
-    """Tables of views of Headrace."""
-    others: frozenset[tuple[str, int]] = frozenset()
-    """(catalog, OID) of operators, collations and text search configurations."""
-    evaluates: bool = True
-    """Whether Postgres evaluates something."""
 
 
 # Of the columns that are read.

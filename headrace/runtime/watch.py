@@ -129,7 +129,7 @@ class Watch:
         wanted = [i for i in views if i not in self._compared]
         # Before a batch nothing can have been done for the others.
         noted = self._compared if self._book.batches != self._batches else set()
-        done = {i: self._done(views[i]) for i in (*wanted, *noted) if i in views}
+        done = {i: _done(self._book, views[i]) for i in (*wanted, *noted) if i in views}
         self._batches = self._book.batches
         errors = self._compare(wanted, done, present)
         for view_id in noted & done.keys():
@@ -294,7 +294,7 @@ class Watch:
         return self._book.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
-        done = {view.id: self._done(view) for view in views}
+        done = {view.id: _done(self._book, view) for view in views}
         self._load(list(done))
         known = [self._facts[i] for i in done if i in self._facts]
         if not known:
@@ -349,13 +349,6 @@ class Watch:
         else:
             self._quiet[view_id] = done
 
-    def _done(self, view: View) -> _Done:
-        """What has been done for a view, by unit; None: something is under way."""
-        units: list[Unit] = [view, *self._book.needed([view])]
-        if any(unit.busy for unit in units):
-            return None
-        return frozenset((unit.id, unit.works) for unit in units)
-
     def _load(self, wanted: list[int]) -> None:
         """Have the facts of ``wanted``, and of no view that is gone."""
         for view_id in self._facts.keys() - self._book.views.keys():
@@ -389,3 +382,11 @@ class Watch:
 
 def _locked(error: psycopg.Error) -> TransientError:
     return TransientError("the system catalog is locked", detail=str(error).strip())
+
+
+def _done(book: Book, view: View) -> _Done:
+    """What has been done for a view, by unit; None: something is under way."""
+    units: list[Unit] = [view, *book.needed([view])]
+    if any(unit.busy for unit in units):
+        return None
+    return frozenset((unit.id, unit.works) for unit in units)

@@ -12,7 +12,8 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
-from headrace.postgres.fingerprint import Present, Uses
+from headrace.postgres.fingerprint import Present
+from headrace.postgres.uses import Uses
 from headrace.sql import results
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view

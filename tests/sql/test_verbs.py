@@ -20,6 +20,8 @@ from headrace.views.builder import DOES
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"text": "'x'", "bool": "true", "jsonb": "'{}'", "pg_lsn": "'0/0'"}
+FROM_PROCEDURE = "digest"
+"""The procedure adds it on a direct connection, so that no secret is in the command."""
 ADDED = [
     pytest.param(verb, added.name, id=f"{verb.name}-{added.name}")
     for verb in VERBS.values()
@@ -45,6 +47,8 @@ def test_what_the_server_adds_is_said_by_nobody_else(verb, added):
         named = ", ".join([*given, f"{added} => {word}"])
         statement = parse(f"{kind} headrace.{verb.name}({named})")
         assert statement is None or bind(statement, (), "utf-8") is None
+    if added == FROM_PROCEDURE:
+        return
     with pytest.raises(UserError, match="has no argument"):
         invocation_of(verb.name, {added: None})
 
