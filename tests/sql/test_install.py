@@ -28,6 +28,21 @@ OBJECTS = (
 )
 
 
+RENEWED = {"progress", "view_tables", "view_uses"}
+"""Tables whose rows of a view are deleted before the view gets another id."""
+
+
+def test_a_view_that_gets_another_id_keeps_what_refers_to_it(conn):
+    """A resync gives the view another id, also while a row says what holds it up."""
+    install.install(conn)
+    found = conn.execute(
+        "SELECT c.relname, r.confupdtype::text FROM pg_constraint r"
+        " JOIN pg_class c ON c.oid = r.conrelid WHERE r.confrelid = 'headrace.views'::regclass"
+    ).fetchall()
+    assert {"held", "samples"} <= {table for table, _ in found}
+    assert {table for table, update in found if update != "c"} == RENEWED
+
+
 def test_every_file_is_loaded():
     names = {f.name for f in resources.files("headrace.sql").iterdir() if f.name.endswith(".sql")}
     assert names == {*install.FILES, *upgrades.files()}
