@@ -3,8 +3,9 @@
 A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in
 it is as anybody may have written it: it is read where a command fails alone.
 
-Two connections of the engine's role: one listens, and its backend is what
-``headrace.engine_running`` looks for; the other writes.  A command whose caller has gone is
+Three connections of the engine's role. The first listens, and ``headrace.engine_running`` looks for
+its backend. The second takes commands, so that no command waits behind notifications, which every
+role can send in any number. The third writes.  A command whose caller has gone is
 cancelled: the caller holds an advisory lock while it waits (``await_command``), and several
 looks in a row without it mean that nobody waits any longer.
 """
@@ -32,6 +33,10 @@ from headrace.sql.commands import Taken
 from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
+POLL_S: Final = 5.0
+"""Seconds after which the table is read without a notification: a lost one is only a delay."""
+PAUSE_S: Final = 0.005
+"""Seconds between two reads of a table without new commands, however many notifications come."""
 IDLE_S: Final = 60.0
 """Seconds until the writer looks again where nothing is under way."""
 MISSES_MAX: Final = 4
@@ -55,6 +60,7 @@ class Direct:
         self._misses: dict[int, int] = {}
         self._outbox: dict[int, dict[str, Any]] = {}
         self._wake = asyncio.Event()
+        self._announced = asyncio.Event()
         self._written = asyncio.Event()
         self._written.set()
         self._main: asyncio.Task[None] | None = None
@@ -86,11 +92,16 @@ class Direct:
     async def _serve(self) -> None:
         while True:
             try:
-                async with await self._connect() as listen, await self._connect() as write:
+                async with (
+                    await self._connect() as listen,
+                    await self._connect() as take,
+                    await self._connect() as write,
+                ):
                     await self._announce(listen)
                     self.connected.set()
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._listen(listen))
+                        group.create_task(self._take_all(take))
                         group.create_task(self._write(write))
             except* psycopg.Error as errors:
                 _log.warning("command table not reachable", reason=str(errors.exceptions[0]))
@@ -118,13 +129,25 @@ class Direct:
         await conn.execute(meta.ANNOUNCE, ("commander", None))
 
     async def _listen(self, conn: Connection) -> None:
+        """Wake ``_take_all`` for each notification."""
+        while True:
+            async for _ in conn.notifies(timeout=POLL_S):
+                self._announced.set()
+            # A connection that is dead without an error is found by a query.
+            await conn.execute("SELECT")
+
+    async def _take_all(self, conn: Connection) -> None:
         """Take new commands as they are announced."""
         while True:
-            while await self._take(conn) == _TAKEN_MAX:
-                pass  # there may be more
-            # The timeout makes a lost notification a delay and not a loss.
-            async for _ in conn.notifies(timeout=5.0, stop_after=1):
-                pass
+            self._announced.clear()
+            taken = await self._take(conn)
+            if taken == _TAKEN_MAX:
+                continue  # there may be more
+            if not taken:
+                await asyncio.sleep(PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._announced.wait()
 
     async def _take(self, conn: Connection) -> int:
         """Begin the commands that wait, a few of them; how many."""
