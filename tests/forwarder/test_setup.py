@@ -85,7 +85,7 @@ def test_slot_of_another_database_is_refused(conn, settings, postgres):
 def test_tables_come_and_go(conn, settings):
     setup.ensure(conn, settings, watched.fed)
     conn.execute('CREATE TABLE "t ""1" (a int PRIMARY KEY)')
-    conn.execute('CREATE TABLE child () INHERITS ("t ""1")')
+    conn.execute('CREATE TABLE child (PRIMARY KEY (a)) INHERITS ("t ""1")')
     first, child = oid(conn, '"t ""1"'), oid(conn, "child")
     assert publication.add_tables(conn, settings, [first, first], watched.fed) == [first]
     assert publication.add_tables(conn, settings, [first], watched.fed) == []

@@ -82,6 +82,7 @@ INTERNAL = {
     *("await_command", "captured_settings", "command_result", "history_times", "join_worker"),
     *("refuse_rows", "stamp_command", "submit", "table_mark"),
     *("feed_of", "feed_read"),  # of a feed, not of a view
+    *("has_room_for_feed", "hmac_sha256", "withdraw_tables"),
 }
 """Functions that procedures, triggers and workers call."""
 # Refused for what the view is, or is not: 0A000, 22023, 42xxx, 55xxx.

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -9,6 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.embedded import binaries
+from tests.waiting import wait_until
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 TABLES = """
@@ -61,6 +63,10 @@ def psql(engine):
     return run
 
 
+def lag_is_known(conn: psycopg.Connection) -> bool:
+    return conn.execute("SELECT lag_ms FROM headrace.list_views()").fetchone() != (None,)
+
+
 def test_the_session_is_as_it_says(engine, psql):
     with psycopg.connect(engine.source, autocommit=True) as conn:
         conn.execute(TABLES)
@@ -72,3 +78,5 @@ def test_the_session_is_as_it_says(engine, psql):
             assert line in answer, (statement, answer)
         if statement.startswith("INSERT"):
             psql("CALL headrace.wait_for('revenue')")
+            with psycopg.connect(engine.source, autocommit=True) as conn:
+                wait_until(partial(lag_is_known, conn), "the worker has said how far it is")

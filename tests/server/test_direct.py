@@ -176,7 +176,8 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
         conn.execute("CALL headrace.drop_view('v')")
         commander.builder.calls.clear()
         conn.execute(
-            "UPDATE headrace.commands SET status = 'running', finished_at = NULL WHERE id = %s",
+            "UPDATE headrace.commands SET status = 'running', finished_at = NULL,"
+            """ arguments = '{"name": "v"}' WHERE id = %s""",
             (number,),
         )
         conn.execute(
