@@ -37,12 +37,14 @@ AS $$
                 ELSE nullif(concat_ws('; ', coalesce(
                      'its table is locked by ' || l.who,
                      w.what || format(', for %s s', round(extract(epoch FROM clock_timestamp() - w.since))),
-                     CASE WHEN s.lag_ms > 1000 AND n.lag_bytes > s.lag_bytes AND n.at > v.since
+                     CASE WHEN s.lag_ms > 1000 AND b.batch_s > 1 AND b.at_work IS NOT NULL
+                          THEN format('a batch under way for %s s, of %s', round(b.batch_s::numeric), b.at_work)
+                          WHEN s.lag_ms > 1000 AND n.lag_bytes > s.lag_bytes AND n.at > v.since
                                AND n.at BETWEEN clock_timestamp() - interval '90 s' AND clock_timestamp() - interval '1 s'
                           THEN format('it catches up: %s behind, about %s s to go', pg_size_pretty(s.lag_bytes),
                                ceil(s.lag_bytes * extract(epoch FROM clock_timestamp() - n.at) / (n.lag_bytes - s.lag_bytes)))
                           WHEN s.lag_ms > 1000 AND b.batch_s > 1
-                          THEN format('a batch under way for %s s', round(b.batch_s::numeric)) || coalesce(', of ' || b.at_work, '')
+                          THEN format('a batch under way for %s s', round(b.batch_s::numeric))
                           WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END),
                      a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since))), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
