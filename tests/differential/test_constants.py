@@ -37,6 +37,22 @@ CONSTANTS = (
     r"'\x00ff'::bytea",
     "'0/16B3748'::pg_lsn",
 )
+OBJECTS = (
+    "'pg_class'::regclass::text",
+    "1259::regclass::text || k",
+    "'pg_backend_pid'::regproc::text",
+    "23::regtype::text",
+    "23::oid::regtype::varchar(3)",
+    "'c'::regclass = 'pg_class'::regclass",
+    "'c'::regclass",
+    "'int4'::regtype::int",
+    "(-1)::regclass::oid",
+    "4294967295::oid::regclass::int",
+    "2147483648::oid::regclass::int",
+    "NULL::int::regclass",
+    "format_type(pg_typeof(k), NULL)",
+)
+"""What Postgres looks up in its catalogs, and cannot find changed."""
 FOLDED = "(ARRAY[{}])[1]"
 PLACES = {
     "selected": ("{}", "FROM c"),
@@ -60,6 +76,9 @@ def test_constants_of_every_type_stand_everywhere(source, commander):
         items = ", ".join(f"{written.format(x)} AS c{i}" for i, x in enumerate(CONSTANTS))
         views[place] = f"SELECT id, {items} {rest}"
         create_view(commander, place, views[place])
+    items = ", ".join(f"{x} AS c{i}" for i, x in enumerate(OBJECTS))
+    views["objects"] = f"SELECT id, {items} FROM c"
+    create_view(commander, "objects", views["objects"])
     create_marker(source, commander)
     transactions = (["INSERT INTO c VALUES (4, 2), (5, 1)", "UPDATE c SET k = id WHERE id < 3"],)
     follow(source, views, transactions, "constants")
