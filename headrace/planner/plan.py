@@ -370,7 +370,7 @@ def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> T
     # Both lists are our own text over names that are quoted where they come from.
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
-        return lowering.analysed(query, literals=True)
+        return lowering.analysed(query)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

@@ -73,6 +73,8 @@ class Writer:
         if r.random() < 0.3:
             keys.append(f"{r.choice(left)}.t = {right}.t")
         if equal:
+            subqueries = r.choice([0, 0, 0, 1, 2])
+            keys += [self.subquery(r.choice([mine, right])) for _ in range(subqueries)]
             return " AND ".join(keys)
         more = [
             f"{mine}.b < {right}.b",
@@ -91,6 +93,22 @@ class Writer:
         if r.random() < 0.2:
             keys = []
         return " AND ".join([*keys, *chosen]) or "true"
+
+    def subquery(self, side: str) -> str:
+        """A condition with a subquery that reads no more than one side of a join."""
+        r = self.rng
+        table, column = r.choice(TABLES), r.choice(["a", "b", "id"])
+        return r.choice(
+            [
+                f"EXISTS (SELECT FROM {table} q WHERE q.a = {side}.{column})",
+                f"({side}.b = 1 OR NOT EXISTS (SELECT FROM {table} q WHERE q.b > {side}.{column}))",
+                f"{side}.{column} IN (SELECT q.b FROM {table} q)",
+                f"{side}.{column} NOT IN (SELECT q.b FROM {table} q WHERE q.a = {side}.b)",
+                f"{side}.{column} <= (SELECT max(q.b) FROM {table} q WHERE q.a = {side}.a)",
+                f"{side}.{column} >= (SELECT min(q.b) FROM {table} q)",
+                f"(SELECT count(*) FROM {table} q) > {r.randrange(6)}",
+            ]
+        )
 
     def join(self) -> tuple[str, list[str]]:
         """A random tree of joins and the aliases in it."""
@@ -149,6 +167,11 @@ FIXED = (
     "SELECT a, count(*) AS c FROM r RIGHT JOIN bag USING (a, b) GROUP BY a",
     "SELECT x.id, y.id AS i FROM r x LEFT JOIN r y ON x.a = y.b",
     "SELECT x.id, y.id AS i FROM r x FULL JOIN r y ON x.a = y.id WHERE x.b > 1 OR y.b > 1",
+    "SELECT r.id, s.id AS i FROM r FULL JOIN s ON r.a = s.a AND r.b IN (SELECT a FROM w)",
+    "SELECT r.id, s.id AS i FROM r FULL JOIN s ON r.a = (SELECT max(a) FROM w WHERE w.b = s.b)",
+    "SELECT r.id, s.id AS i FROM r FULL JOIN s ON r.a = s.a AND 1 < (SELECT min(a) FROM w)",
+    "SELECT id, (SELECT count(*) FROM w FULL JOIN s ON w.a = s.a AND EXISTS (SELECT FROM bag"
+    " WHERE bag.a = w.b AND bag.b < r.id)) AS n FROM r",
     # TPC-H 13: a group per customer, with and without orders.
     "SELECT c, count(*) AS n FROM (SELECT r.id, count(s.id) AS c FROM r LEFT JOIN s"
     " ON r.id = s.a AND s.t NOT LIKE '%y%' GROUP BY r.id) x GROUP BY c",

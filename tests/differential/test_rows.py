@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.compared import check, create_view, follow
+import random
+
+import pytest
+
+from tests.amounts import seeds
+from tests.compared import check, create_view, follow, numbered
 from tests.waiting import create_marker, wait_until
 
 DDL = """
@@ -48,6 +53,52 @@ def test_rows(source, commander):
     views = {f"v_{name}": query for name, query in VIEWS.items()}
     create_marker(source, commander)
     follow(source, views, ([s] for s in TRANSACTIONS), "rows")
+
+
+FIELDS = (("a.k", "b.k"), ("a.id", "b.id"), ("a.s", "b.j ->> 'v'"), ("a.n", "b.k::numeric"))
+OPERATORS = ("=", "<>", "<", "<=", ">", ">=", "IS DISTINCT FROM", "IS NOT DISTINCT FROM")
+
+
+def row_pair(rng: random.Random, depth: int) -> tuple[str, str]:
+    """Two row constructors of one shape, over the columns of either table."""
+    lefts, rights = [], []
+    for _ in range(rng.randrange(1, 3)):
+        left, right = row_pair(rng, depth - 1) if depth else rng.choice(FIELDS)
+        lefts.append(left)
+        rights.append(right)
+    sides = f"ROW({', '.join(lefts)})", f"ROW({', '.join(rights)})"
+    if depth == 0 and rng.random() < 0.3:
+        k, s = rng.choice(FIELDS[:2]), FIELDS[2]
+        sides = f"ROW({k[0]}, {s[0]})::pair", f"ROW({k[1]}, {s[1]})::pair"
+    elif rng.random() < 0.3:
+        sides = f"{sides[0]}::record", f"{sides[1]}::record"
+    return sides
+
+
+def row_condition(rng: random.Random) -> str:
+    """A comparison of rows, alone or beside another condition."""
+    left, right = row_pair(rng, rng.randrange(2))
+    condition = f"{left} {rng.choice(OPERATORS)} {right}"
+    if rng.random() < 0.2:
+        condition = f"{left} IN ({right}, {right})"
+    elif rng.random() < 0.2:
+        condition = f"CASE {left} WHEN {right} THEN true ELSE a.id > 2 END"
+    return f"{condition} {rng.choice(('', '', 'AND a.id > b.id', 'OR a.k = 7'))}"
+
+
+@pytest.mark.parametrize("seed", seeds(1, 8))
+def test_comparisons_of_rows_follow_every_transaction(seed, source, commander):
+    rng = random.Random(seed)
+    source.execute(DDL)
+    views = numbered(
+        f"SELECT a.id, b.id AS other FROM a {rng.choice(('JOIN', 'LEFT JOIN'))} b"
+        f" ON {row_condition(rng)}"
+        for _ in range(12)
+    )
+    for name, query in views.items():
+        create_view(commander, name, query)
+    create_marker(source, commander)
+    follow(source, views, ([s] for s in TRANSACTIONS), f"seed {seed}")
 
 
 def test_a_text_that_stands_for_the_current_time_stops_the_view(source, commander):

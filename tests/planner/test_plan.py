@@ -77,6 +77,28 @@ UNSUPPORTED = [
     ),
     ("SELECT t.id FROM t FULL JOIN u ON t.k < u.k", "full join is only", "FULL"),
     ("SELECT t.id FROM t FULL OUTER JOIN u ON t.k = 1 OR t.k = u.k", "full join is only", "FULL"),
+    ("SELECT t.id FROM t FULL JOIN u ON t.k = (SELECT max(a) FROM w)", "full join is only", "FULL"),
+    ("SELECT t.id FROM t FULL JOIN u ON u.k = (SELECT max(a) FROM w)", "full join is only", "FULL"),
+    ("SELECT t.id FROM t FULL JOIN u ON EXISTS (SELECT FROM w)", "full join is only", "FULL"),
+    (
+        "SELECT t.id FROM t FULL JOIN u ON EXISTS (SELECT FROM w WHERE a = t.id)",
+        "full join is only",
+        "FULL",
+    ),
+    (
+        "SELECT t.id FROM t FULL JOIN u ON t.k = u.k AND EXISTS (SELECT FROM w"
+        " WHERE a = t.id AND b = u.id)",
+        "reads both sides",
+        None,
+    ),
+    (
+        "SELECT t.id FROM t FULL JOIN u ON t.k = u.k AND u.k = (SELECT a FROM w WHERE b = t.id)",
+        "may fail",
+        None,
+    ),
+    ("SELECT 't'::regclass::text AS x FROM t", "regclass", None),
+    ("SELECT 99999999::regclass::text AS x FROM t", "regclass", None),
+    ("SELECT id::regclass::text AS x FROM t", "an oid", None),
     ("SELECT ctid FROM t", "ctid", "ctid"),
     ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
     ("SELECT id, s::timetz AS d FROM t", "current time", "::timetz"),

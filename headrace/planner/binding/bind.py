@@ -14,6 +14,7 @@ from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding import functions_in_from
+from headrace.planner.binding.full_joins import full_join
 from headrace.planner.binding.functions_in_from import TargetSets
 from headrace.planner.binding.grouping import Grouping
 from headrace.planner.binding.named_plans import NamedPlans
@@ -243,10 +244,8 @@ class Binder:
             if part not in hard:
                 tests += conjuncts(self._lowering.lower(part, scope))
         if hard and kind == "full":
-            self._lowering.refuse(
-                "a subquery in the condition of a FULL JOIN",
-                hint="Compute it as a column of a subquery in FROM, and compare that column.",
-            )
+            sites = (Site(left), Site(right))
+            return full_join(self._lowering, sites, tests, hard, self.scope(level, *sites))
         if kind == "inner":
             site = Site(joined(left, right, tuple(tests)))
             for part in hard:

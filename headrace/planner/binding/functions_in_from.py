@@ -252,7 +252,7 @@ def prove(lowering: Lowering, sets: list[tuple[Call, ...]]) -> None:
     """Postgres must understand our SQL of every call in FROM as it did the query."""
     for calls in dict.fromkeys(sets):
         query, found = _query(lowering, "1 AS one", calls)
-        tree = lowering.analysed(query, literals=True)
+        tree = lowering.analysed(query)
         # Up to Postgres 15 a view's own old and new rows are entries, too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
         scope = Scope(_numbered(found))

@@ -13,10 +13,11 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
-from headrace.planner.logical.nodes import JoinNode, Node, children, ids
+from headrace.planner.logical.nodes import JoinNode, Node, children, free, ids
 from headrace.planner.logical.repeats import named
-from headrace.planner.logical.scalar import quote, reads_clock, references, refs, trusted
+from headrace.planner.logical.scalar import Ref, quote, reads_clock, references, refs, trusted
 from headrace.planner.scalars.context import QueryContext
+from headrace.planner.scalars.scope import hung
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
 
@@ -61,16 +62,28 @@ def _known(join: JoinNode) -> bool:
 def _query(context: QueryContext, join: JoinNode) -> str:
     """The join over columns of the same types."""
     read = list({r.id: r for e in join.condition for r in references(e)}.values())
+    # Subqueries of the condition that read no row: Postgres computes them before the join.
+    once = frozenset(
+        column.id
+        for side in (join.left, join.right)
+        for plan in hung(side)
+        if not free(plan) & ids(side)
+        for column in plan.columns
+    )
 
-    def side(node: Node) -> str:
-        shown = [
-            f"{quote(None, context.type_name(r.oid))} AS a{r.id}" for r in read if r.id in ids(node)
-        ]
+    def value(ref: Ref) -> str:
+        return quote(None, context.type_name(ref.oid))
+
+    def column(ref: Ref) -> str:
+        return f"(SELECT {value(ref)})" if ref.id in once else f"a{ref.id}"
+
+    def shown(node: Node) -> str:
+        columns = [f"{value(r)} AS a{r.id}" for r in read if r.id in ids(node)]
         # OFFSET keeps Postgres from seeing that the columns are constants.
-        return f"(SELECT {', '.join(shown)} OFFSET 0)"
+        return f"(SELECT {', '.join(columns)} OFFSET 0)"
 
-    tests = [context.sql(e, lambda ref: f"a{ref.id}") for e in join.condition]
+    tests = [context.sql(e, column) for e in join.condition]
     return (
-        f"EXPLAIN SELECT FROM {side(join.left)} l FULL JOIN {side(join.right)} r"
+        f"EXPLAIN SELECT FROM {shown(join.left)} l FULL JOIN {shown(join.right)} r"
         f" ON {' AND '.join(tests) or 'true'}"
     )

@@ -148,13 +148,15 @@ def operate(
     """``operator`` applied to ``args``."""
     function = context.catalog.functions[operator.function]
     infix = len(args) == 2
+    # Postgres expands ``ROW(…) = ROW(…)`` into comparisons of the fields; a cast prevents that.
+    mark = f"{ARG}::pg_catalog.record" if all(a.oid == t.RECORD for a in args) else ARG
     return call(
         context,
         operator.name,
         args,
         result,
         Spelling(
-            f"({ARG} {operator.quoted} {ARG})" if infix else f"({operator.quoted} {ARG})",
+            f"({mark} {operator.quoted} {mark})" if infix else f"({operator.quoted} {ARG})",
             f"{ARG} {operator.name} {ARG}" if infix else f"{operator.name} {ARG}",
         ),
         kernel(context, operator, operator.name, args, collation),
@@ -179,11 +181,11 @@ def _operator_raises(
 ) -> bool:
     if function.builtin and name in COMPARISONS:
         # Rows and arrays look for the operators of their parts when they run.
-        return any(_open(context, a.oid) for a in args)
+        return any(comparison_raises(context, a.oid) for a in args)
     return functions.may_raise(function, args)
 
 
-def _open(context: QueryContext, oid: int) -> bool:
+def comparison_raises(context: QueryContext, oid: int) -> bool:
     """Whether comparing values of the type may turn out to be impossible."""
     kind = context.catalog.types[oid]
     if kind.kind in ("c", "p"):

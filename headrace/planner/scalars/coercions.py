@@ -18,14 +18,25 @@ def _relabel(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
     if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
-        if isinstance(arg, Const) and oid == t.OID:
-            return Const(arg.text, oid)
+        if isinstance(arg, Const) and (known := _oid(arg, oid)) is not None:
+            return known
         source = lowering.type_name(arg.oid)
         lowering.refuse(f"a cast between {source} and an OID", node)
     if oid == arg.oid:
         # Only the label changes (a domain to its base, or a modifier given up).
         return casts.relabelled(arg, typmod, collation)
     return casts.cast(lowering, arg, oid, typmod, collation)
+
+
+def _oid(arg: Const, oid: int) -> Const | None:
+    """``arg`` as the type ``oid``, both of them int4, oid or an OID type: the same 32 bits."""
+    kinds = functions.REG_TYPES | {t.INT4, t.OID}
+    if arg.oid not in kinds or oid not in kinds:
+        return None
+    if arg.text is None:
+        return Const(None, oid)
+    number = int(arg.text) % 2**32
+    return Const(str(number - 2**32 if oid == t.INT4 and number >= 2**31 else number), oid)
 
 
 def _through_text(lowering: Lowering, node: Node, scope: Scope) -> Expr:

@@ -160,11 +160,11 @@ class Constants:
         self._codec = _CODECS.get(encoding, "ascii")
         self._texts: dict[Key, str] = {}
 
-    def load(self, trees: list[Node], text: str = "") -> None:
+    def load(self, trees: list[Node], text: str) -> None:
         """Work out and prove every constant of ``trees`` that can be read.
 
-        ``text`` is SQL in which constants of other types (boxes, ranges, jsonb) may be
-        written out: each of its literals is tried.
+        ``text`` is SQL that shows them.  Constants that no function here reads (boxes, ranges,
+        jsonb), or reads wrongly, are searched for among its literals.
         """
         unread: set[Key] = set()
         found: dict[Key, str] = {}
@@ -182,6 +182,7 @@ class Constants:
         wanted = list(found.items())
         for start in range(0, len(wanted), _CHUNK):
             self._prove(wanted[start : start + _CHUNK])
+        unread.update(found.keys() - self._texts.keys())
         for oid in sorted({oid for oid, _ in unread}):
             if not self._catalog.provenance.writable(oid):
                 continue  # reading a literal could run code of the type's owner

@@ -150,17 +150,15 @@ class QueryContext:
 
     # -- what Postgres says of a text of ours
 
-    def analysed(self, query: str, *, literals: bool = False) -> Node:
+    def analysed(self, query: str) -> Node:
         """The tree of a query of our own making, ready to be lowered.
-
-        ``literals``: constants that are not read from their octets may be written out in it.
 
         Raises:
             psycopg.Error: Postgres does not accept it.
         """
         with self.analysis.analysing() as conn:
             tree = session.made_view(conn, query, "headrace_proof").tree
-        self.constants.load([tree], query if literals else "")
+        self.constants.load([tree], query)
         return tree
 
     def described(self, query: str) -> list[tuple[str, int, int, int]]:

@@ -7,7 +7,7 @@ from typing import Final
 from headrace.expressions.native import resolve
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import ARG, Expr
-from headrace.planner.scalars import build, citext, clockranges, containers
+from headrace.planner.scalars import build, citext, clockranges, containers, rowtypes
 from headrace.planner.scalars.build import Conduct, Spelling, enclosed, same
 from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
@@ -51,6 +51,11 @@ def _equality(
     if not operator.builtin or operator.name != "=":
         lowering.refuse(f"{symbol.replace('_', ' ')} with operator {operator.name}", node)
     collation = node.number("inputcollid")
+    if symbol == "is_distinct_from" and all(map(rowtypes.is_row, args)):
+        # Postgres expands IS DISTINCT FROM between row constructors into tests of the fields.
+        # The constructors are not NULL, so their equality is the same test.
+        equal = build.operate(lowering, operator, args, build.BOOLEAN, collation)
+        return build.logic(lowering, "not", (equal,))
     result = lowering.result(node, "opresulttype", "opcollid")
     if symbol == "is_distinct_from":
         result = build.BOOLEAN

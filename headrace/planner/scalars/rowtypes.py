@@ -197,7 +197,8 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         Spelling(f"(ROW({names}) {word} ROW({names}))", f"ROW({names}) {symbol} ROW({names})"),
         None,
         Conduct(
-            raises=not all(o.builtin for o in operators),
+            raises=not all(o.builtin for o in operators)
+            or any(build.comparison_raises(lowering, a.oid) for a in left),
             collation=next((c for c in collations if c), 0),
             functions=tuple(functions),
         ),

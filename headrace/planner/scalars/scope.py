@@ -185,6 +185,18 @@ class LateSite:
 Sites = tuple[Site, ...] | tuple[LateSite]
 
 
+def hung(node: Node, base: Node | None = None) -> list[Node]:
+    """The plans that ``Site.hang`` has joined to ``base``, of which ``node`` was made.
+
+    ``base`` is left out: up to the first node that is no ``Apply``.
+    """
+    found = []
+    while node is not base and isinstance(node, ApplyNode):
+        found.append(node.right)
+        node = node.left
+    return found
+
+
 def home(sites: Sites, read: frozenset[int]) -> Site | LateSite:
     """The first of ``sites`` that has all columns of ``read`` that any of them has, or the last."""
     known = [s for s in sites if isinstance(s, Site)]

@@ -1,4 +1,6 @@
-"""``pg_typeof`` and ``format_type`` where they are constants: of types that come with Postgres.
+"""``pg_typeof``, ``format_type`` and texts of OID types where they are constants.
+
+That is so for types, and for relations and functions of pg_catalog, that come with Postgres.
 
 They read the catalogs, but what they find of such a type cannot change.  The value of
 ``pg_typeof`` is its type's, whatever the row holds: also of a domain, which the expression itself
@@ -8,7 +10,7 @@ then nothing is said.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, LiteralString
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node
@@ -39,6 +41,22 @@ _NAME: Final = """
     SELECT (SELECT format_type(t.oid, NULL) FROM pg_type t
              WHERE t.oid = %s::oid AND t.oid < 16384 AND NOT EXISTS (
                    SELECT FROM pg_type o WHERE o.typname = t.typname AND o.oid <> t.oid))"""
+_RELATION: Final = """
+    SELECT (SELECT c.oid::regclass::text FROM pg_class c
+             WHERE c.oid = %s::oid AND c.oid < 16384
+               AND c.relnamespace = 'pg_catalog'::regnamespace AND NOT EXISTS (
+                   SELECT FROM pg_class o WHERE o.relname = c.relname AND o.oid <> c.oid))"""
+_FUNCTION: Final = """
+    SELECT (SELECT p.oid::regproc::text FROM pg_proc p
+             WHERE p.oid = %s::oid AND p.oid < 16384
+               AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT EXISTS (
+                   SELECT FROM pg_proc o WHERE o.proname = p.proname AND o.oid <> p.oid))"""
+_NAMES: Final[dict[int, LiteralString]] = {
+    REGTYPE: _NAME,
+    2205: _RELATION,  # regclass
+    24: _FUNCTION,  # regproc
+}
+"""Queries for the text of a constant of an OID type, or NULL where it may change."""
 _FORMAT: Final = """
     SELECT format_type((a ->> 0)::oid, (a ->> 1)::int4) FROM (SELECT %s::json AS a) s"""
 
@@ -68,10 +86,10 @@ def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
 
 
 def name(context: QueryContext, expr: Expr) -> str | None:
-    """The text of a constant of type regtype, if it is always the same."""
-    if not isinstance(expr, Const) or expr.oid != REGTYPE or expr.text is None:
+    """The text of a constant of type regtype, regclass or regproc, if it is always the same."""
+    if not isinstance(expr, Const) or expr.oid not in _NAMES or expr.text is None:
         return None
-    found: str | None = context.fetch(_NAME, expr.text)
+    found: str | None = context.fetch(_NAMES[expr.oid], expr.text)
     return found
 
 
