@@ -10,6 +10,7 @@ begins large has a family of its own: its sorted files are linked there and not 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -223,5 +224,8 @@ class Disk:
             family.close()
         self._families.clear()
         columns.close(self._db)
+        # Closing writes memtables to files, and deletes the log that had their pairs.
+        with self._noting, contextlib.suppress(OSError):
+            self._noted = files.note_manifest(self.path, self._noted)
         # Where closing failed, the lock is released with the last reference.
         del self._db
