@@ -1,4 +1,4 @@
-"""many: what thousands of views cost: to create each, while nothing happens, and after a restart."""
+"""many: cost of thousands of views: creation, idle time and restart."""
 
 from __future__ import annotations
 

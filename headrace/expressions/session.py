@@ -42,7 +42,7 @@ _TOO_LARGE: Final = "headrace: too many bytes: "
 _NUMBERS: Final = itertools.count()
 
 _TERMINATED: Final = "57P01"
-"""What a session says that pg_terminate_backend ends, or the shutdown of the server."""
+"""SQLSTATE of a session that ``pg_terminate_backend`` or a server shutdown has ended."""
 _ATTEMPTS_MAX: Final = 3
 _READ_ONLY: Final = "25006"
 """By our own doing everything is so where expressions are evaluated: that will not pass."""

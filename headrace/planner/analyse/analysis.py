@@ -102,7 +102,7 @@ class Analysis:
 
     @contextmanager
     def analysing(self) -> Iterator[Connection]:
-        """The connection, ready for texts of ours; what is made on it is gone afterwards."""
+        """Yield the connection for our own texts; objects made on it are rolled back afterwards."""
         if self.conn.info.transaction_status == TransactionStatus.IDLE:
             self._begin()
             session.employ(self.conn, self._caller)

@@ -339,14 +339,14 @@ def fetch_view(conn: Connection, view: str = _VIEW) -> StoredQuery:
 
 
 def bound_query(stored: StoredQuery, query: str) -> BoundQuery:
-    """What Postgres made of ``query``; a large tree takes a while to read."""
+    """Return the bound tree of ``query``; a large tree takes a while to read."""
     [tree] = read_nodes(stored.action)
     printed = _readable(stored.printed.strip())
     return BoundQuery(stored.oid, tree, printed, stored.columns, query)
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
-    """What Postgres made of the query."""
+    """The query as Postgres has stored it."""
     return bound_query(fetch_view(conn, view), query)
 
 
