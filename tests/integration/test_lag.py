@@ -164,6 +164,10 @@ def populating(engine, source: psycopg.Connection) -> Iterator[None]:
 
 def test_views_that_stand_still_make_no_other_view_late(engine, source, commander):
     slot = engine.env["HEADRACE_SLOT_NAME"]
+    wait_until(
+        lambda: all(lags(source)[name].ms is not None for name in FOLLOWING),
+        "the worker has looked at the server's clock, so the lag is known",
+    )
     source.execute("CALL headrace.pause_view('paused')")
     with locked(engine.source):
         first = probe(source, 100, n=0)  # stops the view that divides by it
