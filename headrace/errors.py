@@ -237,6 +237,10 @@ class LimitExceeded(DefiniteFailure):
     sqlstate = "54H01"
 
 
+class SessionsTerminated(LimitExceeded):
+    """A function that the view calls terminates the sessions of other views' functions."""
+
+
 # --- transient
 
 

@@ -68,6 +68,8 @@ class Link:
 
     key: Key
     conn: psycopg.Connection
+    seen_at: float
+    """A time on the monotonic clock at which the session had not been terminated."""
     _prepared: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     """Names of prepared statements, by whose they are and their text.
 
@@ -85,6 +87,7 @@ class Link:
             Unconnected: there is none to be had.
             DefiniteFailure: the settings cannot be made.
         """
+        began = clock.monotonic()
         try:
             conn = for_values(key.dsn, name=_NAME)
         except psycopg.Error as error:
@@ -94,7 +97,7 @@ class Link:
         except BaseException:
             conn.close()
             raise
-        return cls(key, conn)
+        return cls(key, conn, began)
 
     def pass_to(self, key: Key) -> bool:
         """Forget everything and be one for ``key``; False if it must be closed instead.
@@ -129,10 +132,12 @@ class Link:
             psycopg.Error: Postgres' error, or the connection is gone.
             HeadraceError: what the thread's bound says.
         """
+        began = clock.monotonic()
         if self.key.owner is None:
             yield from self._run_prepared(sql, params, whose)
         else:
             yield from self._run_alone(sql, params)
+        self.seen_at = began
 
     def _run_prepared(self, sql: bytes, params: Sequence[bytes], whose: int) -> Iterator[PGresult]:
         pgconn = self.conn.pgconn

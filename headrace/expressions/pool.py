@@ -90,6 +90,7 @@ class Pool:
             Unconnected: there is none to be had.
             DefiniteFailure: its settings cannot be made, or too many backends of ``who`` go on, or
                 code of ``who`` has terminated sessions.
+            SessionsTerminated: the statement has done so, once too often.
         """
         self._admit(who)
         with contextlib.ExitStack() as stack:
@@ -104,7 +105,11 @@ class Pool:
     def terminated(self, link: Link, who: str, *, proven: bool) -> None:
         """Note that ``link`` was lost; ``proven``: terminated while a statement of ``who`` ran."""
         if link.key.owner is not None:
-            self._terminations.noticed(who, proven=proven)
+            self._terminations.noticed(who, since=link.seen_at, proven=proven)
+
+    def search(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, this thread may evaluate functions that have terminated sessions."""
+        return self._terminations.search()
 
     def forget(self, dsn: str) -> None:
         """A connection to ``dsn`` was lost: the idle ones may be as well."""

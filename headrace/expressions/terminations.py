@@ -1,7 +1,8 @@
 """Finds the owner whose function terminates the sessions in which functions of other owners run.
 
-Functions of all owners run as one role, and a role may terminate its own sessions.  After such a
-termination the statements of owners run one at a time for ``PROBATION_S``: so a statement that is
+Functions of all owners run as one role, and a role may terminate its own sessions.  An owner is
+*suspected* for ``PROBATION_S`` if its statement may have run when a session was terminated.  While
+a statement of a suspected owner runs, no other statement of an owner does: so a statement that is
 tried again cannot be hit by that of another owner.  After each of them an idle session of the same
 role, the probe, is asked for an answer.  A probe that was terminated proves which owner did it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,20 +19,27 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.errors import LimitExceeded
+from headrace.errors import LimitExceeded, SessionsTerminated
 from headrace.postgres.connect import for_values
 from headrace.process import bounds
 
 PROBATION_S: Final = 60.0
-"""How long statements run one at a time after a session was terminated."""
+"""How long an owner is suspected after a session was terminated."""
 TERMINATIONS_MAX: Final = 3
 """Proven terminations of an owner in ``WINDOW_S`` after which its statements are refused."""
 WINDOW_S: Final = 600.0
 _WAIT_S: Final = 0.05
 _NAME: Final = "headrace eval probe"
 _PROBE: Final = "SELECT 1"
+_MESSAGE: Final = "a function of the view's owner terminates sessions"
+_HINT: Final = "Remove pg_terminate_backend from the functions that the view calls."
 
 _log = structlog.get_logger(__name__)
+
+
+class _Here(threading.local):
+    searching = False
+    """Whether this thread searches for the row at which a function terminates sessions."""
 
 
 class Terminations:
@@ -39,34 +47,46 @@ class Terminations:
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
-        self._running = 0
+        self._queue: deque[object] = deque()
+        """Statements that wait for their turn, in the order in which they came."""
+        self._running = Counter[str]()
+        """How many statements of each owner run."""
+        self._ended: dict[str, float] = {}
+        """When the last statement of an owner ended."""
         self._alone: str | None = None
         """The owner whose statement runs while no other may."""
-        self._until = -1.0
-        """When the probation ends."""
+        self._proof = False
+        """Whether the statement that runs alone has terminated a session."""
+        self._suspected: dict[str, float] = {}
+        """Until when an owner is suspected."""
         self._proven: dict[str, deque[float]] = {}
         self._probe: psycopg.Connection | None = None
+        self._here = _Here()
 
     def admit(self, owner: str) -> None:
         """Raise LimitExceeded if the owner has terminated sessions too often."""
-        times = self._proven.get(owner)
-        if times is None:
-            return
-        while times and times[0] < clock.monotonic() - WINDOW_S:
-            times.popleft()
-        if len(times) >= TERMINATIONS_MAX:
-            raise LimitExceeded(
-                "a function of the view's owner terminates sessions",
-                detail=f"It has done so {len(times)} times in {WINDOW_S / 60:.0f} minutes; other"
-                " views have their functions evaluated in these sessions.",
-                hint="Remove pg_terminate_backend from the functions that the view calls.",
-            )
+        times = self._times(owner)
+        if times >= TERMINATIONS_MAX and not self._here.searching:
+            raise LimitExceeded(_MESSAGE, detail=_detail(times), hint=_HINT)
+
+    @contextlib.contextmanager
+    def search(self) -> Iterator[None]:
+        """Inside, statements of this thread run alone, and the first proof ends them.
+
+        A refused owner is admitted: the search for the row evaluates its functions again.
+        """
+        self._here.searching = True
+        try:
+            yield
+        finally:
+            self._here.searching = False
 
     @contextlib.contextmanager
     def statement(self, dsn: str, owner: str) -> Iterator[None]:
-        """Run a statement with code of ``owner``, alone if a session was terminated lately.
+        """Run a statement with code of ``owner``, alone if the owner is suspected.
 
         Raises:
+            SessionsTerminated: the statement has terminated a session, once too often.
             HeadraceError: the bound of the thread ends the waiting.
         """
         alone = self._begin(owner)
@@ -84,16 +104,23 @@ class Terminations:
                 # other probe in.
                 if there and not self._probed(dsn) and self._probe is not None:
                     self._prove(owner)
+                if self._proof:
+                    self._judge(owner)
         finally:
-            self._end(alone=alone)
+            self._end(owner, alone=alone)
 
-    def noticed(self, owner: str, *, proven: bool) -> None:
+    def noticed(self, owner: str, *, since: float, proven: bool) -> None:
         """Note that a session of ``owner`` was lost; call it inside of ``statement``.
 
-        ``proven``: it was opened for the statement, and was terminated.
+        ``since``: a time on the monotonic clock at which the session was there.  ``proven``: it was
+        opened for the statement, and was terminated.
         """
         with self._turn:
-            self._until = clock.monotonic() + PROBATION_S
+            until = clock.monotonic() + PROBATION_S
+            for name, ended in self._ended.items():
+                if ended >= since:
+                    self._suspected[name] = until
+            self._suspected.update(dict.fromkeys(self._running, until))
             alone = self._alone == owner
         if alone and proven:
             self._prove(owner)  # no other owner's code was running in this process
@@ -106,32 +133,69 @@ class Terminations:
                 self._probe = None
 
     def _begin(self, owner: str) -> bool:
+        """Wait for the turn, in the order of coming; return whether no other statement may run."""
+        ticket = object()
         with self._turn:
-            while True:
-                alone = clock.monotonic() < self._until
-                if self._alone is None and not (alone and self._running):
-                    break
-                self._turn.wait(_WAIT_S)
-                bounds.check()
-            self._running += 1
-            if alone:
-                self._alone = owner
+            self._queue.append(ticket)
+            try:
+                while True:
+                    alone = self._is_suspected(owner)
+                    free = self._alone is None and not (alone and self._running)
+                    if free and self._queue[0] is ticket:
+                        break
+                    self._turn.wait(_WAIT_S)
+                    bounds.check()
+                self._running[owner] += 1
+                if alone:
+                    self._alone, self._proof = owner, False
+            finally:
+                self._queue.remove(ticket)
+                self._turn.notify_all()
         return alone
 
-    def _end(self, *, alone: bool) -> None:
+    def _end(self, owner: str, *, alone: bool) -> None:
         with self._turn:
-            self._running -= 1
+            self._running[owner] -= 1
+            self._running += Counter()  # without zeros
+            self._ended[owner] = clock.monotonic()
             if alone:
                 self._alone = None
             self._turn.notify_all()
 
+    def _is_suspected(self, owner: str) -> bool:
+        until = self._suspected.get(owner)
+        if until is not None and until <= clock.monotonic():
+            del self._suspected[owner]
+            until = None
+        return until is not None or self._here.searching
+
     def _prove(self, owner: str) -> None:
+        """Note a termination by the statement that runs alone: the other owners are cleared."""
         with self._turn:
+            if self._proof:
+                return
+            self._proof = True
             now = clock.monotonic()
-            self._until = now + PROBATION_S
+            self._suspected = {owner: now + PROBATION_S}
             times = self._proven.setdefault(owner, deque(maxlen=TERMINATIONS_MAX))
             times.append(now)
         _log.warning("function terminates sessions", owner=owner, times=len(times))
+
+    def _judge(self, owner: str) -> None:
+        """Raise SessionsTerminated if a proven termination is the last that is borne."""
+        times = self._times(owner)
+        if times >= TERMINATIONS_MAX or self._here.searching:
+            raise SessionsTerminated(_MESSAGE, detail=_detail(times), hint=_HINT)
+
+    def _times(self, owner: str) -> int:
+        """How often the owner has terminated sessions lately."""
+        with self._turn:
+            times = self._proven.get(owner)
+            if times is None:
+                return 0
+            while times and times[0] < clock.monotonic() - WINDOW_S:
+                times.popleft()
+            return len(times)
 
     def _probed(self, dsn: str) -> bool:
         """Return whether the probe answers; else open another.  REQUIRES: the turn."""
@@ -146,3 +210,10 @@ class Terminations:
         except psycopg.Error:
             self._probe = None
         return False
+
+
+def _detail(times: int) -> str:
+    return (
+        f"It has done so {times} times in {WINDOW_S / 60:.0f} minutes; other views have their"
+        " functions evaluated in these sessions."
+    )

@@ -25,6 +25,7 @@ from headrace.errors import (
     Interrupted,
     LimitExceeded,
     RowsLost,
+    SessionsTerminated,
     StateDamaged,
     StructureChanged,
     TransientError,
@@ -351,8 +352,10 @@ class Processor:
 
     def _blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
         everything, txid = frames.all(), frames.txid
-        by_row = isinstance(error, DefiniteFailure) and not isinstance(
-            error, StateDamaged | StructureChanged | LimitExceeded
+        terminates = isinstance(error, SessionsTerminated)
+        by_row = terminates or (
+            isinstance(error, DefiniteFailure)
+            and not isinstance(error, StateDamaged | StructureChanged | LimitExceeded)
         )
         view.back(txid)
         if everything is None or not by_row or view.id in frames.stopped or view.feeds:
@@ -369,6 +372,8 @@ class Processor:
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)
+            except SessionsTerminated:
+                return True
             except LimitExceeded:
                 raise
             except (DefiniteFailure, Interrupted):
@@ -378,7 +383,10 @@ class Processor:
         # All tries together: on another row than the one sought, a function may not end.
         bound = Bound(view.bounded(self._settings).limits)
         try:
-            with bound.applied():
+            with (
+                bound.applied(),
+                self._evaluators.search() if terminates else contextlib.nullcontext(),
+            ):
                 where = culprit.find(view.plan, everything, fails)
         except Exception as second:  # noqa: BLE001  the boundary of one view's dataflow
             _log.warning("culprit not found", view=view.id, reason=repr(second))

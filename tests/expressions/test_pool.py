@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -13,9 +14,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace.errors import HeadraceError, Interrupted, LimitExceeded
+from headrace.errors import HeadraceError, Interrupted, LimitExceeded, SessionsTerminated
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.expressions.terminations import TERMINATIONS_MAX
 from headrace.kernels import text
 from headrace.process.bounds import Bound, Limits
 from headrace.types import Field
@@ -388,6 +390,57 @@ def test_statements_that_run_while_sessions_are_terminated_have_their_results(da
             attacker.join()
         assert isinstance(ends[0], LimitExceeded)
         assert ask(victim, "$1::text") == "0"
+
+
+def test_the_first_proof_of_a_search_ends_the_statement(database, pool):
+    """The search for a row knows by it which rows make a function terminate sessions."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    culprit = evaluator(database, pool, owner="culprit")
+    for itself in (False, True):
+        for _ in range(TERMINATIONS_MAX):
+            with pool.search(), pytest.raises(SessionsTerminated):
+                ask(culprit, f"public.kills($1, {itself})")
+    with pool.search():
+        assert ask(culprit, "$1::text") == "0", "who is refused may be searched"
+    with pytest.raises(LimitExceeded, match="terminates sessions") as caught:
+        ask(culprit, "$1::text")
+    assert not isinstance(caught.value, SessionsTerminated), "it has done nothing"
+
+
+def test_statements_of_owners_who_are_not_suspected_run_beside_each_other(database, pool):
+    """A termination that their statements cannot have caused does not delay them."""
+    culprit, one, other = (evaluator(database, pool, owner=n) for n in ("culprit", "one", "other"))
+    found: list[str | None] = []
+
+    def slow() -> None:
+        found.append(ask(one, "coalesce(pg_advisory_lock(7)::text, '') || $1"))
+
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+        assert ask(one, "$1::text") == "0"  # before the culprit's session is opened
+        for _ in range(TERMINATIONS_MAX):
+            with contextlib.suppress(Interrupted, LimitExceeded):
+                ask(culprit, "pg_terminate_backend(pg_backend_pid())::text || $1")
+        conn.execute("SELECT pg_advisory_lock(7)")
+        thread = threading.Thread(target=slow)
+        thread.start()
+        try:
+            wait_until(
+                lambda: (
+                    conn.execute(
+                        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    ).fetchone()
+                    == (1,)
+                ),
+                "the slow statement runs",
+            )
+            assert ask(other, "$1::text") == "0"
+            assert not found
+        finally:
+            conn.execute("SELECT pg_advisory_unlock(7)")
+            thread.join()
+    assert found == ["0"]
 
 
 def test_sessions_that_another_role_terminates_are_no_owners_fault(database, pool):

@@ -187,5 +187,5 @@ def test_a_function_that_ends_its_own_connection(conn, running):
     poison(conn)
     code, message = stops(conn, "v")
     assert code == "54H01"
-    assert "terminates sessions" in message
+    assert "terminates sessions at row (id)=(2)" in message
     assert running.child(WORKER) == before
