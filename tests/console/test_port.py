@@ -17,6 +17,7 @@ from headrace.console import app, port
 from headrace.console.outside import Outside
 from headrace.console.port import HttpPort
 from headrace.errors import PrerequisiteError, UserError
+from headrace.process import admission
 from headrace.server import http
 from tests.waiting import eventually
 
@@ -354,7 +355,8 @@ def test_who_says_half_a_request_is_sent_away(settings, monkeypatch):
 
 def test_who_reads_nothing_keeps_nobody_waiting(settings, monkeypatch):
     monkeypatch.setattr(port, "UNREAD_S", 0.3)
-    monkeypatch.setattr(port, "_tune", lambda sock: None)  # the system would do it, later
+    # The system would do it, later.
+    monkeypatch.setattr(admission, "tune", lambda sock, timeout_ms: None)
 
     class Long(Health):
         async def metrics(self):
