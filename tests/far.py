@@ -38,6 +38,7 @@ class FarWorker:
         return f"{self.host}:{self.network.port}"
 
     def write(self, token: str) -> None:
+        self.token.touch(mode=0o600)
         self.token.write_text(token)
 
     def start(self, **environment: str) -> None:

@@ -175,12 +175,12 @@ def calls() -> Iterator[tuple[str, str, str]]:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             level, of = node.func.attr, ast.unparse(node.func.value)
-            noise = level == "tell" and (of.endswith("noise") or where.endswith("doorway.py"))
+            noise = level == "tell" and (of.endswith("noise") or where.endswith("admission.py"))
             if not noise and not (of.split(".")[-1] == "_log" and level not in ("bind",)):
                 continue
             first = node.args[0]
             if not isinstance(first, ast.Constant):
-                assert where.endswith("doorway.py"), f"{where}: an event is a literal"
+                assert where.endswith("admission.py"), f"{where}: an event is a literal"
                 continue
             yield first.value, {"exception": "error", "tell": "info"}.get(level, level), where
 

@@ -82,7 +82,7 @@ class Access:
         """Reads the token, or makes one.
 
         Raises:
-            PrerequisiteError: its file cannot be read, or has no proper token.
+            PrerequisiteError: its file cannot be read, has no proper token, or others may read it.
         """
         self._settings = settings
         self._token = _token(settings).encode()
@@ -186,16 +186,16 @@ def token_path(settings: Settings) -> Path:
 def _token(settings: Settings) -> str:
     path = token_path(settings)
     if not settings.console_token_file and not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32) + "\n")
+        secret_files.write(path, secrets.token_urlsafe(32) + "\n")
     try:
-        token = path.read_text().strip()
+        if not settings.console_token_file:
+            secret_files.restrict(path, "token")
+        token = secret_files.read(path, "token").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PrerequisiteError(
             f'could not read the console\'s token "{path}": {error}',
             hint="Setting console_token_file names a file with a secret, or is empty.",
         ) from error
-    secret_files.warn_if_exposed(path)
     if len(token) < _TOKEN_MIN:
         raise PrerequisiteError(
             f'the console\'s token in "{path}" is shorter than {_TOKEN_MIN} characters',

@@ -33,6 +33,7 @@ from headrace.console.people import People
 from headrace.console.sessions import Attempts
 from headrace.console.single_flight import SingleFlight
 from headrace.console.streaming import Live
+from headrace.process.admission import network
 
 BODY_BYTES_MAX: Final = 8_192
 BODY_S: Final = 10.0
@@ -198,7 +199,7 @@ class App:
         except msgspec.MsgspecError as error:
             raise HTTPException(400) from error
         now = clock.monotonic()
-        keys = [(self._by_network, self._outside.network(_client(request)))]
+        keys = [(self._by_network, network(_client(request)))]
         if not body.token:
             keys.append((self._by_role, body.role[:NAME_MAX]))
         elif self.people.is_token(body.token):

@@ -34,7 +34,5 @@ class Outside:
     settings: Settings
     health: Told
     ask: Ask
-    network: Callable[[str], str]
-    """What counts as one address."""
     tls: ssl.SSLContext | None
     version: str

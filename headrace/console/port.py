@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
 import h11
@@ -23,6 +21,7 @@ from headrace.config import address
 from headrace.console.access import Access, token_path
 from headrace.console.app import App
 from headrace.console.outside import Outside
+from headrace.process import admission
 
 HEAD_BYTES_MAX: Final = 16_384
 HEAD_S: Final = 10.0
@@ -37,13 +36,12 @@ _CLOSE_S: Final = 2.0
 class _Connections:
     """How many there are, by what counts as one address."""
 
-    def __init__(self, network: Callable[[str], str]) -> None:
-        self._network = network
+    def __init__(self) -> None:
         self._of: Counter[str] = Counter()
 
     def enter(self, host: str) -> str | None:
         """One more; None: there are enough."""
-        key = self._network(host)
+        key = admission.network(host)
         if self._of[key] >= PER_NETWORK_MAX or self._of.total() >= CONNECTIONS_MAX:
             return None
         self._of[key] += 1
@@ -74,7 +72,8 @@ class _Client(H11Protocol):
         if self._key is None:
             transport.abort()
             return
-        _tune(transport.get_extra_info("socket"))
+        # The system knows when the other side has gone, or reads nothing.
+        admission.tune(transport.get_extra_info("socket"), int(UNREAD_S * 2_000))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -134,13 +133,6 @@ class _Client(H11Protocol):
             self._patience = None
 
 
-def _tune(sock: Any) -> None:
-    """Find out when the other side has gone, or reads nothing (where the system can)."""
-    with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 2_000))
-
-
 class HttpPort:
     """Serves health, and the console where it is on."""
 
@@ -151,7 +143,7 @@ class HttpPort:
         console = outside.settings.console
         self.token_file = str(token_path(outside.settings)) if console else None
         """Where the console's token stands; None: there is no console."""
-        self._room = _Connections(outside.network)
+        self._room = _Connections()
         self._app = App(outside, Access(outside.settings) if console else None)
         self._config = Config(
             self._app,

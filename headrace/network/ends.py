@@ -54,6 +54,8 @@ class Far:
     other: bytes
     """The certificate that the other end has to show, in PEM."""
     own: KeyPair
+    behind: Path | None = None
+    """Unix socket behind the TLS listener; None at the end that dials."""
 
     @property
     def far(self) -> bool:
@@ -77,13 +79,9 @@ class Far:
         )
 
     def serving(self) -> dict[str, Any]:
-        """See ``Near``."""
-        return {
-            "location": self.uri,
-            "tls_certificates": [(self.own.certificate, self.own.key)],
-            "verify_client": True,
-            "root_certificates": self.other,
-        }
+        """See ``Near``: gRPC listens on the Unix socket, and ``tls_listener.py`` on the address."""
+        assert self.behind is not None, "this end listens"
+        return Near(self.behind).serving()
 
 
 End = Near | Far

@@ -2,7 +2,7 @@
 
 Nobody signs them: each end is told the other's certificate by the catalog, and takes no other.
 
-Source: RFC 5280; ``cryptography`` makes them, gRPC checks them (TLS 1.2 or later, both ways).
+Source: RFC 5280; ``cryptography`` makes them, and both ends check them (TLS 1.2 or later).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from headrace.process import durable
+from headrace.process import durable, secret_files
 
 HOST_NAME: Final = "headrace"
 """What certificates are for: they are compared whole, so a name says nothing more."""
@@ -42,10 +42,11 @@ def kept(folder: Path) -> KeyPair:
 
     Raises:
         OSError: it cannot be read or written.
+        PrerequisiteError: another user owns it.
     """
     path = folder / "link.pem"
     try:
-        return _read(path.read_bytes())
+        return _read(path)
     except FileNotFoundError:
         pass
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,14 +60,16 @@ def kept(folder: Path) -> KeyPair:
     try:
         os.link(draft, path)  # another process may have been first
     except FileExistsError:
-        return _read(path.read_bytes())
+        return _read(path)
     finally:
         draft.unlink()
     durable.sync(folder)
     return made
 
 
-def _read(text: bytes) -> KeyPair:
+def _read(path: Path) -> KeyPair:
+    secret_files.restrict(path, "key")
+    text = path.read_bytes()
     middle = text.index(b"-----BEGIN PRIVATE KEY-----")
     return KeyPair(text[:middle], text[middle:])
 

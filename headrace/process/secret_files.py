@@ -1,22 +1,109 @@
-"""Files with secrets: a warning where other users of the computer can read one."""
+"""Files that hold a secret: only this process's user, or root, may be able to read them.
+
+The rule is that of libpq for private keys (``fe-secure-openssl.c``), with the owner checked as the
+server does: a file of our own user has no permissions for group and others; a file of root may be
+readable by its group, which is how orchestrators mount secrets.  Pipes are exempt: a shell's
+``<(…)`` has no permissions that say anything.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-_OTHERS: Final = 0o007
+from headrace.errors import PrerequisiteError
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_OF_ROOT: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 _log = structlog.get_logger(__name__)
 
 
-def warn_if_exposed(path: Path) -> None:
-    """Log a warning if every user of the computer may read or write the file."""
-    with contextlib.suppress(OSError):
-        mode = path.stat().st_mode & 0o777
-        if mode & _OTHERS:
-            _log.warning(
-                "secret file is readable by other users", file=str(path), mode=f"{mode:04o}"
-            )
+def check(path: Path, what: str = "secret", *, of_root: bool = True) -> None:
+    """Refuse a file that another user owns, or that other users may read or write.
+
+    ``of_root``: whether the group may read it if root owns it; libpq's password file is excepted.
+
+    Raises:
+        PrerequisiteError: it is exposed.
+        OSError: it is not there.
+    """
+    _check(path, path.stat(), what, of_root=of_root)
+
+
+def read(path: Path, what: str = "secret") -> str:
+    """Return the text of a file that an operator has made, if only we may read it.
+
+    Raises:
+        PrerequisiteError: it is exposed.
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    with path.open(encoding="utf-8") as file:
+        _check(path, os.fstat(file.fileno()), what)
+        return file.read()
+
+
+def restrict(path: Path, what: str = "secret") -> None:
+    """Make a file of the data directory readable by us alone; it need not be there.
+
+    Permissions that somebody has widened are taken back with a warning, as those of the data
+    directory are: Kubernetes widens them at each mount of a volume with ``fsGroup``.
+
+    Raises:
+        PrerequisiteError: another user owns it.
+        OSError: its permissions cannot be changed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = path.stat()
+        if found.st_uid == os.geteuid() and _is_exposed(found, of_root=False):
+            path.chmod(0o600)
+            mode = f"{stat.S_IMODE(found.st_mode):04o}"
+            _log.warning("secret file was readable by other users", file=str(path), mode=mode)
+        _check(path, path.stat(), what)
+
+
+def write(path: Path, text: str) -> None:
+    """Make a file that nobody else may read, or replace it, in one step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        draft.unlink()
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(handle)
+    draft.replace(path)
+
+
+def _is_exposed(found: os.stat_result, *, of_root: bool = True) -> bool:
+    forbidden = _OTHERS_OF_ROOT if of_root and not found.st_uid else _OTHERS
+    return stat.S_ISREG(found.st_mode) and bool(found.st_mode & forbidden)
+
+
+def _check(path: Path, found: os.stat_result, what: str, *, of_root: bool = True) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        raise PrerequisiteError(
+            f'{what} file "{path}" belongs to another user',
+            detail=f"Its owner has the user ID {found.st_uid}; this process has {os.geteuid()}.",
+            hint=f'chown {os.geteuid()} "{path}" && chmod 600 "{path}"',
+        )
+    if _is_exposed(found, of_root=of_root):
+        raise PrerequisiteError(
+            f'{what} file "{path}" has group or world access',
+            detail=f"Its permissions are {stat.S_IMODE(found.st_mode):04o}; they may be 0600 or"
+            f" less{', or 0640 or less if root owns it' if of_root else ''}.",
+            hint=f'chmod 600 "{path}", and replace the secret if somebody may have read it.'
+            + (" For a secret that Kubernetes mounts: defaultMode: 0440." if of_root else ""),
+        )

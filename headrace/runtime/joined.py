@@ -20,7 +20,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.network.ends import Far
 from headrace.postgres import connect, failures
-from headrace.process import keys
+from headrace.process import keys, password_files, secret_files
 from headrace.runtime.hosting import Host
 from headrace.sql import nodes
 
@@ -34,13 +34,13 @@ def token(settings: Settings) -> str:
     """The token that this worker was given.
 
     Raises:
-        PrerequisiteError: there is none, or it is none.
+        PrerequisiteError: there is none, it is none, or others may read it.
     """
     hint = "CALL headrace.create_worker_token(name) answers one, for a file that only you may read."
     if not settings.token_file:
         raise PrerequisiteError("no token given", hint=f"Say --token-file FILE. {hint}")
     try:
-        text = Path(settings.token_file).read_text().strip()
+        text = secret_files.read(Path(settings.token_file), "token").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PrerequisiteError(f"the token cannot be read: {error}", hint=hint) from error
     name, dot, secret = text.partition(".")
@@ -54,8 +54,10 @@ def join(settings: Settings) -> bytes:
 
     Raises:
         TransientError: the database cannot be reached now.
-        PrerequisiteError: it does not know the token, or has no engine.
+        PrerequisiteError: it does not know the token, or has no engine; or others may read the
+            token, or the password.
     """
+    password_files.check(settings.source)
     own = keys.kept(settings.keys_dir)
     where = settings.worker_address or settings.worker_listen
     name = f"headrace worker {settings.worker}"
@@ -105,7 +107,8 @@ class Joined:
         engine = join(self._settings)
         if engine != self._engine and not self._ended.is_set():
             own = keys.kept(self._settings.keys_dir)
-            self._host.listen(Far(self._settings.worker_listen, engine, own))
+            behind = self._settings.run_dir / "link.sock"
+            self._host.listen(Far(self._settings.worker_listen, engine, own, behind))
             self._engine = engine
             _log.info("joined", worker=self._settings.worker, listen=self._settings.worker_listen)
 

@@ -14,9 +14,10 @@ from typing import Any, Final, NoReturn
 import psycopg
 
 from headrace import events
-from headrace.config import ENV_PREFIX, Settings, has_secret, redact
+from headrace.config import ENV_PREFIX, Settings, changed, has_secret, redact
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
+from headrace.process import secret_files
 from headrace.server.explained import explained
 
 _DEBUG: Final = "debug"
@@ -91,10 +92,13 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
     Raises:
         UserError: a value is wrong, or no source is given.
+        PrerequisiteError: the file has a password in it, and others may read it.
     """
     names = {f.name for f in dataclasses.fields(Settings)}
     flags: dict[str, Any] = {k: v for k, v in vars(arguments).items() if k in names}
     settings = Settings.load(flags, arguments.config)
+    if arguments.config is not None:
+        _check_file(arguments.config)
     if not settings.source:
         raise HeadraceError(
             "no source database given",
@@ -102,6 +106,13 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             sqlstate="22023",
         )
     return settings
+
+
+def _check_file(path: Path) -> None:
+    values = changed({}, path, {})
+    given = [str(values[name][0]) for name in ("source", "eval_dsn") if name in values]
+    if any(has_secret(dsn) for dsn in given):
+        secret_files.check(path, "configuration")
 
 
 def _source_flag(arguments: argparse.Namespace) -> str:

@@ -19,10 +19,10 @@ import structlog
 
 from headrace.errors import BugError, HeadraceError, QueryCancelled, UserError
 from headrace.process import tasks
+from headrace.process.admission import tune
 from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import CallContext
-from headrace.server.doorway import tune
 from headrace.server.facts import ClientMeter, Facts
 from headrace.server.messages import TERMINATE, error_response
 from headrace.server.orders import Order
@@ -134,7 +134,7 @@ class Client(asyncio.Protocol):
         seconds = settings.login_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         self._login = loop.call_later(seconds, self._too_late)
-        if port.doorway.enter(self, str(peer[0]) if peer else ""):
+        if port.admission.enter(self, str(peer[0]) if peer else ""):
             port.noise.tell("too many clients that do not log in", peer=peer)
 
     def data_received(self, data: bytes) -> None:
@@ -253,7 +253,7 @@ class Client(asyncio.Protocol):
         self._port.connections.discard(self)
         self._port.sessions.discard(self)
         self._port.admins.discard(self)
-        self._port.doorway.leave(self)
+        self._port.admission.leave(self)
         if self._port.keys.get(self.session.key) is self:
             del self._port.keys[self.session.key]
         for transport in (self._transport, self._upstream.transport):
@@ -288,7 +288,7 @@ class Client(asyncio.Protocol):
         if self._login:
             self._login.cancel()
         self._meter.let_in = True
-        self._port.doorway.leave(self)
+        self._port.admission.leave(self)
         self._port.keys[key] = self
 
     def _too_late(self) -> None:

@@ -21,7 +21,7 @@ from headrace.config import Settings, address, redact
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import connect
 from headrace.postgres import slot as setup
-from headrace.process import rpc
+from headrace.process import password_files, rpc, secret_files
 from headrace.server import traces
 from headrace.sql import install
 from headrace.state import formats
@@ -82,6 +82,7 @@ def _machine(settings: Settings) -> Iterator[Finding]:
     if later := formats.later(states_of(settings)):
         yield Finding("state", problem=later)
     yield _tried("sockets", lambda: _sockets(settings))
+    yield _tried("secret files", lambda: _secret_files(settings))
     yield _memory(settings)
     if settings.otlp_endpoint:
         yield _tried("traces", lambda: _traces(settings))
@@ -139,6 +140,14 @@ def states_of(settings: Settings) -> list[Path]:
 def _sockets(settings: Settings) -> str:
     rpc.check(settings.worker_socket, settings.builder_socket)
     return str(settings.run_dir)
+
+
+def _secret_files(settings: Settings) -> str:
+    password_files.check(settings.source)
+    for path in (settings.tls_key, settings.console_token_file):
+        if path:
+            secret_files.check(Path(path))
+    return "read by nobody else"
 
 
 def _memory(settings: Settings) -> Finding:

@@ -11,7 +11,6 @@ from headrace.console.port import HttpPort
 from headrace.server import tls
 from headrace.server.commands import Commands
 from headrace.server.context import CallContext
-from headrace.server.doorway import network
 from headrace.server.procedures import Invocation
 
 
@@ -30,7 +29,7 @@ def http_port(settings: Settings, health: Told, commands: Commands, version: str
         names = [name for name, _ in found.columns]
         return [dict(zip(names, row, strict=True)) for row in found.rows]
 
-    outside = Outside(settings, health, ask, network, _tls(settings), version)
+    outside = Outside(settings, health, ask, _tls(settings), version)
     return HttpPort(settings.http, outside)
 
 

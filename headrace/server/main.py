@@ -22,7 +22,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
-from headrace.process import rpc
+from headrace.process import password_files, rpc, secret_files
 from headrace.process.nursery import Nursery
 from headrace.runtime import ownership
 from headrace.server import janitor
@@ -101,6 +101,8 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
     """
     for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    password_files.check(settings.source)
+    secret_files.restrict(install.eval_password(settings.data_dir))
     try:
         with connect.session(settings.source, name="headrace") as conn:
             problems = install.hindrances(conn) or setup.preflight(conn, settings)

@@ -6,13 +6,12 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 
 import uvloop
 
 from headrace import events
 from headrace.config import Settings
-from headrace.process import rpc, secret_files
+from headrace.process import rpc
 from headrace.process.nursery import Nursery
 from headrace.runtime import joined
 from headrace.server.main import lock_data_dir
@@ -36,7 +35,6 @@ def run(settings: Settings, nursery: Nursery) -> int:
         process=f"worker {settings.worker}",
         pid=os.getpid(),
     )
-    secret_files.warn_if_exposed(Path(settings.token_file))
     os.umask(0o077)
     rpc.check(settings.worker_socket)
     with lock_data_dir(settings.data_dir):

@@ -1,7 +1,7 @@
 """What all clients share: who is connected, which key cancels what, what they are relayed to.
 
 A client is a session when it has sent its startup packet: only then it counts against
-``connections_max``.  Until it has logged in it stands in the doorway (``doorway.py``).
+``connections_max``.  Until it has logged in ``process/admission.py`` counts it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import structlog
 
 from headrace.config import Settings
 from headrace.errors import TransientError
+from headrace.process.admission import Admission, Noise
 from headrace.server import tls
 from headrace.server.admin import Carried
 from headrace.server.context import CallContext
-from headrace.server.doorway import Doorway, Noise
 from headrace.server.facts import ClientCounts, Facts
 from headrace.server.flow import Rules
 from headrace.server.messages import ResultSet, cancel_request
@@ -86,7 +86,7 @@ class Port:
         self.carry: Carrier = _nobody
         """Carries out what is said to the admin database; set by who can."""
         self.noise = Noise()
-        self.doorway = Doorway(settings.logins_per_address_max, settings.connections_max)
+        self.admission = Admission(settings.logins_per_address_max, settings.connections_max)
         self.connections: set[Guest] = set()
         self.sessions: set[Guest] = set()
         self.admins: set[Guest] = set()
@@ -126,7 +126,7 @@ class Port:
         """Other settings, for whoever connects from now on."""
         self.settings, self.target, self.tls, self.binding = settings, target, context, binding
         self.rules = self._rules()
-        self.doorway.limit(settings.logins_per_address_max, settings.connections_max)
+        self.admission.limit(settings.logins_per_address_max, settings.connections_max)
 
     def number(self) -> int:
         """The number of a new client."""

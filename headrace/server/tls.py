@@ -17,6 +17,7 @@ import structlog
 
 from headrace.config import Settings, address
 from headrace.errors import PrerequisiteError
+from headrace.process import secret_files
 from headrace.server.roles import Roles
 from headrace.server.scram import end_point
 from headrace.server.upstream import ALPN, SourceAddress
@@ -29,7 +30,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     """TLS for clients, if it is configured.
 
     Raises:
-        PrerequisiteError: the certificate or its key cannot be used.
+        PrerequisiteError: the certificate or its key cannot be used, or others may read the key.
     """
     if not settings.tls_cert:
         return None
@@ -37,6 +38,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([ALPN])
     try:
+        secret_files.check(Path(settings.tls_key), "key")
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     except OSError as error:
         raise PrerequisiteError(

@@ -16,7 +16,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.errors import TransientError
-from headrace.server.doorway import tune
+from headrace.process.admission import tune
 from headrace.server.messages import SSL_REQUEST
 
 CONNECT_TIMEOUT_S: Final = 10.0

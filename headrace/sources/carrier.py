@@ -29,6 +29,7 @@ from headrace.forwarder.receiver import Identity, Origin, Receiver
 from headrace.postgres import failures
 from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
+from headrace.process import password_files
 from headrace.sources import remote, widths
 from headrace.sql import origins
 from headrace.types import Lsn, parse_lsn
@@ -164,6 +165,7 @@ class _Session:
             *(settings.spool_dir, settings.memory.transaction),
         )
         identity = Identity(row.system_id, row.timeline)
+        password_files.check(row.dsn)
         self._ordinary = connect(row.dsn, name="headrace carrier")
         self._slot, self._published = row.slot, row.published
         try:

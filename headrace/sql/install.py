@@ -334,7 +334,7 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
     the database's OID in its name.  Every role may change its own password and settings: of a
     role that is ours both are put right.
     """
-    secret = data_dir / "eval_password"
+    secret = eval_password(data_dir)
     try:
         for role, shared in ((EVAL_ROLE, True), (f"{EVAL_ROLE}_{_database_oid(conn)}", False)):
             # Another database's engine may make the shared role at the same moment.
@@ -351,6 +351,11 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
             reason=error.diag.message_primary,
         )
     return None
+
+
+def eval_password(data_dir: Path) -> Path:
+    """Return the path of the file with the password of ``headrace_eval``."""
+    return data_dir / "eval_password"
 
 
 def _eval_dsn(

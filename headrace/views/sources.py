@@ -29,6 +29,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
+from headrace.process import password_files
 from headrace.sources import remote
 from headrace.sources.remote import RemoteTable
 from headrace.sql import origins, views
@@ -73,6 +74,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
         if name == MAIN or origins.find(conn, name) is not None:
             raise DuplicateError(f'source "{name}" already exists')
         _check_dsn(request.dsn)
+        password_files.check(request.dsn)
         with job.connection(request.dsn, what="source") as there:
             who = remote.identity(request.dsn)
             _check_other(conn, settings.source, there, request.dsn)

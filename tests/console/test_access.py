@@ -141,7 +141,7 @@ async def ask(procedure, arguments, caller):
 
 
 def outside(settings):
-    return Outside(settings, None, ask, str, None, "1")
+    return Outside(settings, None, ask, None, "1")
 
 
 def test_many_tabs_ask_once(settings, monkeypatch):
@@ -155,7 +155,7 @@ def test_many_tabs_ask_once(settings, monkeypatch):
     async def main():
         access = Access(settings)
         person = await access.by_password("joe", "s3cret")
-        looker = Lookout(person, Outside(settings, None, counted, str, None, "1"), None)
+        looker = Lookout(person, Outside(settings, None, counted, None, "1"), None)
         other = Lookout(await access.by_password("ann", "other"), outside(settings), None)
         other.follow(None)
 

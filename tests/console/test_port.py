@@ -17,8 +17,8 @@ from headrace.console import app, port
 from headrace.console.outside import Outside
 from headrace.console.port import HttpPort
 from headrace.errors import PrerequisiteError, UserError
+from headrace.process import admission
 from headrace.server import http
-from headrace.server.doorway import network
 from tests.waiting import eventually
 
 NOWHERE = "host=127.0.0.1 port=1 dbname=x user=x"
@@ -43,7 +43,7 @@ def settings(tmp_path):
 
 @contextlib.asynccontextmanager
 async def serving(settings, health=None):
-    outside = Outside(settings, health or Health(), ask, network, None, "1")
+    outside = Outside(settings, health or Health(), ask, None, "1")
     server = HttpPort(settings.http, outside)
     _, number = await server.start()
     serving.now = server
@@ -259,7 +259,7 @@ def test_secrets_are_taken_over_tls_or_on_this_computer(settings):
     """The client's address is told; nothing that it says of itself counts."""
 
     def safe(host, scheme="http", **more):
-        outside = Outside(settings.replace(**more), Health(), ask, network, None, "1")
+        outside = Outside(settings.replace(**more), Health(), ask, None, "1")
         made = app.App(outside, None)
         scope = {"type": "http", "scheme": scheme, "server": ("x", 80), "path": "/"}
         scope |= {"client": (host, 1), "headers": [(b"x-forwarded-for", b"127.0.0.1")]}
@@ -287,7 +287,7 @@ def test_over_tls_a_cookie_is_for_tls_alone(settings, tmp_path):
     with pytest.raises(UserError, match="http_tls"):
         settings.replace(http_tls=True)
     secured = settings.replace(http_tls=True, tls_cert=made[0], tls_key=made[1])
-    outside = Outside(secured, Health(), ask, network, http._tls(secured), "1")
+    outside = Outside(secured, Health(), ask, http._tls(secured), "1")
     assert http._tls(secured.replace(http_tls=False)) is None
     trusting = ssl.create_default_context(cafile=made[0])
     trusting.check_hostname = False
@@ -355,7 +355,8 @@ def test_who_says_half_a_request_is_sent_away(settings, monkeypatch):
 
 def test_who_reads_nothing_keeps_nobody_waiting(settings, monkeypatch):
     monkeypatch.setattr(port, "UNREAD_S", 0.3)
-    monkeypatch.setattr(port, "_tune", lambda sock: None)  # the system would do it, later
+    # The system would do it, later.
+    monkeypatch.setattr(admission, "tune", lambda sock, timeout_ms: None)
 
     class Long(Health):
         async def metrics(self):
@@ -428,6 +429,7 @@ def test_the_token_is_made_once_and_is_a_secret(settings, tmp_path):
     for text in ("short", "\xff" * 3):
         given = tmp_path / "given"
         given.write_bytes(text.encode("latin-1"))
+        given.chmod(0o600)
         with pytest.raises(PrerequisiteError, match="console's token"):
             asyncio.run(_start(settings.replace(console_token_file=str(given))))
     with pytest.raises(PrerequisiteError, match="could not read"):

@@ -29,7 +29,7 @@ def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Fli
     here: End = Near(tmp_path / "w1.flight")
     theirs, ours = keys.kept(tmp_path / "theirs"), keys.kept(tmp_path / "ours")
     if request.param == "far":
-        here = Far("127.0.0.1:0", ours.certificate, theirs)
+        here = Far("127.0.0.1:0", ours.certificate, theirs, tmp_path / "w1.sock")
     port = FlightPort(here, _serve, lambda _: None, files)
     there = here
     if request.param == "far":

@@ -123,7 +123,7 @@ class Living(Other):
 def far_linked(folder: Path, other: Other, **more: Any) -> Iterator[FlightLink]:
     """A link as to another machine."""
     theirs, ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
-    here: End = Far("127.0.0.1:0", ours.certificate, theirs)
+    here: End = Far("127.0.0.1:0", ours.certificate, theirs, folder / "w2.sock")
     port = FlightPort(here, other._serve, other.interrupted.append, folder)
     there = Far(f"127.0.0.1:{port.port}", theirs.certificate, ours)
     made = FlightLink("w2", there, lambda: None, **more)

@@ -102,6 +102,7 @@ def test_a_worker_joins_as_the_page_says(engine, tmp_path, page):
         def join(typed: Typed, token: str) -> None:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 address = f"127.0.0.1:{free.getsockname()[1]}"
+            (tmp_path / "token").touch(mode=0o600)
             (tmp_path / "token").write_text(token)
             words = shlex.split(typed.words)
             assert words[:2] == ["headrace", "worker"]

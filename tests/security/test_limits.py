@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import structlog
 
-from headrace.server.doorway import Noise, network
+from headrace.process.admission import Noise, network
 from headrace.server.flow import Rules
 from headrace.server.protocol import Session
 from headrace.server.remembered import BYTES_MAX
@@ -53,7 +53,7 @@ def test_silent_sockets_are_no_sessions_and_make_room(start):
         # The oldest had to make room.
         assert closed(silent[0])
         assert len(commander.listener.port.sessions) == 3
-        assert len(commander.listener.port.doorway) <= 10
+        assert len(commander.listener.port.admission) <= 10
 
 
 def test_sockets_are_watched(start):

@@ -1,7 +1,8 @@
-"""Sockets before they are sessions: how many may wait, how long, and how loudly.
+"""Connections before they are sessions: how many may wait, and how often their errors are logged.
 
-Who has not logged in is cheap to make and easy to forget: each address may have a few of them
-(the oldest makes room for a newcomer), and what they do wrong is told in one line now and then.
+A connection that has not logged in is cheap to make and easy to forget.  Each address may have a
+few of them, the oldest makes room for a new one, and their errors share a line of the log.  The
+port for clients, the HTTP port and the port of a worker use this module.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ class Visitor(Protocol):
         """Send it away."""
 
 
-class Doorway:
-    """Those who have not logged in, oldest first."""
+class Admission:
+    """The connections that have not logged in, oldest first.
+
+    REQUIRES: one thread at a time.
+    """
 
     def __init__(self, per_address: int, total: int) -> None:
         self._per_address = per_address
