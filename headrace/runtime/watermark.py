@@ -85,15 +85,17 @@ class Watermark:
         if not lsn or not self._looked_at:
             return ""
         while self._samples and self._samples[0][1] <= lsn:
-            self._since = self._samples.popleft()[0]
+            self._since = max(self._since, self._samples.popleft()[0])
+        last = book.records.get(at.txid)
+        if last is not None and lsn == at.lsn:
+            committed = clock.from_postgres(last.commit_time_us).timestamp()
+            self._since = max(self._since, committed)
+        if not self._since:
+            return ""
         if not self._samples or self._samples[0][0] == self._looked_at:
             # A keepalive comes once a second: the last sample cannot be covered yet.
             return format_lsn(lsn)
-        since = self._since
-        last = book.records.get(at.txid)
-        if last is not None and lsn == at.lsn:
-            since = max(since, clock.from_postgres(last.commit_time_us).timestamp())
-        return f"{format_lsn(lsn)} {since:.1f}" if since else ""
+        return f"{format_lsn(lsn)} {self._since:.1f}"
 
     def sample(self, at: float, wal: int) -> None:
         """Note where the server's WAL ended ``at`` a time on its clock."""
