@@ -27,7 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError
 from headrace.postgres import connect
-from headrace.process import secret_files
+from headrace.process import durable, secret_files
 from headrace.sql import seen
 
 ENGINE: Final = "engine"
@@ -186,7 +186,7 @@ def token_path(settings: Settings) -> Path:
 def _token(settings: Settings) -> str:
     path = token_path(settings)
     if not settings.console_token_file and not path.exists():
-        secret_files.write(path, secrets.token_urlsafe(32) + "\n")
+        durable.replace(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
     try:
         if not settings.console_token_file:
             secret_files.restrict(path, "token")

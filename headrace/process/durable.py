@@ -15,13 +15,16 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Give a file new content: after a crash it has the old or the new one.
 
-    Which of them, is for certain when its folder has been synced.
+    Which of them, is for certain when its folder has been synced.  ``mode``: its permissions, less
+    those that the umask takes.
     """
     draft = path.with_name(f"{path.name}.new")
-    with draft.open("wb") as file:
+    draft.unlink(missing_ok=True)  # the permissions of a file that is there would stay
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -6,6 +6,7 @@ password; it does not look at the permissions of a service file at all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -35,12 +36,17 @@ def check(dsn: str) -> None:
         secret_files.check(Path(str(named)), "password", of_root=False)
     if given.get("service") or os.environ.get("PGSERVICE"):
         for path in _service_files():
-            if path.is_file() and _SECRET.search(path.read_text(errors="replace")):
-                secret_files.check(path, "service")
+            with contextlib.suppress(PermissionError):  # as libpq, which cannot read it either
+                if path.is_file() and _SECRET.search(path.read_text(errors="replace")):
+                    secret_files.check(path, "service")
 
 
 def _service_files() -> Iterator[Path]:
     """See ``parseServiceInfo`` of libpq; the directory of its build is not known here."""
-    yield Path(os.environ.get("PGSERVICEFILE") or Path.home() / ".pg_service.conf")
+    if named := os.environ.get("PGSERVICEFILE"):
+        yield Path(named)
+    else:
+        with contextlib.suppress(RuntimeError):  # the user has no home, as in some containers
+            yield Path.home() / ".pg_service.conf"
     if folder := os.environ.get("PGSYSCONFDIR"):
         yield Path(folder) / "pg_service.conf"

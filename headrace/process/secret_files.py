@@ -67,24 +67,6 @@ def restrict(path: Path, what: str = "secret") -> None:
         _check(path, path.stat(), what)
 
 
-def write(path: Path, text: str) -> None:
-    """Make a file that nobody else may read, or replace it, in one step.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        draft.unlink()
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(handle)
-    draft.replace(path)
-
-
 def _is_exposed(found: os.stat_result, *, of_root: bool = True) -> bool:
     forbidden = _OTHERS_OF_ROOT if of_root and not found.st_uid else _OTHERS
     return stat.S_ISREG(found.st_mode) and bool(found.st_mode & forbidden)

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.config import Settings
 from headrace.console.access import Access
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.process import keys, password_files, secret_files
+from headrace.process import durable, keys, password_files, secret_files
 from headrace.runtime import joined
 from headrace.server import cli, doctor, main, tls
 
@@ -159,6 +159,22 @@ def test_service_file_with_a_password(tmp_path, monkeypatch):
     password_files.check("host=/nowhere")
 
 
+def test_no_service_file_is_no_error(tmp_path, monkeypatch):
+    """As where the user has no home, or may not look into the directory."""
+    monkeypatch.delenv("PGSERVICEFILE", raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(lambda _: (_ for _ in ()).throw(RuntimeError)))
+    password_files.check("service=s")
+    monkeypatch.undo()
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    secret(tmp_path / "services", 0o644, "[s]\npassword=sesame\n")
+
+    def refuse(*_args, **_more):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    password_files.check("service=s")
+
+
 def test_own_files_are_closed_again(tmp_path):
     settings = Settings(data_dir=tmp_path)
     Access(settings)
@@ -169,7 +185,7 @@ def test_own_files_are_closed_again(tmp_path):
     assert keys.kept(tmp_path / "keys") == made
     for path in (tmp_path / "console.token", tmp_path / "keys" / "link.pem"):
         assert path.stat().st_mode & 0o777 == 0o600
-    secret_files.write(tmp_path / "console.token", "again")
+    durable.replace(tmp_path / "console.token", b"again", 0o600)
     assert (tmp_path / "console.token").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in tmp_path.iterdir()) == ["console.token", "keys"]
 
