@@ -41,11 +41,12 @@ STANDING = ("paused", "blocked")
 
 @dataclass(frozen=True)
 class Probe:
-    """A commit: the server's clock and WAL before and after it."""
+    """A commit: the server's clock before and after it, and its WAL."""
 
     key: int
     before: float
-    wal_before: int
+    committing: int
+    """End of the WAL just before the commit; ``wal`` may have what the sink wrote for it."""
     after: float
     wal: int
 
@@ -72,10 +73,13 @@ def clock(conn: psycopg.Connection) -> tuple[float, int]:
 
 
 def probe(conn: psycopg.Connection, key: int, n: int = 1) -> Probe:
-    before, wal_before = clock(conn)
-    conn.execute("INSERT INTO t VALUES (%s, %s)", (key, n))
+    before, _ = clock(conn)
+    with conn.transaction():
+        conn.execute("INSERT INTO t VALUES (%s, %s)", (key, n))
+        row = conn.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+        assert row is not None
     after, wal = clock(conn)
-    return Probe(key, before, wal_before, after, wal)
+    return Probe(key, before, int(row[0]), after, wal)
 
 
 def lags(conn: psycopg.Connection) -> dict[str, Lag]:
@@ -98,8 +102,7 @@ def check_following(conn: psycopg.Connection, last: Probe) -> None:
     found = lags(conn)["written"]
     assert found.status == "running"
     assert found.ms is not None
-    # The WAL after the commit may have what the sink has written for it.
-    assert found.bytes <= found.wal - last.wal_before, (found, last)
+    assert found.bytes <= found.wal - last.committing, (found, last)
 
     def current() -> bool:
         now = lags(conn)
