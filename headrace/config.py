@@ -378,7 +378,9 @@ class Settings:
         return self.replace(carrier=name, data_dir=self.sources_dir / name)
 
     def flight_socket(self, worker: str) -> Path:
-        """Where another worker listens for the one that writes."""
+        """Where another worker listens for the one that writes, or for its own TLS listener."""
+        if self.token_file:  # it is on another machine, and the directory is its own
+            return self.run_dir / f"{worker}.flight"
         whole = self.data_dir.parent.parent if self.worker else self.data_dir
         return whole / "run" / f"{worker}.flight"
 

@@ -88,8 +88,8 @@ PLANNER: dict[str, set[str]] = {
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
     ".worker": {".book", ".engine", ".holding", ".insight", ".measures", ".operators"},
-    ".host": {".hosting", ".joined"},
-    ".joined": {".hosting"},
+    ".host": {".hosting"},
+    ".joined": set(),
     ".hosting": {"records", "threads"},
     ".holding": {".book"},
     ".measures": {".book", ".insight", "records"},

@@ -46,6 +46,16 @@ class Near:
 
 
 @dataclass(frozen=True, slots=True)
+class Relayed(Near):
+    """A Unix socket to which ``tls_listener.py`` relays the connections of another machine."""
+
+    @property
+    def far(self) -> bool:
+        """See ``Near``."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class Far:
     """On another machine: TLS over TCP.  Each end shows its certificate, and takes one only."""
 
@@ -54,8 +64,6 @@ class Far:
     other: bytes
     """The certificate that the other end has to show, in PEM."""
     own: KeyPair
-    behind: Path | None = None
-    """Unix socket behind the TLS listener; None at the end that dials."""
 
     @property
     def far(self) -> bool:
@@ -77,11 +85,6 @@ class Far:
             override_hostname=HOST_NAME,
             generic_options=list(_ALIVE),
         )
-
-    def serving(self) -> dict[str, Any]:
-        """See ``Near``: gRPC listens on the Unix socket, and ``tls_listener.py`` on the address."""
-        assert self.behind is not None, "this end listens"
-        return Near(self.behind).serving()
 
 
 End = Near | Far

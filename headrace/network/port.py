@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from headrace.network import pace, parcels
-from headrace.network.ends import End, Far
+from headrace.network.ends import Near
 from headrace.network.link import ALIVE_S, INTERRUPT
 from headrace.network.messages import (
     PROTOCOL,
@@ -35,7 +35,6 @@ from headrace.network.messages import (
     pieces,
     to_worker,
 )
-from headrace.network.tls_listener import TlsListener
 
 _TELL_BYTES_NEAR: Final = 1 << 22
 """So much has come before the other end is told at once, on this machine; else of a piece."""
@@ -149,7 +148,7 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def __init__(
         self,
-        end: End,
+        end: Near,
         serve: Callable[[FlightSession], None],
         interrupt: Callable[[Sequence[int]], None],
         files: Path,
@@ -167,24 +166,8 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._far: Final = end.far
         try:
             super().__init__(**end.serving())
-            self._listener: TlsListener | None = None
-            if isinstance(end, Far):
-                assert end.behind is not None, "this end listens"
-                self._listener = TlsListener(end, end.behind)
-        except (pa.ArrowException, OSError) as error:
-            super().shutdown()
+        except pa.ArrowException as error:
             raise OSError(f"cannot listen on {end.uri}: {error}") from error
-
-    @property
-    def port(self) -> int:
-        """The TCP port of the TLS listener; 0: there is none."""
-        return self._listener.port if self._listener is not None else 0
-
-    def shutdown(self) -> None:
-        """Stop listening, and end all exchanges."""
-        if self._listener is not None:
-            self._listener.close()
-        super().shutdown()
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """See Arrow Flight."""

@@ -1,9 +1,9 @@
 """The process of another worker: a fork of the nursery, or ``python -m headrace.runtime.host``.
 
 It holds the states of the views that are placed on it (``hosting.py``); the worker that writes
-reaches it by a socket in that one's directory, or on another machine (``joined.py``).  It ends by
-itself when its parent dies, and cleanly on SIGTERM, which loses no more than SIGKILL: what is not
-durable comes again.
+reaches it by a socket in that one's directory.  On another machine the parent relays that worker
+to a socket of its own (``joined.py``).  It ends by itself when its parent dies, and cleanly on
+SIGTERM, which loses no more than SIGKILL: what is not durable comes again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import sys
 
 from headrace import events
 from headrace.config import Settings
-from headrace.network.ends import Near
+from headrace.network.ends import Near, Relayed
 from headrace.process import entry, imports
 from headrace.runtime.hosting import Host
-from headrace.runtime.joined import Joined
 
 
 async def _main() -> None:
@@ -24,14 +23,13 @@ async def _main() -> None:
     imports.keep_pandas_out()
     name = f"worker {settings.worker}"
     events.configure(settings.log_level, settings.log_format, process=name, pid=os.getpid())
-    # It would write to our log whoever knocks without a certificate.
+    # Its own lines have another form than ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     def begin() -> entry.Acts:
-        if settings.token_file:
-            return Joined(settings)
         host = Host(settings)
-        host.listen(Near(settings.flight_socket(settings.worker)))
+        socket = settings.flight_socket(settings.worker)
+        host.listen(Relayed(socket) if settings.token_file else Near(socket))
         return host
 
     await entry.stand(name, settings.worker_socket, begin)

@@ -35,7 +35,7 @@ from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
-from headrace.network.ends import End
+from headrace.network.ends import Near
 from headrace.network.messages import (
     AbortBatch,
     Alive,
@@ -123,19 +123,13 @@ class Host:
         """What it tells who asks how it is; from any thread."""
         return {"memory_bytes": self._db.memory_bytes}
 
-    def listen(self, end: End | None) -> None:
-        """Take coordinators there, and nowhere else (None); what is under way is given up.
+    def listen(self, end: Near) -> None:
+        """Take coordinators at ``end``; called once.
 
         Raises:
-            OSError: nobody can listen there.
+            OSError: the host cannot listen there.
         """
-        if self._port is not None:
-            self._interrupt(())
-            self._inbox.close()
-            self._port.shutdown()
-            self._port = None
-        if end is not None:
-            self._port = FlightPort(end, self._serve, self._interrupt, self._files)
+        self._port = FlightPort(end, self._serve, self._interrupt, self._files)
 
     def close(self) -> None:
         """End: what is under way is given up."""

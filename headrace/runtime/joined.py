@@ -4,14 +4,15 @@
     engine ─► catalog: address, certificate ─► link (TLS, both ends known)
 
 Nothing but the catalog brings the two together: the engine opens no port for it, and who has no
-token is not in the catalog.
+token is not in the catalog.  All this is in the parent of the process that keeps the states: that
+one computes, and would delay each byte of its links by its hold on the interpreter.
 """
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
@@ -19,9 +20,9 @@ import structlog
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.network.ends import Far
+from headrace.network.tls_listener import TlsListener
 from headrace.postgres import connect, failures
 from headrace.process import keys, password_files, secret_files
-from headrace.runtime.hosting import Host
 from headrace.sql import nodes
 
 _NOT_WE: Final = ("28000", "55006")
@@ -69,27 +70,30 @@ def join(settings: Settings) -> bytes:
 
 
 class Joined:
-    """The worker's process."""
+    """Keeps the worker known in the catalog, and relays the engine that the catalog tells of."""
 
     def __init__(self, settings: Settings) -> None:
-        """It takes what is sent, from the engine that the catalog tells of."""
+        """Join, and listen.
+
+        Raises:
+            TransientError: the database cannot be reached now.
+            PrerequisiteError: as ``join``, or the worker cannot listen at its address.
+        """
         self._settings: Final = settings
-        self._host: Final = Host(settings)
         self._ended = threading.Event()
+        self._turn: Final = threading.Lock()
+        """Held while the listener changes."""
+        self._listener: TlsListener | None = None
         self._engine = b""
         self._problem: str | None = None
         self._thread = threading.Thread(target=self._run, name="headrace-join", daemon=True)
         self._look()
         self._thread.start()
 
-    def status(self) -> dict[str, Any]:
-        """What it tells who asks how it is; from any thread."""
-        return {**self._host.status(), "units": len(self._host.units), "problem": self._problem}
-
     def close(self) -> None:
-        """End: what is under way is given up."""
+        """Stop listening, and close every connection."""
         self._ended.set()
-        self._host.close()
+        self._leave()
 
     def _run(self) -> None:
         while not self._ended.wait(nodes.JOIN_S):
@@ -105,18 +109,33 @@ class Joined:
     def _look(self) -> None:
         """Join, and listen for the engine that there is now."""
         engine = join(self._settings)
-        if engine != self._engine and not self._ended.is_set():
-            own = keys.kept(self._settings.keys_dir)
-            behind = self._settings.run_dir / "link.sock"
-            self._host.listen(Far(self._settings.worker_listen, engine, own, behind))
+        if engine == self._engine:
+            return
+        self._leave()
+        own = keys.kept(self._settings.keys_dir)
+        end = Far(self._settings.worker_listen, engine, own)
+        with self._turn:
+            if self._ended.is_set():
+                return
+            self._listener = self._listen(end)
             self._engine = engine
-            _log.info("joined", worker=self._settings.worker, listen=self._settings.worker_listen)
+        _log.info("joined", worker=self._settings.worker, listen=self._settings.worker_listen)
+
+    def _listen(self, end: Far) -> TlsListener:
+        try:
+            return TlsListener(end, self._settings.flight_socket(self._settings.worker))
+        except OSError as error:
+            raise PrerequisiteError(
+                f"cannot listen on {end.address}: {error}",
+                hint="--listen names an address of this machine, and a port that is free.",
+            ) from error
 
     def _leave(self) -> None:
-        """Somebody else is this worker now: nobody may take us for it."""
-        if self._engine:
-            self._host.listen(None)
-            self._engine = b""
+        """Close every connection: another engine is the one now, or another process this worker."""
+        with self._turn:
+            if self._listener is not None:
+                self._listener.close()
+                self._listener, self._engine = None, b""
 
     def _say(self, problem: str | None) -> None:
         if problem != self._problem:

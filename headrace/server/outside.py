@@ -25,7 +25,7 @@ def run(settings: Settings, nursery: Nursery) -> int:
     Raises:
         UserError: the data directory's path is too long.
         PrerequisiteError: the token is missing or not valid; another one uses the directory,
-            or a later version did.
+            or a later version did; the worker cannot listen at its address.
         TransientError: the database cannot be reached.
     """
     settings = settings.replace(worker=joined.token(settings).partition(".")[0])
@@ -41,8 +41,11 @@ def run(settings: Settings, nursery: Nursery) -> int:
         if later := formats.later([settings.state_dir]):
             raise later
         settings.run_dir.mkdir(mode=0o700, exist_ok=True)
-        joined.join(settings)
-        uvloop.run(_stand(settings, nursery))
+        link = joined.Joined(settings)
+        try:
+            uvloop.run(_stand(settings, nursery))
+        finally:
+            link.close()
     return 0
 
 

@@ -7,8 +7,11 @@ import os
 import random
 import shutil
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -71,6 +74,35 @@ def test_a_view_lives_on_another_machine(commander, source, far):
     change(source, rng)
     check(commander, sums=SUMS, most=MOST)
     assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process has a socket that listens on a TCP port (``/proc/net/tcp``, proc(5))."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    held = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return any(f"socket:[{inode}]" in held for inode in inodes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_the_process_that_computes_does_not_relay(far):
+    """Each byte would wait until it lets go of the interpreter."""
+    assert listens(far.pid, far.port)
+    assert not listens(far.child(), far.port)
+
+
+def test_a_port_that_is_not_free(engine, commander, tmp_path):
+    worker = FarWorker(engine.source, tmp_path / "far", token(commander, "w2"))
+    try:
+        with socket.create_server((worker.host, worker.port)):
+            worker.start()
+            assert worker.end(signal.SIGCONT) == 1
+        assert worker.said(f"cannot listen on {worker.host}:{worker.port}")
+        assert not worker.said("Traceback")
+        worker.start()
+        worker.ready()
+    finally:
+        worker.close()
 
 
 def test_who_has_no_token_does_not_join(engine, commander, source, tmp_path):

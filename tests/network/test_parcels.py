@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 
 from headrace.errors import OutOfReach
 from headrace.network import parcels
-from headrace.network.ends import End, Far, Near
+from headrace.network.ends import End, Near, Relayed
 from headrace.network.link import FlightLink
 from headrace.network.port import FlightPort, FlightSession
 from headrace.process import keys
+from tests.network.relay import dialed
 
 
 def _serve(session: FlightSession) -> None:
@@ -26,20 +28,15 @@ def _serve(session: FlightSession) -> None:
 def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FlightLink, Path]]:
     """A link, and where the other end keeps files."""
     files = tmp_path / "files"
-    here: End = Near(tmp_path / "w1.flight")
-    theirs, ours = keys.kept(tmp_path / "theirs"), keys.kept(tmp_path / "ours")
-    if request.param == "far":
-        here = Far("127.0.0.1:0", ours.certificate, theirs, tmp_path / "w1.sock")
-    port = FlightPort(here, _serve, lambda _: None, files)
-    there = here
-    if request.param == "far":
-        there = Far(f"127.0.0.1:{port.port}", theirs.certificate, ours)
-    made = FlightLink("w1", there, lambda: None)
-    try:
+    near, relayed = Near(tmp_path / "w1.flight"), Relayed(tmp_path / "w1.sock")
+    far = request.param == "far"
+    with contextlib.ExitStack() as stack:
+        port = FlightPort(relayed if far else near, _serve, lambda _: None, files)
+        stack.callback(port.shutdown)
+        end: End = stack.enter_context(dialed(relayed, tmp_path)) if far else near
+        made = FlightLink("w1", end, lambda: None)
+        stack.callback(made.close)
         yield made, files
-    finally:
-        made.close()
-        port.shutdown()
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 18, (1 << 18) + 1, 3_000_000])

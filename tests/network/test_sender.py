@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import OutOfReach
 from headrace.network import sender as senders
-from headrace.network.ends import End, Far, Near
+from headrace.network.ends import Near, Relayed
 from headrace.network.link import FlightLink
 from headrace.network.messages import (
     BatchDone,
@@ -28,7 +28,7 @@ from headrace.network.messages import (
 )
 from headrace.network.pace import Override
 from headrace.network.port import Ended, FlightPort, FlightSession
-from headrace.process import keys
+from tests.network.relay import dialed
 from tests.network.test_link import Other, linked, politely, silently
 from tests.network.test_messages import BATCH
 from tests.waiting import wait_until
@@ -122,16 +122,13 @@ class Living(Other):
 @contextlib.contextmanager
 def far_linked(folder: Path, other: Other, **more: Any) -> Iterator[FlightLink]:
     """A link as to another machine."""
-    theirs, ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
-    here: End = Far("127.0.0.1:0", ours.certificate, theirs, folder / "w2.sock")
-    port = FlightPort(here, other._serve, other.interrupted.append, folder)
-    there = Far(f"127.0.0.1:{port.port}", theirs.certificate, ours)
-    made = FlightLink("w2", there, lambda: None, **more)
-    try:
+    here = Relayed(folder / "w2.sock")
+    with contextlib.ExitStack() as stack:
+        port = FlightPort(here, other._serve, other.interrupted.append, folder)
+        stack.callback(port.shutdown)
+        made = FlightLink("w2", stack.enter_context(dialed(here, folder)), lambda: None, **more)
+        stack.callback(made.close)
         yield made
-    finally:
-        made.close()
-        port.shutdown()
 
 
 def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The listener in front of a worker: what does not identify itself takes no room from the engine."""
+"""The listener in front of a worker: silent connections take no room from the engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ends:
         self.echo = Echo(folder / "echo")
         self.theirs, self.ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
         self.other = keys.kept(folder / "other")
-        here = Far("127.0.0.1:0", self.ours.certificate, self.theirs, self.echo.path)
+        here = Far("127.0.0.1:0", self.ours.certificate, self.theirs)
         self.listener = TlsListener(here, self.echo.path)
         self._folder = folder
 
