@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace import clock
-from headrace.errors import UnsupportedError, UserError
+from headrace.errors import HeadraceError, UnsupportedError, UserError
 
 NODES_MAX: Final = 20_000
 """Nodes of a logical plan."""
@@ -120,6 +120,16 @@ def check() -> None:
         hint=f"{_HINT} Or raise the setting planning_time_ms_max.",
         sqlstate="54000",
     )
+
+
+def wanted() -> bool:
+    """Whether the job that plans was not canceled."""
+    try:
+        if _here.interrupt is not None:
+            _here.interrupt()
+    except HeadraceError:
+        return False
+    return True
 
 
 def check_nodes(count: int) -> None:

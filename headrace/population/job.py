@@ -18,6 +18,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import QueryCancelled
+from headrace.postgres import reuse
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import identity
@@ -91,14 +92,17 @@ class Job:
                 del self._cancels[key]
 
     @contextlib.contextmanager
-    def connection(self, dsn: str, **options: Any) -> Iterator[Connection]:
-        """A connection (see ``connect``) whose running query a cancel stops."""
-        conn = for_job(dsn, **options)
-        try:
-            with self.cancelling(lambda: _cancel_query(conn)):
-                yield conn
-        finally:
-            conn.close()
+    def connection(self, dsn: str, *, what: str, **options: Any) -> Iterator[Connection]:
+        """A connection (see ``for_job``) whose running query a cancel stops."""
+        with self._opened(dsn, what, options) as conn, self.cancelling(lambda: _cancel_query(conn)):
+            yield conn
+
+    def _opened(
+        self, dsn: str, what: str, options: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[Connection]:
+        if what == "builder" and not options:
+            return reuse.lent(dsn, lambda: not self._cancelled.is_set())
+        return contextlib.closing(for_job(dsn, what=what, **options))
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:

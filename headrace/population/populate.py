@@ -55,8 +55,8 @@ from headrace.population.placing import CostFacts
 from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.staging import Staging
 from headrace.population.tables import TableChanged, TableSize
-from headrace.postgres import fingerprint, publication
-from headrace.postgres.connect import Connection, for_job
+from headrace.postgres import fingerprint, publication, reuse
+from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
@@ -169,7 +169,6 @@ class Population:
         self._committed = False
         self._feeding: Feeding | None = None
         self._elsewhere: SourceSnapshots | None = None
-        self._idle: Connection | None = None
         self._log = _log.bind(view=name)
         self._worker = Handover(context, job, self._log)
 
@@ -184,7 +183,7 @@ class Population:
     def populate(self) -> int:
         """Everything from the catalog row to the adoption; returns the rows."""
         started = clock.monotonic()
-        with contextlib.closing(self), contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as undo:
             if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
                 # It starts behind what else there is to wait for.
                 self._context.spark.begin()
@@ -244,7 +243,6 @@ class Population:
                 beyond = origins.standing_in(
                     conn, [source.table_oid for source in self._planned.physical.sources]
                 )
-            self.close()  # whoever waits needs no connection
             number = f"{job.name}_{attempt}"
             loaded, taken, snapshot = self._at_snapshot(staged, beyond, number, place)
             rows, write_states = loaded
@@ -312,7 +310,6 @@ class Population:
             before = tables.shape(conn, sources)
         sizes = self._sizes(sources)
         chosen = self._choose(sizes)
-        self.close()
         self._log.info("population", mode=chosen.mode, choice=str(chosen))
         if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
             job.say(str(chosen))
@@ -489,25 +486,9 @@ class Population:
 
     # --- helpers
 
-    @contextlib.contextmanager
-    def _connect(self) -> Iterator[Connection]:
-        """A connection in autocommit: the one used before, if it still answers."""
-        conn, self._idle = self._idle, None
-        if conn is None or not _answers(conn):
-            conn = for_job(self._dsn, what="builder")
-        try:
-            yield conn
-        except BaseException:
-            conn.close()
-            raise
-        self.close()
-        self._idle = conn
-
-    def close(self) -> None:
-        """Give up the connection."""
-        if self._idle is not None:
-            self._idle.close()
-            self._idle = None
+    def _connect(self) -> contextlib.AbstractContextManager[Connection]:
+        """A connection in autocommit mode."""
+        return reuse.lent(self._dsn)
 
 
 def _check(snapshot: Snapshot, elsewhere: SourceSnapshots | None) -> None:
@@ -521,20 +502,11 @@ def _nothing() -> None:
     pass
 
 
-def _answers(conn: Connection) -> bool:
-    """Whether ``conn`` can be used again; else it is closed."""
-    try:
-        conn.execute("SELECT")
-    except psycopg.Error:
-        conn.close()
-    return not conn.closed
-
-
 def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
     """Take those tables out of the publication that no view reads any more."""
     with (
         context.publication_lock,
-        contextlib.closing(for_job(context.settings.source, what="builder")) as conn,
+        reuse.lent(context.settings.source) as conn,
     ):
         unused = reads.unused(conn, table_oids)
         if unused:

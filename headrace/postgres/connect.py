@@ -74,14 +74,23 @@ def session(
         cursor_factory=psycopg.ClientCursor if replication else psycopg.Cursor,
     )
     try:
-        if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-            conn.execute(_NO_TIMEOUT)
-            if not autocommit:
-                conn.commit()
+        unlimited(conn)
     except BaseException:
         conn.close()
         raise
     return conn
+
+
+def unlimited(conn: psycopg.Connection[Any]) -> None:
+    """Have the session's transactions take any time, whatever is set at the database or role.
+
+    Raises:
+        psycopg.Error: the connection is lost.
+    """
+    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        conn.execute(_NO_TIMEOUT)
+        if not conn.autocommit:
+            conn.commit()
 
 
 def connect(
@@ -145,13 +154,19 @@ def duplicate(conn: Connection) -> Connection:
     """
     given = conn.info.get_parameters() | {"password": conn.info.password}
     try:
-        return psycopg.connect(
+        other = psycopg.connect(
             make_conninfo("", **{name: value for name, value in given.items() if value}),
             autocommit=True,
             prepare_threshold=None,
         )
+        try:
+            unlimited(other)
+        except BaseException:
+            other.close()
+            raise
     except psycopg.Error as error:
         raise translate(error, UserError) from error
+    return other
 
 
 async def async_session(

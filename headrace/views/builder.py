@@ -31,7 +31,7 @@ from headrace.population import staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
-from headrace.postgres.connect import for_job
+from headrace.postgres import reuse
 from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
 from headrace.sql import views
@@ -367,7 +367,7 @@ def _guarded(work: Work, job: Job) -> Any:
 
 def view_ids(settings: Settings) -> set[int]:
     """Ids of all views in the catalog."""
-    with contextlib.closing(for_job(settings.source, what="builder")) as conn:
+    with reuse.lent(settings.source) as conn:
         return views.ids(conn)
 
 
@@ -377,7 +377,7 @@ def clean_up(settings: Settings) -> None:
     Catalog rows are the commander's to remove (``server.janitor``), which also starts views
     again that were created without waiting.
     """
-    with contextlib.closing(for_job(settings.source, what="builder")) as conn:
+    with reuse.lent(settings.source) as conn:
         if not views.installed(conn):
             return
         slots = snapshots.remove_slots(conn, settings.slot_name)

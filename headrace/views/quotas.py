@@ -12,7 +12,8 @@ from typing import Any
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.postgres.connect import Connection, for_job
+from headrace.postgres import reuse
+from headrace.postgres.connect import Connection
 from headrace.sql import views
 
 
@@ -64,5 +65,5 @@ class Turns:
             yield
 
     def _is_exempt(self, caller: str) -> bool:
-        with contextlib.closing(for_job(self._settings.source, what="builder")) as conn:
+        with reuse.lent(self._settings.source) as conn:
             return is_exempt(conn, caller)

@@ -13,7 +13,7 @@ there texts are analysed on its connection.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -23,8 +23,8 @@ from psycopg.pq import TransactionStatus
 from headrace import clock
 from headrace.planner import limits
 from headrace.planner.analyse import session
-from headrace.postgres import acting
-from headrace.postgres.connect import Connection, duplicate
+from headrace.postgres import acting, reuse
+from headrace.postgres.connect import Connection
 
 _IDLE_S: Final = 0.1
 """The transaction stays open for so long after a text was analysed."""
@@ -44,6 +44,7 @@ class Analysis:
         self._given = settings
         self._settings: Mapping[str, str] = {}
         self._conn: Connection | None = None
+        self._lent = ExitStack()
         self._open = False
         self._inside = 0
         self._used = 0.0
@@ -51,7 +52,10 @@ class Analysis:
     def __enter__(self) -> Self:
         """Connect."""
         self._settings = session.given_settings(self._like, self._given)
-        self._conn = self._like if session.has_xid(self._like) else duplicate(self._like)
+        if session.has_xid(self._like):
+            self._conn = self._like
+        else:
+            self._conn = self._lent.enter_context(reuse.beside(self._like, limits.wanted))
         return self
 
     def __exit__(
@@ -64,7 +68,7 @@ class Analysis:
         if self._own:
             with suppress(psycopg.Error):
                 self.conn.rollback()
-            self.conn.close()
+        self._lent.__exit__(kind, error, traceback)
 
     @property
     def may_wait(self) -> bool:
