@@ -60,6 +60,10 @@ class Job:
         if self._cancelled.is_set():
             raise cancelled()
 
+    def wanted(self) -> bool:
+        """Whether the user has not given up."""
+        return not self._cancelled.is_set()
+
     def wait(self, seconds: float) -> None:
         """Sleep; QueryCancelled as soon as the user gives up."""
         self._cancelled.wait(seconds)
@@ -100,8 +104,8 @@ class Job:
     def _opened(
         self, dsn: str, what: str, options: dict[str, Any]
     ) -> contextlib.AbstractContextManager[Connection]:
-        if what == "builder" and not options:
-            return reuse.lent(dsn, lambda: not self._cancelled.is_set())
+        if not options:
+            return reuse.lent(dsn, self.wanted, what=what)
         return contextlib.closing(for_job(dsn, what=what, **options))
 
     @contextlib.contextmanager

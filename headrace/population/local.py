@@ -59,7 +59,10 @@ def populate(
     store = MemoryStore(undo=False)
     flow = Dataflow(plan, store, remote, ref.start_lsn, repeats=True)
     done = 0
-    with reader.joined(dsn, ref) as conn, job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
+    with (
+        reader.joined(dsn, ref, job.wanted) as conn,
+        job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
+    ):
         if plan.temporal:
             flow.begin(0, 0, _now(conn))
         if feeding is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import psycopg
 import structlog
+from psycopg import sql
 
 from headrace import clock, events
 from headrace.collections.plan import SourceSpec
@@ -408,8 +409,7 @@ class Population:
         self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]
     ) -> None:
         """The result appears; while its rows are written, so may be the ``states``."""
-        timeout = f"{self._settings.lock_timeout_ms}ms"
-        job = self._job
+        timeout, job = self._settings.lock_timeout_ms, self._job
         # Of states that are kept, what the view lacks is held since before their mark.
         held = facts.get("held")
         since = facts["start_lsn"] if held is None else held["lsn"]
@@ -419,10 +419,10 @@ class Population:
             since = 0
             if self._worker.hold() != (held or {"txid": facts["txid"], "lsn": facts["lsn"]}):
                 raise SnapshotLost("what came after the snapshot of the population is not kept")
-        with job.connection(
-            self._dsn, what="publish", autocommit=False, settings={"lock_timeout": timeout}
-        ) as conn:
+        with job.connection(self._dsn, what="publish") as conn:
             with job.translating():
+                conn.execute("BEGIN")
+                conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(timeout))
                 self.appear(conn, staged, facts)
                 watched.put(conn, self._view_id, taken)
                 states.result()

@@ -13,7 +13,7 @@ Used alike by the builder itself and by every Spark task, each on a connection o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from headrace.collections.plan import SourceColumn, SourceSpec
 from headrace.collections.source import load_columns, only_wanted
@@ -31,7 +31,8 @@ from headrace.kernels import copytext, text
 from headrace.population import copydata, tables
 from headrace.population.copydata import FAILED
 from headrace.population.snapshot import SnapshotRef
-from headrace.postgres.connect import Connection, for_job
+from headrace.postgres import reuse
+from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 
 ROWS_PER_BATCH: Final = 50_000
@@ -51,36 +52,32 @@ WHOLE: Final = Blocks(0, None)
 
 
 @contextlib.contextmanager
-def joined(
-    dsn: str, ref: SnapshotRef, watch: Callable[[Connection], Any] | None = None
-) -> Iterator[Connection]:
-    """A connection inside the snapshot; ``watch`` is given it before anything is read.
+def joined(dsn: str, ref: SnapshotRef, keep: reuse.Keep = reuse.always) -> Iterator[Connection]:
+    """A connection inside the snapshot; ``keep`` says whether others may have it afterwards.
 
     Raises:
         SnapshotLost: the snapshot is no longer there, or it is not the one expected.
     """
-    conn = for_job(dsn, what="population reader", autocommit=True)
-    try:
-        if watch is not None:
-            watch(conn)
-        # NB: an explicit BEGIN: in an implicit transaction SET has no effect, silently (E5).
-        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    with reuse.lent(dsn, keep, what="population reader") as conn:
         try:
-            conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
-        except psycopg.errors.InvalidParameterValue as error:
-            raise SnapshotLost(
-                "the snapshot of the population was lost", detail=str(error).strip()
-            ) from error
-        except psycopg.errors.UndefinedObject as error:
-            raise SnapshotLost(
-                "the snapshot of the population was lost", detail=str(error).strip()
-            ) from error
-        prove(conn, ref)
-        yield conn
-    except psycopg.Error as error:
-        raise as_headrace(error) from error
-    finally:
-        conn.close()
+            # NB: an explicit BEGIN: in an implicit transaction SET has no effect, silently (E5).
+            conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
+            except (
+                psycopg.errors.InvalidParameterValue,
+                psycopg.errors.UndefinedObject,
+            ) as error:
+                raise SnapshotLost(
+                    "the snapshot of the population was lost", detail=str(error).strip()
+                ) from error
+            prove(conn, ref)
+            yield conn
+            # Whose reading was left was canceled, and its connection is not to be used again.
+            if conn.info.transaction_status == TransactionStatus.INTRANS:
+                conn.rollback()
+        except psycopg.Error as error:
+            raise as_headrace(error) from error
 
 
 def prove(conn: Connection, ref: SnapshotRef) -> None:

@@ -50,19 +50,21 @@ class _Kept:
 Keep = Callable[[], bool]
 
 
-def _always() -> bool:
+def always() -> bool:
+    """Keep whatever ended without an error."""
     return True
 
 
 @contextlib.contextmanager
-def lent(dsn: str, keep: Keep = _always) -> Iterator[Connection]:
+def lent(dsn: str, keep: Keep = always, *, what: str = "builder") -> Iterator[Connection]:
     """A connection of the builder, in autocommit mode; afterwards ``keep`` says whether to keep it.
+
+    ``what``: see ``connect.for_job``.
 
     Raises:
         HeadraceError: as ``connect.for_job``.
     """
-    key = ("builder", dsn)
-    with _lent(key, lambda: connect.for_job(dsn, what="builder"), keep) as conn:
+    with _lent((what, dsn), lambda: connect.for_job(dsn, what=what), keep) as conn:
         yield conn
 
 
