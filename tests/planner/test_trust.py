@@ -11,9 +11,10 @@ from headrace.planner import PlanRequest, plan
 FUNCTIONS = """
 CREATE SCHEMA s;
 CREATE TABLE s.one (id int PRIMARY KEY, g text, at timestamptz);
-CREATE FUNCTION s.plain(x int) RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN x + 1; END';
+CREATE FUNCTION s.plain(x int) RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN x + random(); END';
 CREATE FUNCTION s.plain(x text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN x; END';
-CREATE FUNCTION s.only(x int) RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN x + 1; END';
+CREATE FUNCTION s.only(x int) RETURNS int STABLE LANGUAGE plpgsql AS
+  'BEGIN EXECUTE ''SELECT 1''; RETURN x + 1; END';
 CREATE FUNCTION s.inner_(x int) RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT x * 2; END;
 CREATE FUNCTION s.returned(x int) RETURNS int LANGUAGE sql RETURN s.inner_(x) + 1;
 CREATE FUNCTION s.shown(x timestamptz) RETURNS text LANGUAGE sql
@@ -26,7 +27,7 @@ CREATE FUNCTION s.clock(x int) RETURNS bool LANGUAGE sql BEGIN ATOMIC SELECT now
 CREATE FUNCTION s.read_as(x text) RETURNS date LANGUAGE sql BEGIN ATOMIC SELECT x::date; END;
 CREATE FUNCTION s.who(x int) RETURNS text LANGUAGE sql BEGIN ATOMIC SELECT current_user::text; END;
 CREATE FUNCTION s.reads(x int) RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM s.one; END;
-CREATE FUNCTION s.by_text(x int) RETURNS int LANGUAGE sql AS 'SELECT x * 2';
+CREATE FUNCTION s.by_text(x int) RETURNS float LANGUAGE sql AS 'SELECT x * random()';
 """
 
 

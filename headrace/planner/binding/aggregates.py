@@ -142,11 +142,8 @@ class AggregateCalls:
             for part in lowering.catalog.functions.aggregate_support(function.oid):
                 support = lowering.catalog.functions[part]
                 if (reason := functions.refusal(support)) is not None:
-                    lowering.refuse(
-                        f'aggregate function "{function.name}" is not supported: {reason}',
-                        node,
-                        hint=functions.remedy(support),
-                    )
+                    reason = f'aggregate function "{function.name}" is not supported: {reason}'
+                    lowering.refuse_call(support, reason, node)
         return function
 
     def _ordering(self, clause: Tree, node: Tree) -> str:

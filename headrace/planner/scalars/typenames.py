@@ -14,29 +14,13 @@ from typing import Final, LiteralString
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.nodetypes import type_of
 from headrace.planner.logical.scalar import Const, Expr, raises
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 
 REGTYPE: Final = 2206
-_TYPES: Final = {
-    **{"VAR": "vartype", "CONST": "consttype", "FUNCEXPR": "funcresulttype"},
-    **{"OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "AGGREF": "aggtype"},
-    **{"WINDOWFUNC": "wintype", "RELABELTYPE": "resulttype"},
-    **{
-        "COERCEVIAIO": "resulttype",
-        "ARRAYCOERCEEXPR": "resulttype",
-        "COERCETODOMAIN": "resulttype",
-    },
-    **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
-    **{"CASEEXPR": "casetype", "COALESCEEXPR": "coalescetype"},
-    **{"MINMAXEXPR": "minmaxtype", "ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
-}
-"""Where a node of the tree says its type."""
-_BOOLEANS: Final = frozenset(
-    {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "DISTINCTEXPR", "SCALARARRAYOPEXPR"}
-)
 _NAME: Final = """
     SELECT (SELECT format_type(t.oid, NULL) FROM pg_type t
              WHERE t.oid = %s::oid AND t.oid < 16384 AND NOT EXISTS (
@@ -64,7 +48,7 @@ _FORMAT: Final = """
 def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     """What a call of ``pg_typeof`` is, if it is the same for ever."""
     [arg] = node.nodes("args")
-    oid = _type_of(arg)
+    oid = type_of(arg)
     # Postgres computes the argument, which therefore may not fail.
     if oid is None or raises(lowering.lower(arg, scope)):
         return None
@@ -96,15 +80,6 @@ def name(context: QueryContext, expr: Expr) -> str | None:
 def _regtype(context: QueryContext, oid: int) -> Const | None:
     const = Const(str(oid), REGTYPE)
     return const if name(context, const) is not None else None
-
-
-def _type_of(node: Node) -> int | None:
-    if node.kind in ("COLLATEEXPR", "NAMEDARGEXPR"):
-        return _type_of(node.child("arg"))
-    if node.kind in _BOOLEANS:
-        return t.BOOL
-    field = _TYPES.get(node.kind)
-    return None if field is None else node.number(field)
 
 
 _DEFAULT_COLLATION: Final = 100
