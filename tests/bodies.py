@@ -135,3 +135,44 @@ def define(name: str, body: tuple[str, str, str, str]) -> tuple[str, str]:
     if "SETOF" in result:
         return statement, f"SELECT id, y::text FROM one, {call} y"
     return statement, f"SELECT id, {call}::text AS y FROM one"
+
+
+TABLES = """
+CREATE TABLE client (id int PRIMARY KEY, name text, region int);
+CREATE TABLE sale (id int PRIMARY KEY, client int, amount numeric, at date);
+CREATE FUNCTION client_name(c int) RETURNS text LANGUAGE sql AS
+  'SELECT name FROM client WHERE client.id = c';
+CREATE FUNCTION total(c int) RETURNS numeric LANGUAGE sql STABLE
+  BEGIN ATOMIC SELECT coalesce(sum(amount), 0.5) FROM sale WHERE client = c; END;
+CREATE FUNCTION latest(c int) RETURNS numeric LANGUAGE sql AS
+  'SELECT s.amount FROM public.sale s WHERE s.client = $1 ORDER BY s.at DESC, s.id DESC;';
+CREATE FUNCTION strictly(c int, d int) RETURNS bigint STRICT LANGUAGE sql AS
+  'SELECT count(*) FROM sale WHERE client = c OR client IS NOT DISTINCT FROM d';
+CREATE FUNCTION paired(c int) RETURNS text LANGUAGE sql AS
+  'SELECT client_name(c) || '':'' || total(c)::text FROM client k WHERE k.id = c';
+CREATE FUNCTION sales_of(c int, lowest numeric) RETURNS TABLE (sale int, amount numeric) LANGUAGE sql AS
+  'WITH w AS (SELECT * FROM sale s WHERE s.client = c) SELECT w.id, w.amount FROM w WHERE w.amount >= lowest';
+CREATE FUNCTION clients(r int) RETURNS SETOF client LANGUAGE sql AS
+  'SELECT * FROM client WHERE region = r';
+CREATE FUNCTION has_sales(c int) RETURNS bool LANGUAGE sql AS
+  'SELECT EXISTS (SELECT FROM sale WHERE sale.client = (SELECT k.id FROM client k WHERE k.id = c))';
+"""
+READING = {
+    "value": "SELECT id, client_name(client) AS n FROM sale",
+    "unknown": "SELECT id, client_name(client + 2) AS n FROM sale",
+    "aggregate": "SELECT id, total(id) AS n FROM client",
+    "first": "SELECT id, latest(id) AS n FROM client",
+    "strict": "SELECT id, strictly(client, NULLIF(id, 3)) AS n FROM sale",
+    "nested": "SELECT id, paired(id) AS n FROM client",
+    "nested call": "SELECT id, upper(client_name((SELECT max(s.client) FROM sale s WHERE s.id <= c.id))) AS n FROM client c",
+    "condition": "SELECT id FROM client WHERE total(id) > 20 AND has_sales(id)",
+    "grouped": "SELECT client_name(client) AS n, count(*) AS k, sum(total(client)) AS t FROM sale GROUP BY client_name(client)",
+    "joined": "SELECT s.id, c.name FROM sale s JOIN client c ON client_name(s.client) = c.name",
+    "in a subquery": "SELECT c.id, (SELECT count(*) FROM sale s WHERE client_name(s.client) = client_name(c.id)) AS n FROM client c",
+    "rows": "SELECT c.id, s.sale, s.amount FROM client c, sales_of(c.id, 10) s",
+    "outer rows": "SELECT c.id, s.* FROM client c LEFT JOIN LATERAL sales_of(c.id, c.id * 7) s ON true",
+    "table's rows": "SELECT r, k.id, k.name FROM generate_series(1, 3) r, clients(r) k",
+    "view": "SELECT * FROM reading_view",
+    "case": "SELECT id, CASE WHEN id > 2 THEN total(id) ELSE latest(id) END AS n FROM client",
+}  # fmt: skip
+"""Queries that call functions that read tables."""

@@ -74,7 +74,7 @@ PLANNER: dict[str, set[str]] = {
     "physical": {".limits", ".graph", ".request", "analyse", "binding", "logical", "scalars"},
     "passes": {".limits", "analyse", "binding", "logical", "rules", "scalars"},
     "rules": {".limits", "logical"},
-    "binding": {".limits", ".request", "analyse", "logical", "scalars"},
+    "binding": {".limits", ".request", "analyse", "bodies", "logical", "scalars"},
     "bodies": {"analyse", "scalars"},
     "placement": set(),
     ".request": {".limits", ".graph", "logical"},

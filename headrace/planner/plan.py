@@ -155,11 +155,11 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     session.pin(conn)
     trusted = trust.resolve(conn, request.trust_stable)
     catalog = Catalog(conn, trusted)
-    twins = Twins(analysis, catalog, settings[FUNCTION_PATH])
-    catalog.functions.doubt = trust.Trust(conn, catalog, twins).doubt
+    bodies = trust.Trust(conn, catalog, Twins(analysis, catalog, settings[FUNCTION_PATH]))
+    catalog.functions.doubt = bodies.doubt
     clock = partial(functions.reads_clock, catalog)
     check.refuse_clock_literals(bound.tree, written, bound.position, clock)
-    sources = Sources(conn, analysis, catalog, settings, request.over)
+    sources = Sources(conn, analysis, catalog, settings, bodies, request.over)
     sources.load(bound, request.caller)
     check.refuse_constructs(bound.tree, written, bound.position)
     trees = [bound.tree, *sources.tables.trees]

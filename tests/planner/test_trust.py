@@ -26,7 +26,9 @@ CREATE FUNCTION s.calls(x int) RETURNS float LANGUAGE sql BEGIN ATOMIC SELECT s.
 CREATE FUNCTION s.clock(x int) RETURNS bool LANGUAGE sql BEGIN ATOMIC SELECT now() > 'epoch'; END;
 CREATE FUNCTION s.read_as(x text) RETURNS date LANGUAGE sql BEGIN ATOMIC SELECT x::date; END;
 CREATE FUNCTION s.who(x int) RETURNS text LANGUAGE sql BEGIN ATOMIC SELECT current_user::text; END;
-CREATE FUNCTION s.reads(x int) RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM s.one; END;
+CREATE FUNCTION s.counts(x int) RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM s.one; END;
+CREATE FUNCTION s.reads(x int) RETURNS bigint LANGUAGE plpgsql AS
+  'BEGIN RETURN (SELECT count(*) FROM s.one); END';
 CREATE FUNCTION s.by_text(x int) RETURNS float LANGUAGE sql AS 'SELECT x * random()';
 """
 
@@ -38,7 +40,9 @@ def functions(database):
         yield conn
 
 
-@pytest.mark.parametrize("call", ["s.inner_(id)", "s.shown(at)", "s.deep(id)", "s.returned(id)"])
+@pytest.mark.parametrize(
+    "call", ["s.inner_(id)", "s.shown(at)", "s.deep(id)", "s.returned(id)", "s.counts(id)"]
+)
 def test_a_stored_body_says_what_a_function_depends_on(functions, call):
     assert plan(functions, PlanRequest(f"SELECT id, {call} AS x FROM s.one"))
 

@@ -11,7 +11,8 @@ from headrace.postgres.connect import Connection
 _ROUTINE: Final = """
 SELECT p.proname, l.lanname, p.prosrc, p.prosqlbody::text, p.prosecdef, p.proconfig,
        p.prorettype::int8, p.proretset, p.proargtypes::oid[]::int8[],
-       p.proallargtypes::int8[], p.proargmodes::text[], p.proargnames
+       p.proallargtypes::int8[], p.proargmodes::text[], p.proargnames, p.proisstrict,
+       pg_get_function_sqlbody(p.oid)
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
  WHERE p.oid = %s"""
 _IN: Final = ("i", "b", "v")
@@ -37,6 +38,14 @@ class Routine:
     inputs: tuple[Variable, ...]
     outputs: tuple[Variable, ...]
     """OUT and INOUT parameters and columns of TABLE."""
+    strict: bool
+    printed: str
+    """SQL of its body, in which its constants are written out."""
+
+    @property
+    def sql(self) -> str:
+        """Its text, a statement without the semicolon behind it."""
+        return self.text.rstrip().removesuffix(";")
 
     @property
     def path(self) -> str | None:
@@ -56,7 +65,7 @@ def read(conn: Connection, oid: int) -> Routine | None:
     if row is None:
         return None
     (name, language, text, stored, definer, config, result, returns_set, declared, *rest) = row
-    types, modes, names = rest
+    types, modes, names, strict, printed = rest
     if types is None:
         types, modes = declared, ["i"] * len(declared)
     names = list(names or ()) + [""] * (len(types) - len(names or ()))
@@ -76,4 +85,6 @@ def read(conn: Connection, oid: int) -> Routine | None:
         returns_set,
         tuple(p for mode, p in everything if mode in _IN),
         tuple(p for mode, p in everything if mode in _OUT),
+        strict,
+        printed or text,
     )

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from headrace.errors import UnsupportedError, UserError
 from headrace.planner.analyse.catalog import Catalog, mentioned
-from headrace.planner.analyse.nodetree import Node, read_node, read_nodes
+from headrace.planner.analyse.nodetree import Node, read_node, read_nodes, same
 from headrace.planner.analyse.nodetypes import targets, type_of
 from headrace.planner.analyse.pg_functions import Function
-from headrace.planner.bodies import plpgsql, routines
+from headrace.planner.bodies import inline, plpgsql, routines
 from headrace.planner.bodies.routines import Routine
 from headrace.planner.bodies.twin import Twins
 from headrace.planner.scalars import functions
@@ -33,6 +33,8 @@ SELECT CASE WHEN pg_catalog.strpos(n.name, '(') OPERATOR(pg_catalog.>) 0
 _TABLE: Final = "SELECT %s::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text"
 _CHECKS: Final = """
 SELECT k.conbin::text FROM pg_constraint k WHERE k.contypid = %s AND k.conbin IS NOT NULL"""
+_ELSEWHERE: Final = """
+SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s) AND c.relnamespace <> %s LIMIT 1"""
 _CALLS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 _OPERATORS: Final = ("opno", "eqop", "sortop")
 _KNOWN: Final = frozenset(
@@ -117,14 +119,59 @@ class Trust:
             return error.message
         return None
 
+    def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
+        """The query of an SQL function that reads tables, if it can stand for ``call``."""
+        arguments = call.nodes("args")
+        routine = routines.read(self._conn, function.oid)
+        if routine is None or routine.language != "sql" or routine.definer:
+            return None
+        if len(arguments) != len(routine.inputs) or not inline.movable(arguments):
+            return None
+        rows = any(self._catalog.types[p.type].kind == "c" for p in routine.inputs)
+        if (routine.stored is not None and routine.settings) or (
+            routine.strict and (rows or routine.returns_set)
+        ):
+            return None
+        try:
+            trees = self.trees(routine)
+            if len(trees) != 1 or not self._reads_tables(routine, trees[0]):
+                return None
+        except UnsupportedError:
+            return None
+        [tree] = trees
+        shown = [type_of(expr) for expr in targets(tree)]
+        if tree.fields.get("limitCount") and not routine.returns_set:
+            return None
+        exact = shown == list(self._columns(routine, len(shown)))
+        return (tree, routine) if exact else None
+
+    def _reads_tables(self, routine: Routine, tree: Node) -> bool:
+        """Whether ``tree`` reads tables, by names that mean them whatever else is created.
+
+        Raises:
+            UnsupportedError: a text names a table by a name that might mean another one.
+        """
+        entries = [n for n in tree.walk() if n.kind == "RANGETBLENTRY" and n.number("relid")]
+        if routine.stored is not None or not entries:
+            return bool(entries)
+        path = routine.path
+        first = self._twins.first_schema(path)
+        oids = [entry.number("relid") for entry in entries]
+        elsewhere = self._conn.execute(_ELSEWHERE, (oids, first)).fetchone()
+        if elsewhere is not None:
+            # Only names with their schema are found under a path without any.
+            qualified = self._twins.tree(routine.name, routine.inputs, routine.sql, '""')
+            if not same(qualified, tree):
+                raise UnsupportedError("its body names a table without its schema")
+        return True
+
     def trees(self, routine: Routine) -> list[Node]:
         """The statements of an SQL function."""
         if routine.stored is not None:
             text = routine.stored  # BEGIN ATOMIC is a list of a list of statements, RETURN one.
             return read_nodes(text[1:-1] if text.startswith("((") else f"({text})")
         self._require_plain(routine)
-        text = routine.text.rstrip().removesuffix(";")
-        return [self._twins.tree(routine.name, routine.inputs, text, routine.path)]
+        return [self._twins.tree(routine.name, routine.inputs, routine.sql, routine.path)]
 
     # -- the parts of a body
 

@@ -33,6 +33,9 @@ _TREE: Final = """
 SELECT p.prosqlbody::text FROM pg_proc p
  WHERE p.pronamespace = pg_my_temp_schema() AND p.proname = %s ORDER BY p.oid DESC LIMIT 1"""
 _TYPE: Final = "SELECT pg_catalog.to_regtype(%s)::pg_catalog.oid::pg_catalog.int8"
+_SCHEMA: Final = """
+SELECT pg_catalog.quote_ident(pg_catalog.current_schema())::pg_catalog.regnamespace
+       ::pg_catalog.oid::pg_catalog.int8"""
 _PATH: Final = "SELECT pg_catalog.set_config('search_path', %s, true)"
 _EXPECTED: Final = frozenset({"0A", "22", "23", "2F", "3F", "42", "54"})
 """Classes of the errors that say that a text cannot be analysed."""
@@ -78,7 +81,7 @@ class Twins:
         )
         try:
             with self._analysis.analysing() as conn:
-                tree = self._made(conn, function, prefix, text, path or self.path)
+                tree = self._made(conn, function, prefix, text, self.path if path is None else path)
         except (HeadraceError, psycopg.Error) as error:
             code = (error.sqlstate if isinstance(error, psycopg.Error) else error.code) or ""
             if code[:2] not in _EXPECTED:
@@ -92,11 +95,18 @@ class Twins:
         """OID of the type that ``declared`` names; a modifier is not looked at."""
         try:
             with self._analysis.analysing() as conn:
-                conn.execute(_PATH, (path or self.path,))
+                conn.execute(_PATH, (self.path if path is None else path,))
                 row: Any = conn.execute(_TYPE, (declared,)).fetchone()
         except psycopg.ProgrammingError:
             return None
         return None if row is None or row[0] is None else int(row[0])
+
+    def first_schema(self, path: str | None) -> int:
+        """OID of the schema that ``path`` looks into first, after pg_catalog; 0: there is none."""
+        with self._analysis.analysing() as conn:
+            conn.execute(_PATH, (self.path if path is None else path,))
+            row: Any = conn.execute(_SCHEMA).fetchone()
+        return 0 if row is None or row[0] is None else int(row[0])
 
     def _made(self, conn: Connection, function: str, prefix: str, text: str, path: str) -> Node:
         conn.execute(_PATH, (path,))
