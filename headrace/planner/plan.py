@@ -21,7 +21,7 @@ from msgspec import structs
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner import limits
-from headrace.planner.analyse import check, position, session, trust
+from headrace.planner.analyse import check, position, session
 from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -30,6 +30,8 @@ from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
+from headrace.planner.bodies import trust
+from headrace.planner.bodies.twin import Twins
 from headrace.planner.graph import text
 from headrace.planner.logical import uniquekeys
 from headrace.planner.logical.lineage import lineage
@@ -152,10 +154,12 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     session.adopt(conn, request.settings)
     session.pin(conn)
     trusted = trust.resolve(conn, request.trust_stable)
-    catalog = Catalog(conn, trusted, functions.refusal)
+    catalog = Catalog(conn, trusted)
+    bodies = trust.Trust(conn, catalog, Twins(analysis, catalog, settings[FUNCTION_PATH]))
+    catalog.functions.doubt = bodies.doubt
     clock = partial(functions.reads_clock, catalog)
     check.refuse_clock_literals(bound.tree, written, bound.position, clock)
-    sources = Sources(conn, analysis, catalog, settings, request.over)
+    sources = Sources(conn, analysis, catalog, settings, bodies, request.over)
     sources.load(bound, request.caller)
     check.refuse_constructs(bound.tree, written, bound.position)
     trees = [bound.tree, *sources.tables.trees]

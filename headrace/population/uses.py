@@ -39,7 +39,8 @@ def of(
         types | frozenset(types_of(data)),
         functions,
         owner,
-        evaluates=_evaluates(data),
+        # What stands in the place of a function's call depends on the words of its body, too.
+        evaluates=_evaluates(data) or bool(functions),
     )
 
 

@@ -510,7 +510,7 @@ OWN = """
     CREATE FUNCTION one_more(bigint) RETURNS bigint IMMUTABLE LANGUAGE sql
         AS 'SELECT $1 + 1';
     CREATE AGGREGATE how_many(*) (SFUNC = one_more, STYPE = bigint, INITCOND = '0');
-    CREATE FUNCTION dice(int, int) RETURNS int LANGUAGE sql AS 'SELECT $1';
+    CREATE FUNCTION dice(int, int) RETURNS int LANGUAGE sql AS 'SELECT $1 * random()::int';
     CREATE AGGREGATE volatile_one(int) (SFUNC = dice, STYPE = int);
 """
 

@@ -56,8 +56,8 @@ CREATE MATERIALIZED VIEW frozen_view AS SELECT id FROM t;
 CREATE TABLE "Odd ""Table" ("Odd, col" int PRIMARY KEY, "order" text, "{}" int);
 CREATE VIEW some_view AS SELECT id FROM t;
 CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 * 2';
-CREATE FUNCTION counted(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
-CREATE FUNCTION dice(int) RETURNS int VOLATILE LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION counted(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1 + extract(hour FROM now())::int';
+CREATE FUNCTION dice(int) RETURNS int VOLATILE LANGUAGE sql AS 'SELECT $1 * random()::int';
 CREATE FUNCTION padded(int, timestamptz DEFAULT now()) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1';
 CREATE TABLE hidden (id int PRIMARY KEY, x int, y int GENERATED ALWAYS AS (twice(x)) STORED);
 -- The servers of the wheel have no ICU: a collation that can be named, not used, will do.

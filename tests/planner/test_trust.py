@@ -11,9 +11,10 @@ from headrace.planner import PlanRequest, plan
 FUNCTIONS = """
 CREATE SCHEMA s;
 CREATE TABLE s.one (id int PRIMARY KEY, g text, at timestamptz);
-CREATE FUNCTION s.plain(x int) RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN x + 1; END';
+CREATE FUNCTION s.plain(x int) RETURNS int LANGUAGE plpgsql AS 'BEGIN RETURN x + random(); END';
 CREATE FUNCTION s.plain(x text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN x; END';
-CREATE FUNCTION s.only(x int) RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN x + 1; END';
+CREATE FUNCTION s.only(x int) RETURNS int STABLE LANGUAGE plpgsql AS
+  'BEGIN EXECUTE ''SELECT 1''; RETURN x + 1; END';
 CREATE FUNCTION s.inner_(x int) RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT x * 2; END;
 CREATE FUNCTION s.returned(x int) RETURNS int LANGUAGE sql RETURN s.inner_(x) + 1;
 CREATE FUNCTION s.shown(x timestamptz) RETURNS text LANGUAGE sql
@@ -25,8 +26,10 @@ CREATE FUNCTION s.calls(x int) RETURNS float LANGUAGE sql BEGIN ATOMIC SELECT s.
 CREATE FUNCTION s.clock(x int) RETURNS bool LANGUAGE sql BEGIN ATOMIC SELECT now() > 'epoch'; END;
 CREATE FUNCTION s.read_as(x text) RETURNS date LANGUAGE sql BEGIN ATOMIC SELECT x::date; END;
 CREATE FUNCTION s.who(x int) RETURNS text LANGUAGE sql BEGIN ATOMIC SELECT current_user::text; END;
-CREATE FUNCTION s.reads(x int) RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM s.one; END;
-CREATE FUNCTION s.by_text(x int) RETURNS int LANGUAGE sql AS 'SELECT x * 2';
+CREATE FUNCTION s.counts(x int) RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM s.one; END;
+CREATE FUNCTION s.reads(x int) RETURNS bigint LANGUAGE plpgsql AS
+  'BEGIN RETURN (SELECT count(*) FROM s.one); END';
+CREATE FUNCTION s.by_text(x int) RETURNS float LANGUAGE sql AS 'SELECT x * random()';
 """
 
 
@@ -37,7 +40,9 @@ def functions(database):
         yield conn
 
 
-@pytest.mark.parametrize("call", ["s.inner_(id)", "s.shown(at)", "s.deep(id)", "s.returned(id)"])
+@pytest.mark.parametrize(
+    "call", ["s.inner_(id)", "s.shown(at)", "s.deep(id)", "s.returned(id)", "s.counts(id)"]
+)
 def test_a_stored_body_says_what_a_function_depends_on(functions, call):
     assert plan(functions, PlanRequest(f"SELECT id, {call} AS x FROM s.one"))
 

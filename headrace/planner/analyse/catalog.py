@@ -6,14 +6,14 @@ Everything a query mentions is fetched in five statements (``preload``); what tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from headrace import types as t
 from headrace.expressions.signature import TypeRef
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.pg_collations import CollationFacts
-from headrace.planner.analyse.pg_functions import Function, FunctionFacts
+from headrace.planner.analyse.pg_functions import FunctionFacts
 from headrace.planner.analyse.pg_operators import OperatorFacts
 from headrace.planner.analyse.pg_types import TypeFacts
 from headrace.planner.analyse.provenance import Provenance
@@ -61,15 +61,10 @@ def mentioned(tree: Node) -> set[int]:
 class Catalog:
     """Facts of one database, and which of them a query has asked for."""
 
-    def __init__(
-        self,
-        conn: Connection,
-        trusted: frozenset[int] = frozenset(),
-        refused: Callable[[Function], object] = lambda _: True,
-    ) -> None:
-        """``trusted`` and ``refused``: see ``FunctionFacts``."""
+    def __init__(self, conn: Connection, trusted: frozenset[int] = frozenset()) -> None:
+        """``trusted``: see ``FunctionFacts``."""
         self._conn = conn
-        self.functions = FunctionFacts(conn, trusted, refused)
+        self.functions = FunctionFacts(conn, trusted)
         self.operators = OperatorFacts(conn)
         self.types = TypeFacts(conn)
         self.collations = CollationFacts(conn)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.planner.analyse import trust
 from headrace.planner.analyse.lookup import rows
 from headrace.planner.analyse.nodetree import Node, read_nodes
 from headrace.postgres.connect import Connection
@@ -42,6 +41,8 @@ class Function:
     """Whether the result is NULL for any NULL argument, without a call."""
     trusted: bool = False
     """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
+    doubt: str = ""
+    """Why that is not known."""
 
     @property
     def builtin(self) -> bool:
@@ -52,15 +53,12 @@ class Function:
 class FunctionFacts:
     """Functions by OID."""
 
-    def __init__(
-        self, conn: Connection, trusted: frozenset[int], refused: Callable[[Function], object]
-    ) -> None:
-        """``trusted``: functions that the view's author vouches for; ``refused``: see below.
-
-        ``refused`` tells why a view may not call a function; a false value: it may.
-        """
+    def __init__(self, conn: Connection, trusted: frozenset[int]) -> None:
+        """``trusted``: functions that the view's author vouches for."""
         self._conn = conn
-        self._trusted, self._refused = trusted, refused
+        self._trusted = trusted
+        self.doubt: Callable[[Function], str | None] = lambda _: ""
+        """Says why the result of a function may depend on more than its arguments, or ``None``."""
         self._known: dict[int, Function] = {}
         self._looking: set[int] = set()
         """Functions whose bodies are being looked at: one that calls itself is not trusted."""
@@ -84,11 +82,9 @@ class FunctionFacts:
         if function.oid in self._looking:
             return function
         self._looking.add(function.oid)
-        stable = trust.body_is_stable(
-            self._conn, function.oid, lambda oid: not self._refused(self[oid])
-        )
+        doubt = self.doubt(function)
         self._looking.discard(function.oid)
-        return replace(function, trusted=stable)
+        return replace(function, trusted=doubt is None, doubt=doubt or "")
 
     def of_users(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""

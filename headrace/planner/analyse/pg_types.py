@@ -34,6 +34,11 @@ SELECT ARRAY(
     UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
     UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid))
   FROM pg_type t WHERE t.oid = %s"""
+_CHECKED_AGAIN: Final = """
+WITH RECURSIVE d (oid) AS (SELECT %s::oid
+    UNION SELECT t.typbasetype FROM d JOIN pg_type t ON t.oid = d.oid WHERE t.typtype = 'd')
+SELECT EXISTS (SELECT FROM d JOIN pg_type t ON t.oid = d.oid WHERE t.typnotnull)
+    OR EXISTS (SELECT FROM d JOIN pg_constraint k ON k.contypid = d.oid WHERE NOT k.convalidated)"""
 _OURS: Final = frozenset({BOOL, INT4, INT8, TEXT})
 """Types of expressions of our own making: they come with the first that are fetched."""
 _ARRAY: Final = "SELECT typarray::int8 FROM pg_type WHERE oid = ANY (%s)"
@@ -148,6 +153,15 @@ class TypeFacts:
             return oid
         [row] = rows(self._conn, _ARRAY, {oid})
         return int(row[0])
+
+    def checked_again(self, domain: int) -> bool:
+        """Whether a value that a query has of the domain may fail a cast to it.
+
+        A NULL that an outer join makes is none of a domain that is NOT NULL, and values that
+        were there before a constraint NOT VALID need not meet it.
+        """
+        row = self._conn.execute(_CHECKED_AGAIN, (domain,)).fetchone()
+        return bool(row and row[0])
 
     def enum_label(self, oid: int) -> str | None:
         """Label of an enum value by its own OID."""

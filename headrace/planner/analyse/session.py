@@ -261,8 +261,18 @@ def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) ->
 
 def _make(conn: Connection, view: str, query: str, analyst: str) -> None:
     """Make a temporary view, as whom ``analyst`` belongs to."""
-    prefix = f"CREATE TEMPORARY VIEW pg_temp.{view} AS "
-    made = prefix + query
+    make(conn, (f"CREATE TEMPORARY VIEW pg_temp.{view} AS ", query, ""), analyst)
+
+
+def make(conn: Connection, parts: tuple[str, str, str], analyst: str = _ANALYST) -> None:
+    """Carry out the statement that a text and what encloses it make, as the caller.
+
+    REQUIRES: ``check_syntax`` accepts the text, and ``refuse_others_code`` or its like does.
+
+    Raises:
+        HeadraceError: what Postgres says of it; positions are those in the text.
+    """
+    prefix, made = parts[0], "".join(parts)
     call = f"SELECT {_definer(conn, analyst)}($1::pg_catalog.text)".encode()
     result = conn.pgconn.exec_params(call, [made.encode(conn.info.encoding)])
     _check(conn, result, shift=len(prefix), inner=made)

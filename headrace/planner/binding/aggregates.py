@@ -11,7 +11,7 @@ aggregates of the level have in common (``alignment``): the same rows always giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.nodetypes import type_of
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
 from headrace.planner.logical.nodes import Agg, Col
@@ -50,6 +51,9 @@ class _Inputs:
     first: int = 0
     """Columns before it are not shared with what comes now."""
 
+    domains: Mapping[Expr, int] = field(default_factory=dict)
+    """Domains that values must have in the SQL, for the type of the result is made of them."""
+
     def place(self, expr: Expr) -> str:
         """The placeholder of ``expr``."""
         if expr not in self.exprs[self.first :]:
@@ -71,6 +75,8 @@ class _Call:
     filter: Expr | None
     distinct: bool
     within: bool
+    domains: Mapping[Expr, int]
+    """See ``_Inputs``."""
 
 
 class AggregateCalls:
@@ -132,7 +138,22 @@ class AggregateCalls:
             filter_,
             distinct,
             within,
+            self._domains(node, args),
         )
+
+    def _domains(self, node: Tree, args: list[Expr]) -> dict[Expr, int]:
+        """The domain of arguments whose array is the result: their base type has another array.
+
+        An array of the domain is made of checked values.  So a domain whose check may fail on
+        values that are there already (NOT NULL in an outer join, NOT VALID) is refused later.
+        """
+        types = self._lowering.catalog.types
+        domain = types[node.number("aggtype")].element
+        if not domain or types[domain].kind != "d" or types.checked_again(domain):
+            return {}
+        shown = (e for e in node.nodes("args") if not e.flag("resjunk"))
+        pairs = zip(shown, args, strict=True)
+        return {expr: domain for e, expr in pairs if type_of(e.child("expr")) == domain}
 
     def _function(self, node: Tree) -> Function:
         """The aggregate, if each of its support functions may be called."""
@@ -142,11 +163,8 @@ class AggregateCalls:
             for part in lowering.catalog.functions.aggregate_support(function.oid):
                 support = lowering.catalog.functions[part]
                 if (reason := functions.refusal(support)) is not None:
-                    lowering.refuse(
-                        f'aggregate function "{function.name}" is not supported: {reason}',
-                        node,
-                        hint=functions.remedy(support),
-                    )
+                    reason = f'aggregate function "{function.name}" is not supported: {reason}'
+                    lowering.refuse_call(support, reason, node)
         return function
 
     def _ordering(self, clause: Tree, node: Tree) -> str:
@@ -224,7 +242,7 @@ class AggregateCalls:
         if lowering.catalog.types[column.oid].kind == "p":
             kind = lowering.type_name(column.oid)
             lowering.refuse(f'aggregate function "{call.name}" with a result of type {kind}', node)
-        inputs = _Inputs()
+        inputs = _Inputs(domains=call.domains)
         args = [self._write(e, inputs, node) for e in call.args]
         if args and node.flag("aggvariadic") and not call.within:
             args[-1] = f"VARIADIC {args[-1]}"
@@ -261,6 +279,11 @@ class AggregateCalls:
         return kind in ("p", "c") and isinstance(expr, Call)
 
     def _write(self, expr: Expr, inputs: _Inputs, node: Tree) -> str:
+        written = self._written(expr, inputs, node)
+        domain = inputs.domains.get(expr)
+        return f"(({written})::{self._lowering.type_name(domain)})" if domain else written
+
+    def _written(self, expr: Expr, inputs: _Inputs, node: Tree) -> str:
         lowering = self._lowering
         if isinstance(expr, Const):
             return lowering.sql(expr, lambda _: "")

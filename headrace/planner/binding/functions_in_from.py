@@ -62,7 +62,7 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
         lowering.refuse("this expression in FROM", node)
     function = lowering.catalog.functions[node.number("funcid")]
     if (reason := _refusal(function)) is not None:
-        lowering.refuse(reason, node)
+        lowering.refuse_call(function, reason, node)
     args, names = arguments(lowering, node.nodes("args"), scope)
     if len(args) < function.arguments:
         require_constant_defaults(lowering, function, node)

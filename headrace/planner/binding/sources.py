@@ -42,6 +42,8 @@ from headrace.planner.binding.relations import (
     functions_of,
     placeless,
 )
+from headrace.planner.bodies import inline
+from headrace.planner.bodies.trust import Trust
 from headrace.postgres import acting
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
@@ -83,6 +85,7 @@ class Sources:
         analysis: Analysis,
         catalog: Catalog,
         settings: dict[str, str],
+        trust: Trust,
         over: int | None = None,
     ) -> None:
         """``settings`` are those of the caller that influence evaluation.
@@ -90,6 +93,9 @@ class Sources:
         ``over``: the table of a view of Headrace that is not put in place (``PlanRequest``).
         """
         self._over = over
+        self._trust = trust
+        self._inside: list[int] = []
+        """OIDs of the functions whose queries are being put in place."""
         self._conn = conn
         self._analysis = analysis
         self._catalog = catalog
@@ -169,6 +175,35 @@ class Sources:
                 if tree is self._query:
                     self.named[oid] = self.named.get(oid, 0) + 1
                 self._name(entry, oid, columns, reader, caller, named=named)
+        self._put_functions(tree, caller)
+
+    def _put_functions(self, tree: Tree, caller: str) -> None:
+        """Put queries of functions that read tables in the place of their calls, inner ones first.
+
+        They are read as who asks.  A call that stays is refused where it stands.
+        """
+        for node in reversed(list(tree.walk())):
+            rows = node.kind == "RANGETBLENTRY" and inline.is_call(node)
+            call = node.nodes("functions")[0].child("funcexpr") if rows else node
+            if call.kind != "FUNCEXPR" or call.flag("funcretset") != rows:
+                continue
+            function = self._catalog.functions[call.number("funcid")]
+            if function.builtin or function.trusted or function.volatility == "i":
+                continue
+            if function.oid in self._inside:
+                continue
+            found = self._trust.query(function, call)
+            if found is None or (rows and _whole_rows(tree, call.number("funcresulttype"))):
+                continue
+            query, routine = found
+            self._inside.append(function.oid)
+            self._expand(placeless(query), 0, caller, caller, named=True)
+            self._inside.pop()
+            self.texts.append(routine.printed)
+            if rows:
+                inline.put_rows(node, query)
+            else:
+                inline.put_value(call, query, strict=routine.strict)
 
     def _need_functions(self, tree: Tree, caller: str) -> None:
         """Functions run as who asks, also those of views."""
@@ -334,6 +369,14 @@ class Sources:
             or any(f.volatility != "i" for f in functions_of(self._catalog, node))
             for node in tree.walk()
         )
+
+
+def _whole_rows(tree: Tree, oid: int) -> bool:
+    """Whether ``tree`` has a whole row of that type, which rows of a subquery are not."""
+    return any(
+        n.kind == "VAR" and not n.number("varattno") and n.number("vartype") == oid
+        for n in tree.walk()
+    )
 
 
 def _dropped(what: str) -> UndefinedError:

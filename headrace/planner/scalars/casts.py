@@ -34,9 +34,9 @@ def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int
     stable = False
     found = context.catalog.operators.cast(arg.oid, oid)
     through_text = found is None or found[1] == "i"
-    name = typenames.name(context, arg) if oid in _STRINGS else None
+    name = typenames.named(context, arg, (oid, typmod, collation)) if oid in _STRINGS else None
     if name is not None:
-        return Const(name, oid, typmod, collation)
+        return name
     if through_text:
         clock = functions.clock_guarded(oid) and arg.oid in _STRINGS
         reason = functions.io_refusal(context.catalog, arg.oid, oid, guarded=clock)

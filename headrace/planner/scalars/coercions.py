@@ -7,7 +7,7 @@ from typing import Final
 from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse.nodetree import Node
-from headrace.planner.logical.scalar import Const, Expr, Ref
+from headrace.planner.logical.scalar import Call, Const, Expr, Ref
 from headrace.planner.scalars import build, casts, functions
 from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
@@ -18,7 +18,7 @@ def _relabel(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
     if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
-        if isinstance(arg, Const) and (known := _oid(arg, oid)) is not None:
+        if (known := _oid(lowering, arg, oid)) is not None:
             return known
         source = lowering.type_name(arg.oid)
         lowering.refuse(f"a cast between {source} and an OID", node)
@@ -28,8 +28,19 @@ def _relabel(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     return casts.cast(lowering, arg, oid, typmod, collation)
 
 
-def _oid(arg: Const, oid: int) -> Const | None:
-    """``arg`` as the type ``oid``, both of them int4, oid or an OID type: the same 32 bits."""
+def _oid(lowering: Lowering, arg: Expr, oid: int) -> Expr | None:
+    """``arg`` as the type ``oid``, both of them int4, oid or an OID type: the same 32 bits.
+
+    That is so for a constant, and for one of two constants by turns (``typenames``).
+    """
+    if isinstance(arg, Call) and arg.symbol == "case":
+        branches = [_oid(lowering, each, oid) for each in arg.args[1:]]
+        if not all(isinstance(each, Const) for each in branches):
+            return None
+        shown = (each for each in branches if each is not None)
+        return build.choice(lowering, (arg.args[0], *shown), (oid, -1, 0))
+    if not isinstance(arg, Const):
+        return None
     kinds = functions.REG_TYPES | {t.INT4, t.OID}
     if arg.oid not in kinds or oid not in kinds:
         return None

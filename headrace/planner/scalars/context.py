@@ -125,8 +125,13 @@ class QueryContext:
         """The function of that OID, if a view may call it."""
         function = self.catalog.functions[oid]
         if (reason := functions.refusal(function)) is not None:
-            self.refuse(reason, node, hint=functions.remedy(function))
+            self.refuse_call(function, reason, node)
         return function
+
+    def refuse_call(self, function: Function, reason: str, node: Node) -> NoReturn:
+        """Raise UnsupportedError: a view may not call ``function``, for ``reason``."""
+        detail, hint = functions.doubted(function), functions.remedy(function)
+        self.refuse(reason, node, detail=detail, hint=hint)
 
     def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
         """(type, modifier, collation) of ``node``; a record is fine inside an expression."""

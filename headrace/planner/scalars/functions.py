@@ -127,6 +127,11 @@ def remedy(function: Function) -> str | None:
     )
 
 
+def doubted(function: Function) -> str | None:
+    """Why it is not known what the result of a function that is refused depends on."""
+    return f"Of function {function.quoted}: {function.doubt}." if function.doubt else None
+
+
 def clock_guarded(target: int) -> bool:
     """Whether a text may be cast to the type if no word in it stands for the current time.
 

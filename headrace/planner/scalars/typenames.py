@@ -14,29 +14,14 @@ from typing import Final, LiteralString
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node
-from headrace.planner.logical.scalar import Const, Expr, raises
+from headrace.planner.analyse.nodetypes import type_of
+from headrace.planner.logical.scalar import Call, Const, Expr, raises
+from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 
 REGTYPE: Final = 2206
-_TYPES: Final = {
-    **{"VAR": "vartype", "CONST": "consttype", "FUNCEXPR": "funcresulttype"},
-    **{"OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "AGGREF": "aggtype"},
-    **{"WINDOWFUNC": "wintype", "RELABELTYPE": "resulttype"},
-    **{
-        "COERCEVIAIO": "resulttype",
-        "ARRAYCOERCEEXPR": "resulttype",
-        "COERCETODOMAIN": "resulttype",
-    },
-    **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
-    **{"CASEEXPR": "casetype", "COALESCEEXPR": "coalescetype"},
-    **{"MINMAXEXPR": "minmaxtype", "ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
-}
-"""Where a node of the tree says its type."""
-_BOOLEANS: Final = frozenset(
-    {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "DISTINCTEXPR", "SCALARARRAYOPEXPR"}
-)
 _NAME: Final = """
     SELECT (SELECT format_type(t.oid, NULL) FROM pg_type t
              WHERE t.oid = %s::oid AND t.oid < 16384 AND NOT EXISTS (
@@ -51,10 +36,40 @@ _FUNCTION: Final = """
              WHERE p.oid = %s::oid AND p.oid < 16384
                AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT EXISTS (
                    SELECT FROM pg_proc o WHERE o.proname = p.proname AND o.oid <> p.oid))"""
+_SIGNATURE: Final = """
+    SELECT (SELECT p.oid::regprocedure::text FROM pg_proc p
+             WHERE p.oid = %s::oid AND p.oid < 16384
+               AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT EXISTS (
+                   SELECT FROM pg_proc o WHERE o.proname = p.proname AND o.oid >= 16384))"""
+_OPERATOR: Final = """
+    SELECT (SELECT p.oid::regoperator::text FROM pg_operator p
+             WHERE p.oid = %s::oid AND p.oid < 16384 AND NOT EXISTS (
+                   SELECT FROM pg_operator o WHERE o.oprname = p.oprname AND o.oid >= 16384))"""
+_SCHEMA: Final = (
+    "SELECT (SELECT n.nspname FROM pg_namespace n WHERE n.oid = %s::oid AND n.oid = 11)"
+)
+_CONFIG: Final = """
+    SELECT (SELECT c.oid::regconfig::text FROM pg_ts_config c
+             WHERE c.oid = %s::oid AND c.oid < 16384 AND NOT EXISTS (
+                   SELECT FROM pg_ts_config o WHERE o.cfgname = c.cfgname AND o.oid <> c.oid))"""
+_DICTIONARY: Final = """
+    SELECT (SELECT c.oid::regdictionary::text FROM pg_ts_dict c
+             WHERE c.oid = %s::oid AND c.oid < 16384 AND NOT EXISTS (
+                   SELECT FROM pg_ts_dict o WHERE o.dictname = c.dictname AND o.oid <> c.oid))"""
+_COLLATION: Final = """
+    SELECT (SELECT c.oid::regcollation::text FROM pg_collation c
+             WHERE c.oid = %s::oid AND c.oid < 16384 AND NOT EXISTS (
+                   SELECT FROM pg_collation o WHERE o.collname = c.collname AND o.oid <> c.oid))"""
 _NAMES: Final[dict[int, LiteralString]] = {
     REGTYPE: _NAME,
     2205: _RELATION,  # regclass
     24: _FUNCTION,  # regproc
+    2202: _SIGNATURE,  # regprocedure
+    2204: _OPERATOR,  # regoperator
+    4089: _SCHEMA,  # regnamespace
+    3734: _CONFIG,  # regconfig
+    3769: _DICTIONARY,  # regdictionary
+    4191: _COLLATION,  # regcollation
 }
 """Queries for the text of a constant of an OID type, or NULL where it may change."""
 _FORMAT: Final = """
@@ -64,11 +79,20 @@ _FORMAT: Final = """
 def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     """What a call of ``pg_typeof`` is, if it is the same for ever."""
     [arg] = node.nodes("args")
-    oid = _type_of(arg)
-    # Postgres computes the argument, which therefore may not fail.
-    if oid is None or raises(lowering.lower(arg, scope)):
+    oid = type_of(arg)
+    if oid is None or (known := _regtype(lowering, oid)) is None:
         return None
-    return _regtype(lowering, oid)
+    if arg.kind == "SQLVALUEFUNCTION":
+        return known  # It never fails.
+    value = lowering.lower(arg, scope)
+    if not raises(value):
+        return known
+    # Postgres computes the argument, which may fail; of a row IS NULL would ask its fields.
+    if value.oid == t.RECORD or lowering.catalog.types[value.oid].kind == "c":
+        return None
+    return build.choice(
+        lowering, (build.null_test(lowering, "is_null", value), known, known), (REGTYPE, -1, 0)
+    )
 
 
 def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
@@ -79,32 +103,35 @@ def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     oid, typmod = (int(a.text) if isinstance(a, Const) and a.text else None for a in args)
     if oid is None:
         return Const(None, t.TEXT, -1, _DEFAULT_COLLATION)
-    if _regtype(lowering, oid) is None:
+    if oid and _regtype(lowering, oid) is None:
         return None
     text = lowering.fetch(_FORMAT, f"[{oid}, {'null' if typmod is None else typmod}]")
     return Const(text, t.TEXT, -1, _DEFAULT_COLLATION)
 
 
 def name(context: QueryContext, expr: Expr) -> str | None:
-    """The text of a constant of type regtype, regclass or regproc, if it is always the same."""
+    """The text of a constant of an OID type, if it is always the same."""
     if not isinstance(expr, Const) or expr.oid not in _NAMES or expr.text is None:
         return None
     found: str | None = context.fetch(_NAMES[expr.oid], expr.text)
     return found
 
 
+def named(context: QueryContext, expr: Expr, result: build.Result) -> Expr | None:
+    """``expr`` as a text of type ``result``, if it is a constant, or one of two by turns."""
+    if isinstance(expr, Call) and expr.symbol == "case" and expr.oid in _NAMES:
+        texts = [named(context, arg, result) for arg in expr.args[1:]]
+        if len(texts) != 2 or not all(isinstance(x, Const) for x in texts):
+            return None
+        branches = (x for x in texts if x is not None)
+        return build.choice(context, (expr.args[0], *branches), result)
+    text = name(context, expr)
+    return None if text is None else Const(text, *result)
+
+
 def _regtype(context: QueryContext, oid: int) -> Const | None:
     const = Const(str(oid), REGTYPE)
     return const if name(context, const) is not None else None
-
-
-def _type_of(node: Node) -> int | None:
-    if node.kind in ("COLLATEEXPR", "NAMEDARGEXPR"):
-        return _type_of(node.child("arg"))
-    if node.kind in _BOOLEANS:
-        return t.BOOL
-    field = _TYPES.get(node.kind)
-    return None if field is None else node.number(field)
 
 
 _DEFAULT_COLLATION: Final = 100

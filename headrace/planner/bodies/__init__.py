@@ -1,0 +1,1 @@
+"""What the bodies of users' functions compute, and whether that depends on arguments alone."""

@@ -1,0 +1,153 @@
+"""Queries of SQL functions in the place of the calls, as subqueries over the arguments.
+
+A function that reads tables is no function of its arguments; its query is a subquery as any other.
+A call that stands for one value is the first row of the query, NULL where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from headrace import types as t
+from headrace.planner.analyse.check import CTE, FUNCTION, SUBQUERY
+from headrace.planner.analyse.nodetree import Node
+
+_LEVELS: Final = {
+    "VAR": "varlevelsup",
+    "AGGREF": "agglevelsup",
+    "GROUPINGFUNC": "agglevelsup",
+    "RANGETBLENTRY": "ctelevelsup",
+}
+"""Where nodes say how many queries further out what they refer to is."""
+_EXTERNAL: Final = 0
+"""``paramkind`` of a parameter of a function."""
+_VALUE: Final = 4
+"""``subLinkType`` of a subquery that stands for its value."""
+
+
+def movable(value: object, level: int = 0) -> bool:
+    """Whether arguments mean the same inside of a subquery; ``level``: of queries inside them.
+
+    An aggregate, a window function or a set belongs to the query that has the call.
+    """
+    if isinstance(value, list):
+        return all(movable(v, level) for v in value)
+    if not isinstance(value, Node):
+        return True
+    if value.kind in ("AGGREF", "GROUPINGFUNC") and value.number("agglevelsup") >= level:
+        return False
+    if level == 0 and (value.flag("funcretset") or value.flag("opretset")):
+        return False
+    if value.kind == "NAMEDARGEXPR" or (value.kind == "WINDOWFUNC" and level == 0):
+        return False
+    level += value.kind == "QUERY"
+    return all(movable(v, level) for v in value.fields.values())
+
+
+def put_value(call: Node, query: Node, *, strict: bool) -> None:
+    """Make of ``call`` the value of the first row of ``query``; ``strict``: NULL for NULL.
+
+    REQUIRES: its arguments are ``movable``.
+    """
+    arguments = call.nodes("args")
+    inner = _bound(query, arguments, 0)
+    assert isinstance(inner, Node), "a query is a node"
+    if not _is_single(inner):
+        inner.fields["limitCount"] = _one()
+    link = Node(
+        "SUBLINK",
+        {
+            **{"subLinkType": str(_VALUE), "subLinkId": "0", "testexpr": None, "operName": None},
+            **{"subselect": inner, "location": "-1"},
+        },
+    )
+    made = _unless_null(call, arguments, link) if strict and arguments else link
+    call.kind, call.fields = made.kind, made.fields
+
+
+def put_rows(entry: Node, query: Node) -> None:
+    """Make of a range-table entry of one function the subquery ``query``."""
+    [item] = entry.nodes("functions")
+    entry.fields["subquery"] = _bound(query, item.child("funcexpr").nodes("args"), 0)
+    entry.fields["rtekind"] = str(SUBQUERY)
+    del entry.fields["functions"]
+
+
+def is_call(entry: Node) -> bool:
+    """Whether a range-table entry is the rows of one set-returning function."""
+    if entry.number("rtekind") != FUNCTION or entry.flag("funcordinality"):
+        return False
+    items = entry.nodes("functions")
+    return (
+        len(items) == 1
+        and items[0].child("funcexpr").flag("funcretset")
+        and not items[0].items("funccolnames")
+    )
+
+
+def _is_single(query: Node) -> bool:
+    """Whether ``query`` gives one row, whatever its tables hold."""
+    several = ("groupClause", "groupingSets", "setOperations", "havingQual")
+    return (
+        query.flag("hasAggs")
+        and not query.flag("hasTargetSRFs")
+        and not any(query.fields.get(name) for name in several)
+    )
+
+
+def _unless_null(call: Node, arguments: Sequence[Node], value: Node) -> Node:
+    tests: list[object] = [
+        Node("NULLTEST", {"arg": a, "nulltesttype": "0", "argisrow": "false", "location": "-1"})
+        for a in arguments
+    ]
+    kind, collation = call.number("funcresulttype"), call.number("funccollid")
+    null: dict[str, object] = {
+        **{"consttype": str(kind), "consttypmod": "-1", "constcollid": str(collation)},
+        **{"constlen": "-1", "constbyval": "false", "constisnull": "true"},
+        **{"location": "-1", "constvalue": None},
+    }
+    test = Node("BOOLEXPR", {"boolop": "or", "args": tests, "location": "-1"})
+    when = {"expr": test, "result": Node("CONST", null), "location": "-1"}
+    return Node(
+        "CASEEXPR",
+        {
+            **{"casetype": str(kind), "casecollid": str(collation), "arg": None},
+            **{"args": [Node("CASEWHEN", when)], "defresult": value, "location": "-1"},
+        },
+    )
+
+
+def _one() -> Node:
+    fields = {
+        **{"consttype": str(t.INT8), "consttypmod": "-1", "constcollid": "0", "constlen": "8"},
+        **{"constbyval": "true", "constisnull": "false", "location": "-1"},
+    }
+    return Node("CONST", {**fields, "constvalue": (1).to_bytes(8, "little")})
+
+
+def _bound(value: object, arguments: Sequence[Node], depth: int) -> object:
+    """A copy of ``value`` with arguments for parameters, inside of so many queries."""
+    if isinstance(value, list):
+        return [_bound(v, arguments, depth) for v in value]
+    if not isinstance(value, Node):
+        return value
+    if value.kind == "PARAM" and value.number("paramkind") == _EXTERNAL:
+        return _moved(arguments[value.number("paramid") - 1], depth, 0)
+    inner = depth + (value.kind == "QUERY")
+    return Node(value.kind, {k: _bound(v, arguments, inner) for k, v in value.fields.items()})
+
+
+def _moved(value: object, by: int, level: int) -> object:
+    """A copy of ``value`` that stands ``by`` queries further in; ``level``: of those inside it."""
+    if isinstance(value, list):
+        return [_moved(v, by, level) for v in value]
+    if not isinstance(value, Node):
+        return value
+    level += value.kind == "QUERY"
+    fields = {k: _moved(v, by, level) for k, v in value.fields.items()}
+    name = _LEVELS.get(value.kind)
+    refers = value.kind != "RANGETBLENTRY" or value.number("rtekind") == CTE
+    if name in fields and refers and value.number(name) >= level:
+        fields[name] = str(value.number(name) + by)
+    return Node(value.kind, fields)

@@ -1,0 +1,345 @@
+"""User functions whose results depend on their arguments alone, whatever they are declared to be.
+
+``CREATE FUNCTION`` declares a function VOLATILE unless told otherwise, so the declaration alone
+says little.  Two sources say more: the option ``trust_stable``, in which the author of a view
+names functions; and the body of the function, where that is SQL or PL/pgSQL of simple statements.
+Every node of its trees must be known, and everything that it calls is judged as a call in a view
+is.  A body in doubt is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from headrace.errors import UnsupportedError, UserError
+from headrace.planner.analyse.catalog import Catalog, mentioned
+from headrace.planner.analyse.nodetree import Node, read_node, read_nodes, same
+from headrace.planner.analyse.nodetypes import targets, type_of
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.bodies import inline, plpgsql, routines
+from headrace.planner.bodies.routines import Routine
+from headrace.planner.bodies.twin import Twins
+from headrace.planner.scalars import functions
+from headrace.postgres.connect import Connection
+from headrace.types import FIRST_USER_OID, TEXT
+
+_RESOLVE: Final = """
+SELECT CASE WHEN pg_catalog.strpos(n.name, '(') OPERATOR(pg_catalog.>) 0
+            THEN pg_catalog.to_regprocedure(n.name)::pg_catalog.oid
+            ELSE pg_catalog.to_regproc(n.name)::pg_catalog.oid END::pg_catalog.int8
+  FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS n(name, at) ORDER BY n.at"""
+_TABLE: Final = "SELECT %s::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text"
+_CHECKS: Final = """
+SELECT k.conbin::text FROM pg_constraint k WHERE k.contypid = %s AND k.conbin IS NOT NULL"""
+_ELSEWHERE: Final = """
+SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s) AND c.relnamespace <> %s LIMIT 1"""
+_CALLS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
+_OPERATORS: Final = ("opno", "eqop", "sortop")
+_KNOWN: Final = frozenset(
+    {
+        *("QUERY", "RANGETBLENTRY", "ALIAS", "FROMEXPR", "JOINEXPR", "RANGETBLREF"),
+        *("RANGETBLFUNCTION", "TARGETENTRY", "SETOPERATIONSTMT", "SORTGROUPCLAUSE"),
+        *("COMMONTABLEEXPR", "WINDOWCLAUSE", "GROUPINGSET", "GROUPINGFUNC", "SUBLINK"),
+        *("VAR", "CONST", "PARAM", "FUNCEXPR", "NAMEDARGEXPR", "OPEXPR", "DISTINCTEXPR"),
+        *("NULLIFEXPR", "SCALARARRAYOPEXPR", "BOOLEXPR", "FIELDSELECT", "RELABELTYPE"),
+        *("COERCEVIAIO", "ARRAYCOERCEEXPR", "CONVERTROWTYPEEXPR", "COLLATEEXPR"),
+        *("CASEEXPR", "CASEWHEN", "CASETESTEXPR", "ARRAYEXPR", "ROWEXPR", "COALESCEEXPR"),
+        *("ROWCOMPAREEXPR", "MINMAXEXPR", "NULLTEST", "BOOLEANTEST", "SUBSCRIPTINGREF"),
+        *("COERCETODOMAIN", "COERCETODOMAINVALUE", "AGGREF", "WINDOWFUNC"),
+        *("WINDOWFUNCRUNCONDITION", "JSONFORMAT", "JSONRETURNING", "JSONVALUEEXPR"),
+        *("JSONCONSTRUCTOREXPR", "JSONISPREDICATE"),
+    }
+)
+"""Nodes whose value depends on their parts alone."""
+_SELECT: Final = 1
+"""``commandType`` of a query that changes nothing."""
+_CONFLICT: Final = "SELECT pg_catalog.current_setting('plpgsql.variable_conflict', true)"
+
+
+def resolve(conn: Connection, names: Iterable[str]) -> frozenset[int]:
+    """Return the OIDs of functions that option ``trust_stable`` names.
+
+    Names have their schema, since the view is planned again later, under other search paths.
+
+    Raises:
+        UserError: 42883, there is no such function, or several; 22023, a name has no schema.
+    """
+    wanted = list(names)
+    for name in wanted:
+        if "." not in name.split("(")[0]:
+            raise UserError(
+                f'function "{name}" of option "trust_stable" must be named with its schema',
+                hint=f"Write for example public.{name}.",
+                sqlstate="22023",
+            )
+    found = [oid for (oid,) in conn.execute(_RESOLVE, (wanted,)).fetchall()] if wanted else []
+    for name, oid in zip(wanted, found, strict=True):
+        if oid is None:
+            raise UserError(
+                f'function "{name}" of option "trust_stable" does not exist, or is not unique',
+                hint="Give its argument types: f(integer, text).",
+                sqlstate="42883",
+            )
+    return frozenset(int(oid) for oid in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A statement of a body: its tree, and the types that its columns are assigned to."""
+
+    tree: Node
+    targets: tuple[int, ...] | None
+    loop: int = 0
+
+
+class Trust:
+    """Says of functions of users why their results may depend on more than their arguments."""
+
+    def __init__(self, conn: Connection, catalog: Catalog, twins: Twins) -> None:
+        self._conn = conn
+        self._catalog = catalog
+        self._twins = twins
+        self._sound: set[int] = set()
+        """Types whose values are read, checked and printed by what is known."""
+
+    def doubt(self, function: Function) -> str | None:
+        """Why the result of ``function`` may depend on more than its arguments, or ``None``."""
+        try:
+            routine = routines.read(self._conn, function.oid)
+            if routine is None:
+                return ""
+            for part in self._parts(routine):
+                self._judge(part)
+            for parameter in (*routine.inputs, *routine.outputs):
+                self._require_sound(parameter.type)
+            self._require_sound(routine.result)
+        except UnsupportedError as error:
+            return error.message
+        return None
+
+    def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
+        """The query of an SQL function that reads tables, if it can stand for ``call``."""
+        arguments = call.nodes("args")
+        routine = routines.read(self._conn, function.oid)
+        if routine is None or routine.language != "sql" or routine.definer:
+            return None
+        if len(arguments) != len(routine.inputs) or not inline.movable(arguments):
+            return None
+        rows = any(self._catalog.types[p.type].kind == "c" for p in routine.inputs)
+        if (routine.stored is not None and routine.settings) or (
+            routine.strict and (rows or routine.returns_set)
+        ):
+            return None
+        try:
+            trees = self.trees(routine)
+            if len(trees) != 1 or not self._reads_tables(routine, trees[0]):
+                return None
+        except UnsupportedError:
+            return None
+        [tree] = trees
+        shown = [type_of(expr) for expr in targets(tree)]
+        if tree.fields.get("limitCount") and not routine.returns_set:
+            return None
+        exact = shown == list(self._columns(routine, len(shown)))
+        return (tree, routine) if exact else None
+
+    def _reads_tables(self, routine: Routine, tree: Node) -> bool:
+        """Whether ``tree`` reads tables, by names that mean them whatever else is created.
+
+        Raises:
+            UnsupportedError: a text names a table by a name that might mean another one.
+        """
+        entries = [n for n in tree.walk() if n.kind == "RANGETBLENTRY" and n.number("relid")]
+        if routine.stored is not None or not entries:
+            return bool(entries)
+        path = routine.path
+        first = self._twins.first_schema(path)
+        oids = [entry.number("relid") for entry in entries]
+        elsewhere = self._conn.execute(_ELSEWHERE, (oids, first)).fetchone()
+        if elsewhere is not None:
+            # Only names with their schema are found under a path without any.
+            qualified = self._twins.tree(routine.name, routine.inputs, routine.sql, '""')
+            if not same(qualified, tree):
+                raise UnsupportedError("its body names a table without its schema")
+        return True
+
+    def trees(self, routine: Routine) -> list[Node]:
+        """The statements of an SQL function."""
+        if routine.stored is not None:
+            text = routine.stored  # BEGIN ATOMIC is a list of a list of statements, RETURN one.
+            return read_nodes(text[1:-1] if text.startswith("((") else f"({text})")
+        self._require_plain(routine)
+        return [self._twins.tree(routine.name, routine.inputs, routine.sql, routine.path)]
+
+    # -- the parts of a body
+
+    def _parts(self, routine: Routine) -> Iterator[_Part]:
+        if routine.language == "sql":
+            trees = self.trees(routine)
+            if not trees:
+                raise UnsupportedError("its body is empty")
+            yield from (_Part(tree, None) for tree in trees[:-1])
+            shown = self._columns(routine, len(targets(trees[-1])))
+            yield _Part(trees[-1], shown)
+        elif routine.language == "plpgsql":
+            yield from self._expressions(routine)
+        else:
+            raise UnsupportedError(f"its language is {routine.language}")
+
+    def _columns(self, routine: Routine, width: int) -> tuple[int, ...]:
+        """The types that the columns of the last statement become, of which there are so many."""
+        types = self._catalog.types
+        found = tuple(p.type for p in routine.outputs)
+        if not found and types[routine.result].kind == "c":
+            found = tuple(a.oid for a in types.attributes(routine.result))
+        return found if len(found) == width and found else (routine.result,)
+
+    def _expressions(self, routine: Routine) -> Iterator[_Part]:
+        self._require_plain(routine)
+        row: Any = self._conn.execute(_CONFLICT).fetchone()
+        if row[0] not in (None, "", "error"):
+            raise UnsupportedError("plpgsql.variable_conflict is set")
+        path = routine.path
+        for each in plpgsql.parse(routine, lambda text: self._twins.type_of(text, path)):
+            for variable in each.variables:
+                self._require_sound(variable.type)
+            tree = self._twins.tree(routine.name, each.variables, each.text, path)
+            yield _Part(tree, each.targets, each.loop)
+
+    def _require_plain(self, routine: Routine) -> None:
+        if routine.definer:
+            raise UnsupportedError("it is SECURITY DEFINER")
+        if not routine.sets_path_only:
+            raise UnsupportedError("it has a SET clause")
+
+    # -- what they call
+
+    def _judge(self, part: _Part) -> None:
+        """Raise unless the values of ``part`` depend on parameters alone."""
+        self._catalog.preload([part.tree])
+        for oid in mentioned(part.tree):
+            self._require_sound(oid)
+        self._require_stable(part.tree)
+        if part.targets is None:
+            return
+        shown = targets(part.tree)
+        if len(shown) != len(part.targets):
+            raise UnsupportedError("its body has rows of another form")
+        for expr, target in zip(shown, part.targets, strict=True):
+            self._require_assignable(expr, target, part.loop)
+
+    def _require_stable(self, tree: Node) -> None:
+        for node in tree.walk():
+            if node.kind not in _KNOWN and node.kind != "RTEPERMISSIONINFO":
+                raise UnsupportedError(
+                    f"its body has a construct that is not looked into ({node.kind})"
+                )
+            if node.kind == "QUERY" and (
+                node.number("commandType") != _SELECT or node.nodes("rowMarks")
+            ):
+                raise UnsupportedError("its body changes or locks rows")
+            if node.kind == "RANGETBLENTRY":
+                self._require_no_table(node)
+            if node.kind == "COERCEVIAIO":
+                self._require_assignable(node.child("arg"), node.number("resulttype"))
+            if node.kind == "FUNCEXPR":
+                self._require_fixed_call(node)
+            for oid in {node.number(name) for name in _CALLS} - {0}:
+                self._require_callable(oid)
+            for oid in {node.number(n) for n in _OPERATORS} | set(node.numbers("opnos")) - {0}:
+                if oid:
+                    self._require_callable(self._catalog.operators[oid].function)
+
+    def _require_no_table(self, entry: Node) -> None:
+        if entry.number("relid"):
+            row: Any = self._conn.execute(_TABLE, (entry.number("relid"),)).fetchone()
+            raise UnsupportedError(f"it reads {row[0]}, whose changes the view would not see")
+        if entry.number("rtekind") == 4 or entry.node("tablesample"):
+            raise UnsupportedError("its body has a construct that is not looked into")
+
+    def _require_fixed_call(self, node: Node) -> None:
+        function = self._catalog.functions[node.number("funcid")]
+        if functions.populates_dates(self._catalog, function, node.number("funcresulttype")):
+            raise UnsupportedError(f'it calls function "{function.name}" over dates or times')
+        if function.builtin or len(node.nodes("args")) >= function.arguments:
+            return
+        if not self._catalog.functions.constant_defaults(function.oid):
+            raise UnsupportedError(f'it calls function "{function.name}" with a default argument')
+
+    def _require_callable(self, oid: int) -> None:
+        function = self._catalog.functions[oid]
+        if function.builtin and function.kind == "w":
+            return
+        # A set is made where the body is evaluated: that is no matter of the view.
+        reason = functions.refusal(replace(function, returns_set=False))
+        if reason is None and function.kind == "a" and not function.builtin:
+            for support in self._catalog.functions.aggregate_support(oid):
+                self._require_callable(support)
+            if self._catalog.functions.aggregate_volatility(oid) == "v":
+                reason = f'volatile function "{function.name}" is not supported'
+        if reason is not None:
+            raise UnsupportedError(function.doubt or f"it calls a function in doubt: {reason}")
+
+    # -- types
+
+    def _require_assignable(self, expr: Node, target: int, loop: int = 0) -> None:
+        """Raise unless the value of ``expr`` becomes one of type ``target`` by what is known."""
+        source = type_of(expr)
+        if source is None:
+            raise UnsupportedError("its body has a value of unknown type")
+        if expr.kind == "CONST" and expr.flag("constisnull"):
+            return
+        if target == plpgsql.ELEMENT:
+            source, target = self._catalog.types[source].element, loop
+        elif target == plpgsql.ANY:
+            target = TEXT
+        self._require_cast(source, target)
+
+    def _require_cast(self, source: int, target: int) -> None:
+        types = self._catalog.types
+        if source == target:
+            return
+        self._require_sound(source)
+        self._require_sound(target)
+        source, target = types.base(source), types.base(target)
+        if source == target:
+            return
+        if "p" in (types[source].kind, types[target].kind):
+            raise UnsupportedError("its body has a value of a pseudo-type")
+        cast = self._catalog.operators.cast(source, target)
+        if cast is not None and cast[1] == "f":
+            self._require_callable(cast[0])
+        elif cast is not None and cast[1] == "b":
+            return
+        elif types[source].element and types[target].element:
+            self._require_cast(types[source].element, types[target].element)
+        elif (reason := functions.io_refusal(self._catalog, source, target)) is not None:
+            raise UnsupportedError(f"in its body, {reason}")
+
+    def _require_sound(self, oid: int) -> None:
+        """Raise unless values of the type are checked and converted by what is known."""
+        if oid in self._sound or not oid:
+            return
+        self._sound.add(oid)  # While its parts are looked at: rows nest.
+        kind = self._catalog.types[oid]
+        if oid < FIRST_USER_OID:
+            return
+        if kind.kind == "b" and not kind.element:
+            io = (kind.input, kind.output)
+            good = all(self._catalog.functions[f].volatility != "v" for f in io)
+        else:
+            good = self._catalog.provenance.plain(oid)
+        if not good:
+            self._sound.discard(oid)
+            raise UnsupportedError(f"values of type {kind.name} run code of a user")
+        try:
+            if kind.kind == "d":
+                for (text,) in self._conn.execute(_CHECKS, (oid,)).fetchall():
+                    self._require_stable(read_node(text))
+            for part in self._catalog.types.parts(oid):
+                self._require_sound(part)
+        except UnsupportedError:
+            self._sound.discard(oid)
+            raise

@@ -1,0 +1,147 @@
+"""Texts of function bodies, analysed by Postgres.
+
+A body that Postgres keeps as text is analysed when it runs.  Here it is analysed as the body of a
+temporary function with the same parameters, written as ``BEGIN ATOMIC``: Postgres resolves names,
+parameters and overloads as it will when the function runs, and stores the tree.  The temporary
+function is never called, and it is rolled back at once.
+
+The text is somebody's: it is analysed under the rights of the caller, as his own query is, and only
+where reading its literals runs nobody's code (``literals.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import HeadraceError, UnsupportedError
+from headrace.planner.analyse import check, literals, session
+from headrace.planner.analyse.analysis import Analysis
+from headrace.planner.analyse.catalog import Catalog, mentioned
+from headrace.planner.analyse.nodetree import Node, read_nodes
+from headrace.planner.analyse.position import Text
+from headrace.planner.scalars import functions
+from headrace.postgres import acting
+from headrace.postgres.connect import Connection
+from headrace.postgres.tokens import identifier
+from headrace.types import FIRST_USER_OID
+
+_TREE: Final = """
+SELECT p.prosqlbody::text FROM pg_proc p
+ WHERE p.pronamespace = pg_my_temp_schema() AND p.proname = %s ORDER BY p.oid DESC LIMIT 1"""
+_TYPE: Final = "SELECT pg_catalog.to_regtype(%s)::pg_catalog.oid::pg_catalog.int8"
+_SCHEMA: Final = """
+SELECT pg_catalog.quote_ident(pg_catalog.current_schema())::pg_catalog.regnamespace
+       ::pg_catalog.oid::pg_catalog.int8"""
+_PATH: Final = "SELECT pg_catalog.set_config('search_path', %s, true)"
+_EXPECTED: Final = frozenset({"0A", "22", "23", "2F", "3F", "42", "54"})
+"""Classes of the errors that say that a text cannot be analysed."""
+_REGCONFIG: Final = 3734
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A parameter or variable of a body: its name, "" if none, and the OID of its type."""
+
+    name: str
+    type: int
+
+
+class Twins:
+    """Analyses texts of bodies as the caller of one plan."""
+
+    def __init__(self, analysis: Analysis, catalog: Catalog, path: str) -> None:
+        """``path``: the schemas in which functions of users look for names."""
+        self._analysis = analysis
+        self._catalog = catalog
+        self.path = path
+
+    def tree(
+        self, function: str, parameters: Sequence[Variable], text: str, path: str | None = None
+    ) -> Node:
+        """The tree of ``text``, a statement in the body of ``function``.
+
+        ``path``: the search path that the function sets.
+
+        Raises:
+            UnsupportedError: Postgres cannot analyse the text so, or what it means may change.
+        """
+        declared = ", ".join(
+            f"{identifier(p.name)} {self._catalog.types[p.type].name}"
+            if p.name
+            else self._catalog.types[p.type].name
+            for p in parameters
+        )
+        prefix = (
+            f"CREATE FUNCTION pg_temp.{identifier(function)}({declared})"
+            " RETURNS SETOF pg_catalog.record LANGUAGE sql BEGIN ATOMIC "
+        )
+        try:
+            with self._analysis.analysing() as conn:
+                tree = self._made(conn, function, prefix, text, self.path if path is None else path)
+        except (HeadraceError, psycopg.Error) as error:
+            code = (error.sqlstate if isinstance(error, psycopg.Error) else error.code) or ""
+            if code[:2] not in _EXPECTED:
+                raise
+            said = getattr(error, "message", None) or str(error).splitlines()[0]
+            raise UnsupportedError(f"its body cannot be analysed: {said}") from error
+        self._require_fixed(tree, text)
+        return tree
+
+    def type_of(self, declared: str, path: str | None = None) -> int | None:
+        """OID of the type that ``declared`` names; a modifier is not looked at."""
+        try:
+            with self._analysis.analysing() as conn:
+                conn.execute(_PATH, (self.path if path is None else path,))
+                row: Any = conn.execute(_TYPE, (declared,)).fetchone()
+        except psycopg.ProgrammingError:
+            return None
+        return None if row is None or row[0] is None else int(row[0])
+
+    def first_schema(self, path: str | None) -> int:
+        """OID of the schema that ``path`` looks into first, after pg_catalog; 0: there is none."""
+        with self._analysis.analysing() as conn:
+            conn.execute(_PATH, (self.path if path is None else path,))
+            row: Any = conn.execute(_SCHEMA).fetchone()
+        return 0 if row is None or row[0] is None else int(row[0])
+
+    def _made(self, conn: Connection, function: str, prefix: str, text: str, path: str) -> Node:
+        conn.execute(_PATH, (path,))
+        # One statement that can be prepared cannot end the body and begin another statement.
+        session.check_syntax(conn, text)
+
+        def analysed(copy: str) -> Node:
+            with conn.transaction(force_rollback=True):
+                session.make(conn, (prefix, copy, "\n; END"))
+                with acting.own_names(conn):
+                    row: Any = conn.execute(_TREE, (function,)).fetchone()
+            [tree] = read_nodes(row[0][1:-1])
+            return tree
+
+        found = literals.suspects(text, standard_strings=session.standard_strings(conn))
+        if found:
+            literals.Rehearsal(conn, text, found).run(analysed, mentioned)
+        return analysed(text)
+
+    def _require_fixed(self, tree: Node, text: str) -> None:
+        """Raise where a constant of ``tree`` may be another one the next time it is read."""
+        check.refuse_clock_literals(
+            tree,
+            Text(text, standard_strings=True),
+            lambda _: None,
+            lambda oid: functions.reads_clock(self._catalog, oid),
+        )
+        for node in tree.walk():
+            oid = node.number("consttype") if node.kind == "CONST" else 0
+            if not functions.is_reg_type(oid) or node.flag("constisnull"):
+                continue
+            value = node.fields.get("constvalue")
+            known = (
+                isinstance(value, bytes) and int.from_bytes(value[:4], "little") < FIRST_USER_OID
+            )
+            if oid != _REGCONFIG or not known:
+                name = self._catalog.types[oid].name
+                raise UnsupportedError(f"its body has a constant of type {name}")
