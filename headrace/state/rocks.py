@@ -79,6 +79,8 @@ class RocksDatabase:
         """Whether the regulator has not done all that it has decided."""
         self._regulate_at = 0.0
         """When to look at all states again, on the monotonic clock."""
+        self._touched = True
+        """Whether states have been used since that was done."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
         self._homes: Final = Homes(self.disk)
@@ -95,6 +97,7 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         store = self._stores[name] = RocksStore(self, self._homes.home(name), txid)
+        self._touched = True
         pack = self._packs.pop(name, None)
         if pack is not None:
             for tier, pairs in store.unpack(pack):
@@ -167,7 +170,7 @@ class RocksDatabase:
         store = self._stores[f"v{view_id}"]
         self.disk.clear(store.name, keep, meta)
         gone = [state for state in store.tiers if not keep(state)]
-        self._regulator.forget(store.forget(gone))
+        self.forget(store.forget(gone))
 
     def ingest(
         self, view_id: int | str, runs: Iterable[Path], keep: Callable[[str], bool] | None = None
@@ -218,10 +221,13 @@ class RocksDatabase:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
 
         Or as long as the last batch took (``worked_s``).  Returns whether it should be called
-        again soon, though nothing else is to be done.
+        again soon, though nothing else is to be done.  States that nobody has used since the last
+        look are not looked at.
         """
         now = clock.monotonic()
-        if now >= self._regulate_at or self._more or self._regulator.busy:
+        wanted = (self._touched or self._regulator.postponed) and now >= self._regulate_at
+        if wanted or self._more or self._regulator.busy:
+            self._touched = False
             tiers = self._tiers()
             self._more = self._regulator.step(tiers, worked_s)
             self._regulate_at = now + max(len(tiers) - _LOOKED_AT_FREELY, 0) * _LOOK_S
@@ -263,14 +269,20 @@ class RocksDatabase:
         if self._checkpoint is not None:
             raise checkpoint.under_way()
 
+    def touch(self) -> None:
+        """Note that states are used; from any thread."""
+        self._touched = True
+
     def forget(self, tiers: Iterable[Tier]) -> None:
         """These tiers are going away."""
+        self._touched = True
         self._regulator.forget(tiers)
 
     def _retract(self, name: str) -> None:
         if name not in self._stores:
             return
         self.demand_rest()
+        self._touched = True
         store = self._stores.pop(name)
         self._regulator.forget(store.tiers.values())
         store.close()
@@ -298,6 +310,7 @@ class RocksDatabase:
         if done is not self._checkpoint:
             raise checkpoint.under_way()
         self._checkpoint = None
+        self._touched = self._touched or bool(done.parts)
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid

@@ -24,6 +24,9 @@ class Database(Protocol):
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
 
+    def touch(self) -> None:
+        """Note that states are used."""
+
     def forget(self, tiers: Iterable[Tier]) -> None:
         """These tiers are going away."""
 
@@ -82,6 +85,7 @@ class RocksStore:
         if self._closed or txid <= last:
             raise BugError(f"txid {txid} begins after {last}")
         self._in_flight.append(txid)
+        self._database.touch()
         for tier in self.tiers.values():
             tier.map.begin(txid)
 
@@ -100,6 +104,7 @@ class RocksStore:
             raise BugError(f"txid {txid} is not the next to commit")
         del self._in_flight[0]
         self.txid = txid
+        self._database.touch()
         for tier in self.tiers.values():
             tier.commit(txid)
 
@@ -112,6 +117,7 @@ class RocksStore:
             self._reopen()
             return self.durable
         first = max(txid, self.txid + 1)
+        self._database.touch()
         for tier in self.tiers.values():
             tier.rollback(first)
         self._in_flight = [one for one in self._in_flight if one < first]
@@ -173,6 +179,7 @@ class RocksStore:
         if state is None:
             if name not in self.tiers:
                 self.tiers[name] = self._tier(self._section(name))
+            self._database.touch()
             state = self._states[name] = kind(self.tiers[name])
         if not isinstance(state, kind):
             raise BugError(f'state "{name}" is used both as a map and as an index')
