@@ -56,7 +56,7 @@ class Book:
         self.settings: Final = settings
         self.story: Final = Story()
         self.index: Final = UnitIndex()
-        """Which of the units below are what."""
+        """The units below, by what they are."""
         self.views: Final[Registry[View]] = Registry(self.index)
         self.subplans: Final[Registry[Shared]] = Registry(self.index)
         """Subplans that views share, by id."""
@@ -204,7 +204,7 @@ class Book:
     @property
     def parts(self) -> list[Shared]:
         """Parts of views that are on other workers; each is read by one view."""
-        return list(self.index.parts.values())
+        return self.index.parts
 
     def parts_of(self, view: View) -> list[Shared]:
         """Those of one view."""

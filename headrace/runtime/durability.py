@@ -95,8 +95,7 @@ class Durability:
         lsns = [book.needs(book.position)]
         left_out = self._left_out()
         # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
-        out = [u for u in map(book.unit, filter(book.index.holds_back, left_out)) if u is not None]
-        marks = [(unit, unit.durable) for unit in out]
+        marks = [(unit, unit.durable) for unit in book.index.owned(left_out)]
         behind = book.index.behind(book.position.txid)
         marks += [(unit, unit.mark) for unit in behind if unit.id not in left_out]
         for unit, mark in marks:
@@ -121,12 +120,12 @@ class Durability:
         if not (book.side.working or book.hosts):
             return set()
         away = book.index.elsewhere
-        out = set(book.side.working) | {u.id for u in away.values() if not u.reachable}
+        out = set(book.side.working) | {u.id for u in away if not u.reachable}
         for unit_id in list(out):
             shared = book.subplans.get(unit_id)
             if shared is not None:
                 out |= book.all_readers(shared)
-        for part in book.index.parts.values():
+        for part in book.index.parts:
             view = book.views.get(part.first)
             if view is not None and view.mark.txid > part.mark.txid:
                 out.add(view.id)

@@ -39,7 +39,7 @@ class Healing:
             self._full = book.retained.full
             states.tell_who_keeps(book.owner.conn, by_source=self._full)
         budget = book.settings.wal_budget_bytes
-        for view in list(book.index.standing.values()):
+        for view in book.index.standing:
             if view.mark.txid >= book.position.txid:
                 continue
             here = book.retained.bytes_after(view.mark.txid)
@@ -67,7 +67,7 @@ class Healing:
         book = self._book
         self._tables.poll()
         now = clock.monotonic()
-        for view in list(book.index.standing.values()):
+        for view in book.index.standing:
             if not self._stands(view) or now < view.retry_at:
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
@@ -82,7 +82,7 @@ class Healing:
 
     def heal_at(self) -> float:
         """When to come by again (``heal``), on the monotonic clock."""
-        due = [v.retry_at for v in self._book.index.standing.values() if self._stands(v)]
+        due = [v.retry_at for v in self._book.index.standing if self._stands(v)]
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:

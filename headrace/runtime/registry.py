@@ -19,18 +19,20 @@ class Registry(dict[int, _Unit]):
     """Units by id; counts its changes.  The engine's thread alone changes it."""
 
     def __init__(self, index: UnitIndex) -> None:
-        """``index`` counts the units that are here."""
+        """``index`` has the units of this registry, too."""
         super().__init__()
         self.changes = 0
         self._index: Final = index
 
     def __setitem__(self, unit_id: int, unit: _Unit) -> None:
         """Add a unit or replace it."""
-        self._part_with(self.get(unit_id))
+        before = self.get(unit_id)
         super().__setitem__(unit_id, unit)
         self.changes += 1
-        unit.observer = self._index
-        self._index.update(unit)
+        if before is not None:
+            before.listener = None
+        unit.listener = self._index
+        self._index.add(unit)
 
     def __delitem__(self, unit_id: int) -> None:
         """Remove a unit."""
@@ -59,7 +61,7 @@ class Registry(dict[int, _Unit]):
 
     def _part_with(self, unit: _Unit | None) -> None:
         if unit is not None:
-            unit.observer = None
+            unit.listener = None
             self._index.remove(unit)
 
 

@@ -51,8 +51,9 @@ class Returning:
         if not self._book.hosts:
             return  # no view was ever placed elsewhere
         index = self._book.index
-        cut = (self._book.views.get(part.first) for part in index.parts.values())
-        placed = index.placed | {v.id: v for v in cut if v is not None and v.owned}
+        read = (self._book.views.get(part.first) for part in index.parts)
+        cut = (v for v in read if v is not None and v.owned and self._book.parts_of(v))
+        placed = {view.id: view for view in (*index.placed, *cut)}
         found = ((view, self._book.missing(view)) for view in placed.values())
         missing = [(view, worker) for view, worker in found if worker is not None]
         if not missing:

@@ -103,7 +103,7 @@ class Ticker:
             return 0
 
     def _views(self) -> list[View]:
-        return [view for view in self._book.index.clocked.values() if view.live]
+        return [view for view in self._book.index.clocked if view.live]
 
     def _flow(self, view: View) -> Dataflow | AwayStore:
         """Who knows when rows of a view have their time."""

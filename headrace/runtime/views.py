@@ -51,8 +51,8 @@ _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
-class Observer(Protocol):
-    """What is told of changes of units."""
+class UnitListener(Protocol):
+    """Receives the changes of units; from any thread."""
 
     def update(self, unit: Any, /) -> None:
         """Take note that something about a unit has changed."""
@@ -101,8 +101,8 @@ class Unit:
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
     """Whether its first states are still staged, for its worker is away (``wait_at``)."""
-    observer: Observer | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """Who is told of its changes (``unit_index.py``), while the engine knows it."""
+    listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """Receives its changes (``unit_index.py``), while the engine knows it."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -180,12 +180,14 @@ class Unit:
 
     def _move(self, mark: StateMark) -> None:
         self.mark = mark
-        if self.observer is not None:
-            self.observer.update_mark(self)
+        listener = self.listener
+        if listener is not None:
+            listener.update_mark(self)
 
     def _changed(self) -> None:
-        if self.observer is not None:
-            self.observer.update(self)
+        listener = self.listener
+        if listener is not None:
+            listener.update(self)
 
     @property
     def here(self) -> RocksStore:

@@ -177,7 +177,7 @@ def become(
 
 
 def run(conn: Connection, views: Collection[int]) -> None:
-    """Give views the status of those that run, where there is a way to it; one statement for all."""
+    """Give views the status ``running``, where there is a way to it: one statement for all."""
     if not views:
         return
     told = dict.fromkeys(("code", "message", "culprit", "detail", "hint"))

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from headrace import clock
 from headrace.errors import HeadraceError, StateDamaged
 from headrace.state import checkpoint, columns, layout, packs
 from headrace.state.checkpoint import RocksCheckpoint
@@ -28,6 +27,7 @@ from headrace.state.homes import Homes
 from headrace.state.loaded import Pieces
 from headrace.state.packs import Pack
 from headrace.state.regulator import Load, Regulator
+from headrace.state.schedule import RegulatorSchedule
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
@@ -43,10 +43,6 @@ _SYNCED: Final = b"synced"
 _PAIRS_PER_PIECE: Final = 4096
 _BYTES_PER_PIECE: Final = 1 << 20
 """An entry that says nothing."""
-_LOOKED_AT_FREELY: Final = 256
-_LOOK_S: Final = 20e-6
-"""A look at all states costs less than a microsecond for each.  Beyond ``_LOOKED_AT_FREELY`` states
-each adds so much to the pause before the next look, which then takes at most a twentieth."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 _COPIED_BYTES: Final = columns.MIB
 _COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
@@ -71,16 +67,11 @@ class RocksDatabase:
         """
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
+        self.schedule: Final = RegulatorSchedule(self._regulator)
         self._stores: dict[str, RocksStore] = {}
         self._packs: dict[str, Pack] = {}
         """By store: of what was just ingested, until it is given out."""
         self._checkpoint: RocksCheckpoint | None = None
-        self._more = False
-        """Whether the regulator has not done all that it has decided."""
-        self._regulate_at = 0.0
-        """When to look at all states again, on the monotonic clock."""
-        self._touched = True
-        """Whether states have been used since that was done."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
         self._homes: Final = Homes(self.disk)
@@ -97,7 +88,7 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         store = self._stores[name] = RocksStore(self, self._homes.home(name), txid)
-        self._touched = True
+        self.schedule.touch()
         pack = self._packs.pop(name, None)
         if pack is not None:
             for tier, pairs in store.unpack(pack):
@@ -224,21 +215,15 @@ class RocksDatabase:
         again soon, though nothing else is to be done.  States that nobody has used since the last
         look are not looked at.
         """
-        now = clock.monotonic()
-        wanted = (self._touched or self._regulator.postponed) and now >= self._regulate_at
-        if wanted or self._more or self._regulator.busy:
-            self._touched = False
-            tiers = self._tiers()
-            self._more = self._regulator.step(tiers, worked_s)
-            self._regulate_at = now + max(len(tiers) - _LOOKED_AT_FREELY, 0) * _LOOK_S
+        self.schedule.step(self._tiers, worked_s)
         if self._checkpoint is not None and self._regulator.full > 1:
             self._checkpoint.pace.hurried = True
-        return self._more
+        return self.schedule.more
 
     @property
     def crowded(self) -> bool:
         """Whether memory is so full that nothing more should come, and is about to become less."""
-        return self._regulator.crowded and (self._more or self._checkpoint is not None)
+        return self._regulator.crowded and (self.schedule.more or self._checkpoint is not None)
 
     @property
     def memory_bytes(self) -> int:
@@ -269,22 +254,17 @@ class RocksDatabase:
         if self._checkpoint is not None:
             raise checkpoint.under_way()
 
-    def touch(self) -> None:
-        """Note that states are used; from any thread."""
-        self._touched = True
-
     def forget(self, tiers: Iterable[Tier]) -> None:
         """These tiers are going away."""
-        self._touched = True
+        self.schedule.touch()
         self._regulator.forget(tiers)
 
     def _retract(self, name: str) -> None:
         if name not in self._stores:
             return
         self.demand_rest()
-        self._touched = True
         store = self._stores.pop(name)
-        self._regulator.forget(store.tiers.values())
+        self.forget(store.tiers.values())
         store.close()
 
     # --- checkpoints
@@ -310,13 +290,13 @@ class RocksDatabase:
         if done is not self._checkpoint:
             raise checkpoint.under_way()
         self._checkpoint = None
-        self._touched = self._touched or bool(done.parts)
+        if done.parts:
+            self.schedule.touch()
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid
             if self._regulator.crowded:
-                self._regulator.reconsider()
-                self._more = True
+                self.schedule.hurry()
         for tier, snapshot in done.parts:
             if done.written:
                 tier.retire(snapshot)
