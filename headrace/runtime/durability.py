@@ -167,8 +167,10 @@ class Durability:
                 unit.checkpointed(mark)
         for host in book.hosts.values():
             host.crowded = False
-        self.trim(self._book.subplans.values())
-        self.urgency.tend()
+        # What readers need changes where one has moved, or a job has ended that some were awaited for.
+        moved = bool(what.marks)
+        self.trim(shared for shared in book.subplans.values() if moved or shared.awaited)
+        self.urgency.tend(moved=moved)
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)
         self._forget()
