@@ -7,7 +7,7 @@ stops, and what users have made of the table is written down (sink/kept.py), in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 import structlog
@@ -22,7 +22,7 @@ from headrace.sink import table, trouble
 from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
-_Looked = tuple[str, KeysView[int]]
+_Looked = tuple[str, int]
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
@@ -84,7 +84,7 @@ class ResultTables:
         self._fail = fail
         self._signs: dict[int, str] = {}
         self._looked: _Looked | None = None
-        """The source's snapshot and the live views when all was last looked at."""
+        """The source's snapshot and the changes of views when all was last looked at."""
         self.due = 0.0
         """When to look next, on the monotonic clock."""
 
@@ -96,14 +96,14 @@ class ResultTables:
         if now < self.due:
             return
         self.due = now + book.settings.catalog_poll_ms / 1000
-        live = {view.id: view for view in book.views.values() if view.live}
-        if not live:
+        if not book.views:
             return
         # DDL and GRANT take effect by transactions, so an idle source costs one short query.
-        at: _Looked | None = (fingerprint.snapshot(conn), live.keys())
+        at = (fingerprint.snapshot(conn), book.index.changes)
         if at == self._looked:
             return
         self._looked = None
+        live = {view.id: view for view in book.views.values() if view.live}
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs.get(i) != sign}
         self._signs = {i: sign for i, sign in self._signs.items() if i in live}

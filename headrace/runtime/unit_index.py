@@ -32,6 +32,8 @@ class UnitIndex:
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
+        self.changes = 0
+        """Changes of units so far, but for those of their marks."""
         # Guarded by the lock, all of them; by id of the unit, where not said otherwise.
         self._known: Final[dict[int, Unit]] = {}
         self._standing: Final[dict[int, View]] = {}
@@ -139,11 +141,13 @@ class UnitIndex:
         with self._lock:
             if self._known.get(unit.id) is unit:
                 self._uncount(unit.id)
+                self.changes += 1
 
     # --- under the lock
 
     def _count(self, unit: Unit) -> None:
         self._uncount(unit.id)
+        self.changes += 1
         self._known[unit.id] = unit
         if not isinstance(unit.store, RocksStore):
             self._elsewhere[unit.id] = unit
