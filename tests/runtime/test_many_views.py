@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from headrace.runtime import gauges, insight
 from headrace.runtime.registry import Registry
 from headrace.runtime.views import View
 from headrace.state.rocks import RocksDatabase
@@ -173,6 +174,26 @@ def test_a_start_sends_as_many_statements_for_any_number_of_views(
     many(running, database, source, 4)
     running.stop()
     assert sent() == few
+
+
+def test_a_sample_has_only_views_that_were_written(source, database, start, monkeypatch):
+    monkeypatch.setattr(gauges, "WINDOW_S", 1e9)
+    running = start(**_STILL)
+    many(running, database, source, 2)
+    book = running.book
+    with visited(monkeypatch) as seen:
+        told = insight.gauges(book, whole=False)
+        assert "Registry.values" not in seen
+    assert told["views"] == {}
+    assert told["memory_used_bytes"] == insight.gauges(book)["memory_used_bytes"]
+    paused = next(iter(book.views))
+    running.on(lambda: running.engine.lifecycle.pause(paused))
+    source.execute("UPDATE items SET price = price + 1")
+    settle(running, source)
+    part, whole = (insight.gauges(book, whole=some)["views"] for some in (False, True))
+    assert part.keys() == book.views.keys() - {paused}
+    assert whole.keys() == book.views.keys()
+    assert part == {view_id: whole[view_id] for view_id in part}
 
 
 def _load_again(running: Running, seen: list[object]) -> int:
