@@ -249,9 +249,8 @@ class Loading:
             if view.parts and mark is None:
                 mark = positions.view(self._book.db, view.id)
             if view.placed:
-                if view.id in self._book.db.views():
-                    self._durability.still()
-                    self._book.db.drop_view(view.id)  # it has moved, and we have ended amid that
+                self._durability.still()
+                self._book.db.drop_view(view.id)  # if it has moved, and we have ended amid that
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)
@@ -282,6 +281,8 @@ class Loading:
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
         """Whether its states are staged, and the mark says how far they were elsewhere."""
+        if not views.staged(self._book.settings, view.id):
+            return False  # without a look at what the state database has of all views
         cut = self._sharing.cut(view.id)
         if view.id in self._book.db.views() and cut == view.parts:
             return False

@@ -432,14 +432,23 @@ def heir(config: Settings, view_id: int) -> int:
     return 0
 
 
+def staged(config: Settings, view_id: int) -> bool:
+    """Whether the state of a view is staged, readable or not."""
+    return _manifest_path(config, view_id).exists()
+
+
+def _manifest_path(config: Settings, view_id: int) -> Path:
+    return config.staging_dir / str(view_id) / "manifest.json"
+
+
 def manifest(config: Settings, view_id: int) -> Manifest | None:
     """The staged state of a view; None if there is none.
 
     Raises:
         StateDamaged: it is not as the population left it.
     """
-    folder = config.staging_dir / str(view_id)
-    path = folder / "manifest.json"
+    path = _manifest_path(config, view_id)
+    folder = path.parent
     if not path.exists():
         return None
     try:
