@@ -167,7 +167,7 @@ class Durability:
                 unit.checkpointed(mark)
         for host in book.hosts.values():
             host.crowded = False
-        # What readers need changes where one has moved, or a job has ended that some were awaited for.
+        # What readers need has changed if one has moved, or a job has ended that awaited some.
         moved = bool(what.marks)
         self.trim(shared for shared in book.subplans.values() if moved or shared.awaited)
         self.urgency.tend(moved=moved)

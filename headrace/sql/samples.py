@@ -51,7 +51,7 @@ DELETE FROM headrace.samples WHERE step_s = %s AND at < clock_timestamp() - %s::
 
 
 async def due(conn: AsyncConnection) -> bool:
-    """Return whether a view may lag to which nothing was written: once a minute that is looked up."""
+    """Return whether a view may lag that was not written; once a minute that is looked up."""
     row = await (await conn.execute(_DUE, {"step": STEP_S})).fetchone()
     return bool(row and row[0])
 

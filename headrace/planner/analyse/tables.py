@@ -150,7 +150,7 @@ SELECT c.reltuples, a.attnum, s.n_distinct, s.avg_width
    AND s.schemaname = (SELECT n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
                         WHERE t.oid = %(oid)s)
  WHERE c.oid = %(oid)s AND c.reltuples > 0 ORDER BY a.attnum"""
-"""The names are constants to the view: joined with it, they are compared with those of all tables."""
+"""The names are constants to the view: a join would compare them with those of all tables."""
 
 
 def load_statistics(conn: Connection, oid: int) -> Statistics | None:
