@@ -163,7 +163,7 @@ RECORDS = {
     *("away", "columns", "coordinator", "counted", "culprit", "edges", "gauges", "histogram"),
     *("holds", "incoming", "jobs", "registry", "signatures"),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
-    *("suspects", "views"),
+    *("suspects", "unit_index", "views"),
 }
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer

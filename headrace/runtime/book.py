@@ -43,6 +43,7 @@ from headrace.runtime.shared import Shared
 from headrace.runtime.side import Side
 from headrace.runtime.story import Story
 from headrace.runtime.suspects import Suspects
+from headrace.runtime.unit_index import UnitIndex
 from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
@@ -54,8 +55,10 @@ class Book:
     def __init__(self, settings: Settings, checkpoints: Checkpoints) -> None:
         self.settings: Final = settings
         self.story: Final = Story()
-        self.views: Final[Registry[View]] = Registry()
-        self.subplans: Final[Registry[Shared]] = Registry()
+        self.index: Final = UnitIndex()
+        """The units below, by what they are."""
+        self.views: Final[Registry[View]] = Registry(self.index)
+        self.subplans: Final[Registry[Shared]] = Registry(self.index)
         """Subplans that views share, by id."""
         self._readers: Final = Readers(self.views, self.subplans)
         self.hosts: Final[dict[str, Outpost]] = {}
@@ -138,7 +141,7 @@ class Book:
     @property
     def latency_s(self) -> float:
         """How late all views may be; 0: at least one wants to be as early as can be."""
-        return min((v.latency_ms for v in self.views.values() if v.live), default=0) / 1000
+        return self.index.latency_ms / 1000
 
     @property
     def start_lsn(self) -> int:
@@ -191,20 +194,17 @@ class Book:
     @property
     def reads_clock(self) -> bool:
         """Whether some view's rows change as time passes."""
-        return any(v.temporal for v in self.views.values() if v.owned)
+        return bool(self.index.clocked)
 
     @property
     def aside(self) -> list[View]:
         """The live views that are processed beside the others."""
-        groups = self.side.groups
-        if not groups:
-            return []
-        return [v for v in list(self.views.values()) if v.live and v.commit_group in groups]
+        return self.index.live_in(self.side.groups)
 
     @property
     def parts(self) -> list[Shared]:
         """Parts of views that are on other workers; each is read by one view."""
-        return [shared for shared in list(self.subplans.values()) if shared.placed]
+        return self.index.parts
 
     def parts_of(self, view: View) -> list[Shared]:
         """Those of one view."""

@@ -94,9 +94,11 @@ class Durability:
         # What is kept here may reach further than what is committed.
         lsns = [book.needs(book.position)]
         left_out = self._left_out()
-        for unit in self._held():
-            # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
-            mark = unit.durable if unit.id in left_out else unit.mark
+        # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
+        marks = [(unit, unit.durable) for unit in book.index.owned(left_out)]
+        behind = book.index.behind(book.position.txid)
+        marks += [(unit, unit.mark) for unit in behind if unit.id not in left_out]
+        for unit, mark in marks:
             if unit.staged:
                 lsns.append(book.needs(Position(mark.txid, mark.lsn)))
             elif mark.txid < book.position.txid:
@@ -117,14 +119,16 @@ class Durability:
         book = self._book
         if not (book.side.working or book.hosts):
             return set()
-        out = set(book.side.working) | {u.id for u in book.units if not u.reachable}
-        for shared in book.subplans.values():
-            if shared.id in out:
+        away = book.index.elsewhere
+        out = set(book.side.working) | {u.id for u in away if not u.reachable}
+        for unit_id in list(out):
+            shared = book.subplans.get(unit_id)
+            if shared is not None:
                 out |= book.all_readers(shared)
-            elif shared.placed:
-                view = book.views.get(shared.first)
-                if view is not None and view.mark.txid > shared.mark.txid:
-                    out.add(view.id)
+        for part in book.index.parts:
+            view = book.views.get(part.first)
+            if view is not None and view.mark.txid > part.mark.txid:
+                out.add(view.id)
         return out
 
     # --- checkpoints
@@ -163,8 +167,10 @@ class Durability:
                 unit.checkpointed(mark)
         for host in book.hosts.values():
             host.crowded = False
-        self.trim(self._book.subplans.values())
-        self.urgency.tend()
+        # What readers need has changed if one has moved, or a job has ended that awaited some.
+        moved = bool(what.marks)
+        self.trim(shared for shared in book.subplans.values() if moved or shared.awaited)
+        self.urgency.tend(moved=moved)
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)
         self._forget()

@@ -39,9 +39,8 @@ class Healing:
             self._full = book.retained.full
             states.tell_who_keeps(book.owner.conn, by_source=self._full)
         budget = book.settings.wal_budget_bytes
-        for view in list(book.views.values()):
-            still = view.status in (Status.SINK_ERROR, Status.PAUSED)
-            if not still or view.mark.txid >= book.position.txid:
+        for view in book.index.standing:
+            if view.mark.txid >= book.position.txid:
                 continue
             here = book.retained.bytes_after(view.mark.txid)
             behind = here + max(book.position.lsn - book.needs(view.mark), 0)
@@ -68,13 +67,13 @@ class Healing:
         book = self._book
         self._tables.poll()
         now = clock.monotonic()
-        for view in list(book.views.values()):
+        for view in book.index.standing:
             if not self._stands(view) or now < view.retry_at:
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
             if not self._free(view):
                 continue
-            view.status = Status.RUNNING
+            view.turn(Status.RUNNING)
             view.message = None
             states.become(book.owner.conn, view.id, Status.RUNNING)
             view.story.add("healed")
@@ -83,7 +82,7 @@ class Healing:
 
     def heal_at(self) -> float:
         """When to come by again (``heal``), on the monotonic clock."""
-        due = [v.retry_at for v in self._book.views.values() if self._stands(v)]
+        due = [v.retry_at for v in self._book.index.standing if self._stands(v)]
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:

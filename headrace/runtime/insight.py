@@ -173,17 +173,26 @@ def links(book: Book) -> dict[str, dict[str, Any]]:
     return out
 
 
-def gauges(book: Book) -> dict[str, Any]:
-    """How fresh each view was of late (``gauges.ViewNumbers``), and what the worker does."""
+def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
+    """How fresh each view was of late (``gauges.ViewNumbers``), and what the worker does.
+
+    ``whole``: also of views to which nothing was written of late.
+    """
     now = clock.monotonic()
+    told = {}
+    for view_id, known in list(book.gauges.views.items()):
+        if whole or known.points:
+            numbers = known.told(now)
+            if whole or numbers.recent:
+                told[view_id] = numbers
+    rows = _states(book) if whole or told else _databases(book)
     states: dict[int, int] = {}
-    for row in _states(book):
+    for row in rows:
         for view_id in row.views or ():
             states[view_id] = states.get(view_id, 0) + row.bytes // len(row.views or (0,))
     views = {}
-    for view in list(book.views.values()):
-        known = book.gauges.views.get(view.id)
-        numbers = (known or ViewGauge.empty()).told(now)
+    for view in list(book.views.values()) if whole else filter(None, map(book.views.get, told)):
+        numbers = told.get(view.id) or ViewGauge.empty().told(now)
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
             "state_bytes": states.get(view.id, 0),
@@ -201,7 +210,7 @@ def gauges(book: Book) -> dict[str, Any]:
         "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
         "memory_used_bytes": sum(
             row.bytes
-            for row in (*_states(book), *_changes(book), *_queues(book))
+            for row in (*rows, *_changes(book), *_queues(book))
             if row.limit is not None and row.part != "queues on disk"
         ),
         "totals": msgspec.to_builtins(book.gauges.totals()),
@@ -238,11 +247,19 @@ def _process() -> list[MemoryRow]:
     return out
 
 
-def _states(book: Book) -> list[MemoryRow]:
+def _databases(book: Book) -> list[MemoryRow]:
+    """Of the state database, whole."""
     database = book.opened
     if database is None:
         return []
-    out = [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
+    return [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
+
+
+def _states(book: Book) -> list[MemoryRow]:
+    """Of the state database, whole and by what it is for."""
+    out = _databases(book)
+    if not out:
+        return []
     for unit in book.units:
         store = unit.store
         if isinstance(store, RocksStore):

@@ -53,7 +53,7 @@ class Leaving:
         view = book.views.pop(view_id, None)
         if view is not None:
             view.release()
-            view.status = Status.ERROR
+            view.turn(Status.ERROR)
         book.gauges.forget(view_id)
         if book.connections is not None:
             book.owner.forget(view_id)
@@ -117,7 +117,7 @@ class Leaving:
             self._watch.end(view.id, error)
         else:
             states.become(book.owner.conn, view.id, status, error)
-        view.status = status
+        view.turn(status)
         book.gauges.failed(view.id)
         view.message = error.what
         view.doom = None

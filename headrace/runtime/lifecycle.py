@@ -46,7 +46,7 @@ class Lifecycle:
 
     def _go_on(self, view: View) -> None:
         """End the suspension of a view, which may have another id or name by now."""
-        view.suspended = None
+        view.suspend(None)
         try:
             found = views.load_one(self._book.owner.conn, view.id)
             view.target = found.target
@@ -92,7 +92,7 @@ class Lifecycle:
         if view is None or not view.owned:
             return
         self._leaving.leave(view)
-        view.suspended = job
+        view.suspend(job)
         view.story.add("suspended", job=job)
 
     def pause(self, view_id: int, caller: str | None = None) -> None:
@@ -109,7 +109,7 @@ class Lifecycle:
         states.become(self._book.owner.conn, view.id, Status.PAUSED)
         states.paused_by(self._book.owner.conn, view.id, caller)
         self._leaving.leave(view)
-        view.status = Status.PAUSED
+        view.turn(Status.PAUSED)
         view.message = None
         view.story.add(Status.PAUSED)
         _log.info("view paused", view=view.id)
@@ -125,7 +125,7 @@ class Lifecycle:
         if view.status != Status.PAUSED:
             return
         states.become(self._book.owner.conn, view.id, Status.RUNNING)
-        view.status = Status.RUNNING
+        view.turn(Status.RUNNING)
         view.story.add("resumed")
         _log.info("view resumed", view=view.id)
         self._rewind_soon()
@@ -135,7 +135,7 @@ class Lifecycle:
         view = self._book.views.get(view_id)
         if view is not None and view.owned:
             self._book.owner.look_for_histories([view])
-            view.latency_ms = catalog.latency_ms(self._book.owner.conn, view_id)
+            view.allow(catalog.latency_ms(self._book.owner.conn, view_id))
             view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
     def tap(self, view_id: int, job: str) -> Path:

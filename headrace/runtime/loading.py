@@ -80,11 +80,7 @@ class Loading:
         for view in book.owner.take_over(owned):
             self._leaving.forget(view.id)
         left = [view for view in owned if view.id in book.views]
-        # At once: what one view relies on most others do, too.
-        errors = self._watch.check(left)
-        for view in left:
-            if view.id in book.views:
-                self._verify(view, errors)
+        self._verify(left)
         for view in owned:
             if view.live and view.doom is not None:
                 self._leaving.fail(view, view.doom)
@@ -153,8 +149,7 @@ class Loading:
         book = self._book
         self._durability.still()
         view.release()
-        view.placed, view.parts = placed, dict(parts)
-        view.shares = view.shares and not placed and not parts
+        view.place(placed, parts)
         self._forget_mark(view)
         book.db.drop_view(view.id)
         self._hosts.drop(view.id)
@@ -210,7 +205,7 @@ class Loading:
         if new and view.progress and view.progress.txid > view.mark.txid:
             # Batches up to there would be taken for written.
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
-        self._verify(view)
+        self._verify([view])
 
     def again(self, view: View) -> None:
         """A view whose worker is there again goes on, unless something stands against it.
@@ -254,9 +249,8 @@ class Loading:
             if view.parts and mark is None:
                 mark = positions.view(self._book.db, view.id)
             if view.placed:
-                if view.id in self._book.db.views():
-                    self._durability.still()
-                    self._book.db.drop_view(view.id)  # it has moved, and we have ended amid that
+                self._durability.still()
+                self._book.db.drop_view(view.id)  # if it has moved, and we have ended amid that
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)
@@ -287,6 +281,8 @@ class Loading:
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
         """Whether its states are staged, and the mark says how far they were elsewhere."""
+        if not views.staged(self._book.settings, view.id):
+            return False  # without a look at what the state database has of all views
         cut = self._sharing.cut(view.id)
         if view.id in self._book.db.views() and cut == view.parts:
             return False
@@ -405,22 +401,23 @@ class Loading:
             return held_txid
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
-    def _verify(self, view: View, errors: Mapping[int, HeadraceError] | None = None) -> None:
-        """Let a view run, or stop it.
-
-        ``errors``: what the watch has against views, where it was asked for many at once.
-        """
-        wrong = self._objection(view)
-        if wrong is None:
-            errors = self._watch.check([view]) if errors is None else errors
-            wrong = errors.get(view.id)
-        if wrong is not None:
-            self._leaving.fail(view, wrong)
-        elif view.live:
-            states.become(self._book.owner.conn, view.id, Status.RUNNING)
+    def _verify(self, views: Sequence[View]) -> None:
+        """Let views run, or stop them; the number of statements is the same for any number."""
+        book = self._book
+        wrong = {view.id: error for view in views if (error := self._objection(view)) is not None}
+        left = [view for view in views if view.id not in wrong]
+        wrong |= result_tables.find_unwritable(book, left)
+        left = [view for view in left if view.id not in wrong]
+        wrong |= {view.id: _outdated() for view in left if view.plan.outdated}
+        wrong |= self._watch.check([view for view in left if view.id not in wrong])
+        for view in views:
+            if view.id in wrong and view.id in book.views:
+                self._leaving.fail(view, wrong[view.id])
+        running = [view.id for view in views if view.id not in wrong and view.live]
+        states.run(book.owner.conn, running)
 
     def _objection(self, view: View) -> HeadraceError | None:
-        """What stands against a view's running; None: nothing."""
+        """What its positions have against a view's running; None: nothing."""
         book = self._book
         assert view.progress is not None, "it was just taken over"
         if view.progress.txid < view.mark.sink_txid:
@@ -448,15 +445,6 @@ class Loading:
                 return ContinuityLost(
                     f'worker "{part.placed}" is further back than the stream', hint=RESYNC
                 )
-        wrong = result_tables.unwritable(book, view)
-        if wrong is not None:
-            return wrong
-        if view.plan.outdated:
-            return StructureChanged(
-                "the view was planned by an earlier version of headrace",
-                detail="Its aggregates saw their rows in different orders.",
-                hint=RESYNC,
-            )
         return None
 
     def _written_by_another(self, view: View) -> bool:
@@ -483,7 +471,15 @@ def _refilled() -> StructureChanged:
     return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
 
 
+def _outdated() -> StructureChanged:
+    return StructureChanged(
+        "the view was planned by an earlier version of headrace",
+        detail="Its aggregates saw their rows in different orders.",
+        hint=RESYNC,
+    )
+
+
 def _revive(view: View) -> None:
     """The view has its state: it runs, unless somebody has paused it."""
     if view.status != Status.PAUSED:
-        view.status = Status.RUNNING
+        view.turn(Status.RUNNING)

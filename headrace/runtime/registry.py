@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
+from headrace.runtime.unit_index import UnitIndex
 from headrace.runtime.views import Unit
 
 _Unit = TypeVar("_Unit", bound=Unit)
@@ -17,35 +18,51 @@ _Unit = TypeVar("_Unit", bound=Unit)
 class Registry(dict[int, _Unit]):
     """Units by id; counts its changes.  The engine's thread alone changes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: UnitIndex) -> None:
+        """``index`` has the units of this registry, too."""
         super().__init__()
         self.changes = 0
+        self._index: Final = index
 
     def __setitem__(self, unit_id: int, unit: _Unit) -> None:
         """Add a unit or replace it."""
+        before = self.get(unit_id)
         super().__setitem__(unit_id, unit)
         self.changes += 1
+        if before is not None:
+            before.listener = None
+        unit.listener = self._index
+        self._index.add(unit)
 
     def __delitem__(self, unit_id: int) -> None:
         """Remove a unit."""
+        self._part_with(self[unit_id])
         super().__delitem__(unit_id)
         self.changes += 1
 
     def pop(self, unit_id: int, *default: Any) -> Any:
         """Remove a unit and return it."""
+        self._part_with(self.get(unit_id))
         found = super().pop(unit_id, *default)
         self.changes += 1
         return found
 
     def update(self, *others: Any, **named: Any) -> None:
         """Add units or replace them."""
-        super().update(*others, **named)
-        self.changes += 1
+        for unit_id, unit in dict(*others, **named).items():
+            self[unit_id] = unit
 
     def clear(self) -> None:
         """Remove all units."""
+        for unit in self.values():
+            self._part_with(unit)
         super().clear()
         self.changes += 1
+
+    def _part_with(self, unit: _Unit | None) -> None:
+        if unit is not None:
+            unit.listener = None
+            self._index.remove(unit)
 
 
 class Readers:

@@ -7,7 +7,7 @@ stops, and what users have made of the table is written down (sink/kept.py), in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, Sequence
 
 import psycopg
 import structlog
@@ -22,35 +22,57 @@ from headrace.sink import table, trouble
 from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
-_Looked = tuple[str, KeysView[int]]
+_Looked = tuple[str, int]
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
     """Why a result table cannot be written; ``lock``: also whether it is locked now."""
-    conn, shown = book.owner.conn, view.target.shown
+    return find_unwritable(book, [view], lock=lock).get(view.id)
+
+
+def find_unwritable(
+    book: Book, views: Sequence[View], *, lock: bool = False
+) -> dict[int, HeadraceError]:
+    """Return why result tables cannot be written, by view; none for those that can.
+
+    All are looked at together.  An error of the server is one table's: half of them are looked at
+    then, and the other half, until that table is found.
+    """
     try:
-        with conn.transaction():
-            if lock:
-                conn.execute(
-                    sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT").format(
-                        view.target.identifier
-                    )
-                )
-            table.check(conn, view.target, book.settings.publication_name)
-    except SinkTableError as error:
-        return error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return SinkTableError(f"result table {shown} was dropped", hint=RESYNC)
+        return _look(book, views, lock=lock)
     except psycopg.errors.LockNotAvailable:
         # The system catalog, where no lock was asked for: whoever asks comes again.
         if not lock:
             raise
-        return SinkBlocked(f"result table {shown} is locked")
-    except psycopg.Error as error:
-        if failures.is_lost(error) or failures.is_transient(error):
+        error: HeadraceError = SinkBlocked(f"result table {views[0].target.shown} is locked")
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        shown = views[0].target.shown
+        error = SinkTableError(f"result table {shown} was dropped", hint=RESYNC)
+    except psycopg.Error as raised:
+        if failures.is_lost(raised) or failures.is_transient(raised):
             raise
-        return trouble.of_view(view.target, error)
-    return None
+        error = trouble.of_view(views[0].target, raised)
+    if len(views) == 1:
+        return {views[0].id: error}
+    half = len(views) // 2
+    return find_unwritable(book, views[:half], lock=lock) | find_unwritable(
+        book, views[half:], lock=lock
+    )
+
+
+def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, HeadraceError]:
+    conn = book.owner.conn
+    if not views:
+        return {}
+    with conn.transaction():
+        for view in views if lock else ():
+            conn.execute(
+                sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT").format(
+                    view.target.identifier
+                )
+            )
+        targets = [view.target for view in views]
+        return dict(table.find_altered(conn, targets, book.settings.publication_name))
 
 
 class ResultTables:
@@ -62,7 +84,7 @@ class ResultTables:
         self._fail = fail
         self._signs: dict[int, str] = {}
         self._looked: _Looked | None = None
-        """The source's snapshot and the live views when all was last looked at."""
+        """The source's snapshot and the changes of views when all was last looked at."""
         self.due = 0.0
         """When to look next, on the monotonic clock."""
 
@@ -74,29 +96,25 @@ class ResultTables:
         if now < self.due:
             return
         self.due = now + book.settings.catalog_poll_ms / 1000
-        live = {view.id: view for view in book.views.values() if view.live}
-        if not live:
+        if not book.views:
             return
         # DDL and GRANT take effect by transactions, so an idle source costs one short query.
-        at: _Looked | None = (fingerprint.snapshot(conn), live.keys())
+        at = (fingerprint.snapshot(conn), book.index.changes)
         if at == self._looked:
             return
         self._looked = None
+        live = {view.id: view for view in book.views.values() if view.live}
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs.get(i) != sign}
         self._signs = {i: sign for i, sign in self._signs.items() if i in live}
-        sound = []
-        for view_id, sign in new.items():
-            try:
-                wrong = unwritable(book, live[view_id])
-            except psycopg.errors.LockNotAvailable:
-                at = None
-                continue
-            if wrong is not None:
-                self._fail(live[view_id], wrong)
-                continue
-            self._signs[view_id] = sign
-            sound.append(view_id)
+        try:
+            wrong = find_unwritable(book, [live[view_id] for view_id in new])
+        except psycopg.errors.LockNotAvailable:
+            return
+        for view_id, error in wrong.items():
+            self._fail(live[view_id], error)
+        sound = [view_id for view_id in new if view_id not in wrong]
+        self._signs.update((view_id, new[view_id]) for view_id in sound)
         if sound:
             self._note(conn, sound)
         self._looked = at

@@ -50,9 +50,11 @@ class Returning:
         """Stop views whose worker is gone, and let those go on whose worker is back."""
         if not self._book.hosts:
             return  # no view was ever placed elsewhere
-        views = [view for view in self._book.views.values() if view.owned]
-        placed = [v for v in views if v.placed or v.parts or self._book.parts_of(v)]
-        found = ((view, self._book.missing(view)) for view in placed)
+        index = self._book.index
+        read = (self._book.views.get(part.first) for part in index.parts)
+        cut = (v for v in read if v is not None and v.owned and self._book.parts_of(v))
+        placed = {view.id: view for view in (*index.placed, *cut)}
+        found = ((view, self._book.missing(view)) for view in placed.values())
         missing = [(view, worker) for view, worker in found if worker is not None]
         if not missing:
             self._since.clear()

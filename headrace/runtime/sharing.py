@@ -254,7 +254,7 @@ class Sharing:
                     f'worker "{part.placed}" has no states of its part of the view', hint=RESYNC
                 )
             if part.output.front < mark.sink_txid:
-                part.store = None
+                part.lose_store()
                 raise StateDamaged("what a part of the view has sent is lost", hint=RESYNC)
             part.story.add("back", worker=part.placed, txid=mark.txid)
 

@@ -103,7 +103,7 @@ class Ticker:
             return 0
 
     def _views(self) -> list[View]:
-        return [v for v in self._book.views.values() if v.live and v.temporal]
+        return [view for view in self._book.index.clocked if view.live]
 
     def _flow(self, view: View) -> Dataflow | AwayStore:
         """Who knows when rows of a view have their time."""

@@ -56,9 +56,13 @@ class Urgency:
             again = True
         return self._due if again else math.inf
 
-    def tend(self) -> None:
-        """Let queues give up memory and blocks that they need no more, by who is urgent now."""
-        self.write()
+    def tend(self, *, moved: bool = True) -> None:
+        """Let queues give up memory and blocks that they need no more, by who is urgent now.
+
+        Unless a reader has ``moved``, that is the same as it was the last time.
+        """
+        if moved:
+            self.write()
         self._book.queues.tend()
 
     def write(self) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 import psycopg
@@ -51,6 +51,16 @@ _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
+class UnitListener(Protocol):
+    """Receives the changes of units; from any thread."""
+
+    def update(self, unit: Any, /) -> None:
+        """Take note that something about a unit has changed."""
+
+    def update_mark(self, unit: Any, /) -> None:
+        """Take note that the mark of a unit has changed, and nothing else."""
+
+
 @dataclass(slots=True)
 class Unit:
     """What has a state and a dataflow of its own: a view, or a subplan that views share."""
@@ -65,7 +75,7 @@ class Unit:
     start_lsn: int
     store: RocksStore | AwayStore | None = field(default=None, kw_only=True)
     mark: StateMark = field(default=_EMPTY, kw_only=True)
-    """Its state as of the last txid that is committed for it."""
+    """Its state as of the last txid that is committed for it; see ``_move``."""
     durable: StateMark = field(default=_EMPTY, kw_only=True)
     """Its state as of the last checkpoint: what a crash leaves."""
     processed: int = field(default=0, kw_only=True)
@@ -91,6 +101,8 @@ class Unit:
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
     """Whether its first states are still staged, for its worker is away (``wait_at``)."""
+    listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """Receives its changes (``unit_index.py``), while the engine knows it."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -150,6 +162,7 @@ class Unit:
         self.dataflow = None
         self._begun.clear()
         self._marks = {mark.txid: mark}
+        self._changed()
 
     def wait_at(self, position: Position) -> None:
         """Its first states are staged, as of a position; who takes them needs all after that.
@@ -158,6 +171,23 @@ class Unit:
         """
         self.restore(None, StateMark(position.txid, position.lsn, position.txid))
         self.staged = True
+        self._changed()
+
+    def lose_store(self) -> None:
+        """Its states cannot be used any more."""
+        self.store = None
+        self._changed()
+
+    def _move(self, mark: StateMark) -> None:
+        self.mark = mark
+        listener = self.listener
+        if listener is not None:
+            listener.update_mark(self)
+
+    def _changed(self) -> None:
+        listener = self.listener
+        if listener is not None:
+            listener.update(self)
 
     @property
     def here(self) -> RocksStore:
@@ -196,7 +226,8 @@ class Unit:
         if self._begun and self._begun[0] == mark.txid:
             self.store.commit(mark.txid)
             del self._begun[0]
-        self.mark = self._marks[mark.txid] = mark
+        self._marks[mark.txid] = mark
+        self._move(mark)
 
     def checkpointed(self, mark: StateMark) -> None:
         """``mark`` is durable."""
@@ -229,7 +260,7 @@ class Unit:
         if found < self.mark.txid:
             if found not in self._marks:
                 raise BugError(f"view {self.id} went back to the unknown txid {found}")
-            self.mark = self._marks[found]
+            self._move(self._marks[found])
 
     def reset(self) -> None:
         """Forget everything that is not committed."""
@@ -238,7 +269,7 @@ class Unit:
     def release(self) -> None:
         """It is gone: nothing is in flight, and its state must not be used any more."""
         self.reset()
-        self.store = None
+        self.lose_store()
         if self.remote is not None:
             self.remote.close()
 
@@ -248,15 +279,14 @@ class View(Unit):
     """One maintained view."""
 
     target: ResultTable
-    status: Status
+    _status: Status
     owner: str = ""
     message: str | None = None
     progress: Progress | None = None
     """Its result table, and the epoch that makes us its owner."""
     commit_group: str = ""
     """Views of one group are written by one transaction; '': the unnamed one."""
-    latency_ms: int = 0
-    """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
+    _latency_ms: int = 0
     parts: dict[str, str] = field(default_factory=dict)
     """Nodes of its plan that are computed on other workers, with all below them: who has each."""
     shares: bool = True
@@ -268,8 +298,43 @@ class View(Unit):
     """How often it was interrupted at which mark."""
     doom: HeadraceError | None = None
     """Why it must stop, until that is in the catalog."""
-    suspended: str | None = None
-    """The job for which nothing is written just now, because it replaces the contents."""
+    _suspended: str | None = None
+
+    @property
+    def status(self) -> Status:
+        """See ``Status``; ``turn`` sets it."""
+        return self._status
+
+    @property
+    def latency_ms(self) -> int:
+        """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
+        return self._latency_ms
+
+    @property
+    def suspended(self) -> str | None:
+        """The job for which nothing is written just now, because it replaces the contents."""
+        return self._suspended
+
+    def turn(self, status: Status) -> None:
+        """Give it another status; the catalog is the caller's to change."""
+        self._status = status
+        self._changed()
+
+    def suspend(self, job: str | None) -> None:
+        """Have nothing written for ``job``; None: have all written again."""
+        self._suspended = job
+        self._changed()
+
+    def allow(self, latency_ms: int) -> None:
+        """Let its table be so late."""
+        self._latency_ms = latency_ms
+        self._changed()
+
+    def place(self, placed: str, parts: Mapping[str, str]) -> None:
+        """Have its states elsewhere: all of them on worker ``placed``, or those of ``parts``."""
+        self.placed, self.parts = placed, dict(parts)
+        self.shares = self.shares and not placed and not parts
+        self._changed()
 
     @property
     def whose(self) -> str:
@@ -283,12 +348,12 @@ class View(Unit):
     @property
     def live(self) -> bool:
         """Whether batches are processed for it."""
-        return self.status == Status.RUNNING and self.suspended is None
+        return self._status == Status.RUNNING and self._suspended is None
 
     @property
     def owned(self) -> bool:
         """Whether the source must keep what it has not processed yet."""
-        return self.status in OWNED
+        return self._status in OWNED
 
     @property
     def argument(self) -> str:
@@ -367,14 +432,23 @@ def heir(config: Settings, view_id: int) -> int:
     return 0
 
 
+def staged(config: Settings, view_id: int) -> bool:
+    """Whether the state of a view is staged, readable or not."""
+    return _manifest_path(config, view_id).exists()
+
+
+def _manifest_path(config: Settings, view_id: int) -> Path:
+    return config.staging_dir / str(view_id) / "manifest.json"
+
+
 def manifest(config: Settings, view_id: int) -> Manifest | None:
     """The staged state of a view; None if there is none.
 
     Raises:
         StateDamaged: it is not as the population left it.
     """
-    folder = config.staging_dir / str(view_id)
-    path = folder / "manifest.json"
+    path = _manifest_path(config, view_id)
+    folder = path.parent
     if not path.exists():
         return None
     try:
@@ -426,7 +500,7 @@ def _view(row: WorkedView) -> View:
         Status(row.status),
         row.owner or "",
         commit_group=options.get("commit_group") or "",
-        latency_ms=int(options.get("latency_ms") or 0),
+        _latency_ms=int(options.get("latency_ms") or 0),
         placed=placement(options),
         parts={} if placement(options) else dict(row.parts),
         shares=options.get("sharing") is not False and not placement(options) and not row.parts,

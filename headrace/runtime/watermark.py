@@ -48,10 +48,8 @@ class Watermark:
         book = self._book
         rows: list[dict[str, Any]] = []
         now = self._looked_at  # on the server's clock, as the times of commits are
-        for view in _owned(book):
+        for view in _behind(book, book.position.txid):
             mark = view.mark
-            if mark.txid >= book.position.txid:
-                continue
             lacking = book.records.get(mark.txid + 1)
             if lacking is None:
                 continue
@@ -74,14 +72,9 @@ class Watermark:
         """
         book = self._book
         at = book.position
-        lsn = min(
-            (
-                book.covered(view.mark)
-                for view in _owned(book)
-                if view.status == Status.RUNNING and view.id not in self._listed
-            ),
-            default=at.lsn,
-        )
+        behind = _behind(book, at.txid)
+        running = (v for v in behind if v.status == Status.RUNNING and v.id not in self._listed)
+        lsn = min([at.lsn, *(book.covered(view.mark) for view in running)])
         if not lsn or not self._looked_at:
             return ""
         while self._samples and self._samples[0][1] <= lsn:
@@ -108,5 +101,8 @@ class Watermark:
         self._samples.append((at, wal))
 
 
-def _owned(book: Book) -> list[View]:
-    return [view for view in list(book.views.values()) if view.owned]
+def _behind(book: Book, txid: int) -> list[View]:
+    """Return the owned views whose mark is before ``txid``, in the order of their ids."""
+    found = book.index.behind(txid)
+    views = [unit for unit in found if isinstance(unit, View) and unit.mark.txid < txid]
+    return sorted(views, key=lambda view: view.id)

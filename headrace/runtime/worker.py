@@ -84,7 +84,7 @@ class Worker:
                 "status": self._status,
                 "queues": _telling(self._engine, insight.queues),
                 "memory": _telling(self._engine, insight.memory),
-                "gauges": _telling(self._engine, insight.gauges),
+                "gauges": _gauges(self._engine),
                 "measures": _measures(self._engine),
                 "held": _held(self._engine),
                 "batches": _telling(self._engine, insight.batches),
@@ -329,6 +329,14 @@ def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book)
+
+    return handle
+
+
+def _gauges(engine: Engine) -> rpc.Handler:
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        whole = bool(params.get("whole", True))
+        return await asyncio.to_thread(insight.gauges, engine.book, whole=whole)
 
     return handle
 

@@ -24,7 +24,6 @@ from headrace.server.commands import CommandPeer
 from headrace.sql import held, samples
 from headrace.sql.held import Behind, Fact, Holding
 
-_LATE_S: Final = 3.0 * samples.STEP_S
 _LOOK_S: Final = 1.0
 _SOURCES_S: Final = 3.0
 """How often sources are looked at, where there are any."""
@@ -41,8 +40,6 @@ class Observer:
         """``worker``: who is asked."""
         self._settings = settings
         self._worker = worker
-        self._told: dict[str, Any] = {}
-        self._at = 0.0
         self._coarsened = 0.0
         self._memory_pct = -_STEP_PCT
         self._known: list[Fact] | None = None
@@ -55,11 +52,6 @@ class Observer:
         """Whether there are sources, or may be."""
         self._failed = ""
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What the worker has said of itself; nothing, if that is long ago."""
-        return self._told if clock.monotonic() - self._at < _LATE_S else {}
 
     def start(self) -> None:
         """Begin to ask."""
@@ -74,41 +66,34 @@ class Observer:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def ask(self) -> dict[str, Any]:
-        """What the worker says now.
-
-        Raises:
-            HeadraceError: it cannot be asked.
-        """
-        self._told = dict(await self._call("gauges"))
-        self._at = clock.monotonic()
-        return self._told
-
-    async def _call(self, verb: str) -> Any:
+    async def _call(self, verb: str, **params: Any) -> Any:
         async with asyncio.timeout(samples.STEP_S):
             peer = await self._worker()
-            return await peer.call(verb, {})
+            return await peer.call(verb, params)
 
     # --- every few seconds
 
     async def _sample(self) -> None:
         self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # at the second time
         while True:
-            told: dict[str, Any] | None = None
-            # That it is away is to be seen as well.
-            with contextlib.suppress(HeadraceError, OSError, TimeoutError):
-                told = await self.ask()
-            await self._writing(partial(self._write, told))
+            await self._writing(self._write)
             await asyncio.sleep(samples.STEP_S)
 
-    async def _write(self, told: dict[str, Any] | None, conn: held.AsyncConnection) -> None:
+    async def _write(self, conn: held.AsyncConnection) -> None:
+        # Where all is well, views to which nothing was written cost nothing.
+        whole = await samples.due(conn)
+        told: dict[str, Any] | None = None
+        # That the worker is away is to be seen as well.
+        with contextlib.suppress(HeadraceError, OSError, TimeoutError):
+            told = dict(await self._call("gauges", whole=whole))
         views = told["views"] if told is not None else {}
         names = ("rows_per_s", "p50_ms", "p99_ms", "max_ms", "state_bytes")
         rows = [
             {"id": int(view_id), "batches": view["recent"]} | {name: view[name] for name in names}
             for view_id, view in views.items()
         ]
-        await samples.put(conn, rows)
+        if rows or whole:
+            await samples.put(conn, rows)
         facts = self._facts(told)
         sources = await held.sources(conn)
         self._sources = sources is not None

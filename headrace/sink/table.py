@@ -189,27 +189,37 @@ class ResultColumn:
 
 def attributes(conn: Connection, oid: int) -> list[ResultColumn]:
     """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
+    return _attributes(conn, [oid]).get(oid, [])
+
+
+def _attributes(conn: Connection, oids: Sequence[int]) -> dict[int, list[ResultColumn]]:
+    """Return the columns of several tables, by OID of the table; one statement for all."""
     rows = conn.execute(
         "WITH RECURSIVE a AS ("
-        " SELECT attnum, attname, atttypid AS typ, atttypmod AS mod, atttypid, atttypmod,"
+        " SELECT attrelid, attnum, attname, atttypid AS typ, atttypmod AS mod, atttypid, atttypmod,"
         "   attcollation"
         "   FROM pg_catalog.pg_attribute"
-        "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        "  WHERE attrelid = ANY (%s::bigint[]::pg_catalog.oid[]) AND attnum > 0"
+        "    AND NOT attisdropped"
         " UNION ALL"
-        " SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.atttypid, a.atttypmod,"
-        "   a.attcollation"
+        " SELECT a.attrelid, a.attnum, a.attname, t.typbasetype, t.typtypmod, a.atttypid,"
+        "   a.atttypmod, a.attcollation"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype = 'd')"
-        " SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),"
+        " SELECT a.attrelid, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),"
         # An array's elements cannot be arrays, unnest spreads composites over columns, and
         # a box's delimiter is not a comma.
         "        CASE WHEN t.typcategory <> 'A' AND t.typtype <> 'c' AND t.typarray <> 0 AND t.typdelim = ','"
         "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid,"
         "        pg_catalog.format_type(t.oid, a.mod), a.mod, a.attcollation"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype <> 'd'"
-        "  ORDER BY a.attnum",
-        (oid,),
+        "  ORDER BY a.attrelid, a.attnum",
+        (list(oids),),
     ).fetchall()
-    return [ResultColumn(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6])) for r in rows]
+    found: dict[int, list[ResultColumn]] = {}
+    for oid, name, kind, array, base, base_name, mod, collation in rows:
+        column = ResultColumn(name, kind, array, int(base), base_name, int(mod), int(collation))
+        found.setdefault(int(oid), []).append(column)
+    return found
 
 
 def hashable(conn: Connection, name: sql.Identifier, found: Sequence[ResultColumn]) -> list[bool]:
@@ -335,8 +345,13 @@ class Fingerprint:
 
 def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
     """Fingerprint of the table ``oid``; None if there is no such table."""
-    row = conn.execute(
-        "SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname),"
+    return _fingerprints(conn, [oid]).get(oid)
+
+
+def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprint]:
+    """Return the fingerprints of those of the tables that exist, by OID; two statements for all."""
+    rows = conn.execute(
+        "SELECT c.oid, pg_catalog.format('%%I.%%I', n.nspname, c.relname),"
         " pg_catalog.pg_get_userbyid(c.relowner), c.relkind::text,"
         # What only keeps rows that a foreign key refers to is none.  Looking for these may run code
         # of the other table's owner beside ours, so it must be one who has our rights anyway; and
@@ -380,26 +395,29 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         "  WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid AND i.indimmediate"
         "    AND k.place <= i.indnkeyatts ORDER BY k.place)"
         " FROM pg_catalog.pg_class c"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
-        (oid,),
-    ).fetchone()
-    if row is None:
-        return None
-    return Fingerprint(
-        name=row[0],
-        owner=row[1],
-        kind=row[2],
-        columns=tuple(attributes(conn, oid)),
-        triggers=tuple(row[3]),
-        rules=tuple(row[4]),
-        constraints=tuple(row[5]),
-        row_security=row[6],
-        published=tuple(row[7]),
-        logged=row[8],
-        children=tuple(row[9]),
-        whole=row[10],
-        key=tuple(row[11]),
-    )
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = ANY (%s::bigint[]::pg_catalog.oid[])",
+        (list(oids),),
+    ).fetchall()
+    columns = _attributes(conn, oids) if rows else {}
+    return {
+        int(oid): Fingerprint(
+            name=row[0],
+            owner=row[1],
+            kind=row[2],
+            columns=tuple(columns.get(int(oid), ())),
+            triggers=tuple(row[3]),
+            rules=tuple(row[4]),
+            constraints=tuple(row[5]),
+            row_security=row[6],
+            published=tuple(row[7]),
+            logged=row[8],
+            children=tuple(row[9]),
+            whole=row[10],
+            key=tuple(row[11]),
+        )
+        for oid, *row in rows
+    }
 
 
 def check(
@@ -414,28 +432,60 @@ def check(
     Raises:
         SinkTableError: it is gone, or was altered; the message says how.
     """
-    found = fingerprint(conn, target.oid)
+    found = find_altered(conn, [target], publication, filling=filling)
+    if found:
+        raise found[target.view_id]
+
+
+def find_altered(
+    conn: Connection,
+    targets: Sequence[ResultTable],
+    publication: str | None = None,
+    *,
+    filling: bool = False,
+) -> dict[int, SinkTableError]:
+    """Return what ``check`` raises for each of ``targets`` that is not as it was made, by view.
+
+    The number of statements does not depend on the number of tables.
+    """
+    found = _fingerprints(conn, [target.oid for target in targets])
+    rows = conn.execute(
+        "SELECT current_user, pg_catalog.to_regclass(n.name)::pg_catalog.oid"
+        " FROM unnest(%s::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place",
+        ([target.identifier.as_string(conn) for target in targets],),
+    ).fetchall()
+    wrong: dict[int, SinkTableError] = {}
+    for target, (role, named) in zip(targets, rows, strict=True):
+        error = _objection(found.get(target.oid), target, role, named, publication, filling=filling)
+        if error is not None:
+            wrong[target.view_id] = error
+    return wrong
+
+
+def _objection(
+    found: Fingerprint | None,
+    target: ResultTable,
+    role: str,
+    named: int | None,
+    publication: str | None,
+    *,
+    filling: bool,
+) -> SinkTableError | None:
+    """Return what is wrong with a table; ``named`` is the OID of the table of its name."""
     name = target.shown
-    row = conn.execute(
-        "SELECT current_user, pg_catalog.to_regclass(%s)::pg_catalog.oid",
-        (target.identifier.as_string(conn),),
-    ).fetchone()
-    assert row is not None, "a SELECT without FROM has one row"
+    if found is None and named is None:
+        return SinkTableError(f"result table {name} was dropped", hint=RESYNC)
     if found is None:
-        if row[1] is None:
-            raise SinkTableError(f"result table {name} was dropped", hint=RESYNC)
-        raise SinkTableError(f"result table {name} was replaced by another table", hint=RESYNC)
-    if row[1] != target.oid:
-        raise SinkTableError(f"result table {name} was renamed to {found.name}", hint=UNDO)
-    wrong: str | None = None
-    if found.owner != row[0]:
-        wrong = f'belongs to role "{found.owner}" now'
+        return SinkTableError(f"result table {name} was replaced by another table", hint=RESYNC)
+    if named != target.oid:
+        return SinkTableError(f"result table {name} was renamed to {found.name}", hint=UNDO)
+    if found.owner != role:
+        wrong: str | None = f'belongs to role "{found.owner}" now'
     elif publication in found.published and not filling:
         wrong = f'is in publication "{publication}"'
     else:
         wrong = _altered(found, target, filling=filling)
-    if wrong:
-        raise SinkTableError(f"result table {name} {wrong}", hint=UNDO)
+    return SinkTableError(f"result table {name} {wrong}", hint=UNDO) if wrong else None
 
 
 def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:

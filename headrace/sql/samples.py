@@ -28,6 +28,12 @@ SELECT v.id, %(step)s, b.at, coalesce(t.batches, 0), coalesce(t.rows_per_s, 0), 
        SELECT l.lag_bytes FROM headrace.samples l WHERE l.view_id = v.id AND l.step_s = %(step)s
         ORDER BY l.at DESC LIMIT 1), 0)) > 1000000)
     ON CONFLICT DO NOTHING"""
+_DUE: Final = """
+SELECT extract(second FROM date_bin(%(step)s * interval '1 s', clock_timestamp(), 'epoch')) < %(step)s
+    OR EXISTS (SELECT FROM headrace.held h WHERE h.kind = 'behind')
+    OR EXISTS (SELECT FROM headrace.views v WHERE v.status NOT IN ('running', 'paused', 'sink_error'))
+    OR coalesce((SELECT bool_or(p.heard IS NOT TRUE OR greatest(p.lag_ms, p.busy_ms) > 1000)
+                   FROM headrace.worker_position() p), true)"""
 _COARSEN: Final = """
 INSERT INTO headrace.samples (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms, lag_ms, lag_bytes,
                               state_bytes)
@@ -42,6 +48,12 @@ SELECT s.view_id, %(step)s, date_bin(%(step)s * interval '1 s', s.at, 'epoch') A
     ON CONFLICT DO NOTHING"""
 _FORGET: Final = """
 DELETE FROM headrace.samples WHERE step_s = %s AND at < clock_timestamp() - %s::interval"""
+
+
+async def due(conn: AsyncConnection) -> bool:
+    """Return whether a view may lag that was not written; once a minute that is looked up."""
+    row = await (await conn.execute(_DUE, {"step": STEP_S})).fetchone()
+    return bool(row and row[0])
 
 
 async def put(conn: AsyncConnection, told: Sequence[dict[str, Any]]) -> None:

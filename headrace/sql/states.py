@@ -26,7 +26,7 @@ UPDATE headrace.views v
        since = CASE WHEN v.status = %(to)s THEN v.since ELSE clock_timestamp() END,
        last_error = coalesce(%(message)s, v.last_error),
        last_error_at = CASE WHEN %(message)s IS NULL THEN v.last_error_at ELSE clock_timestamp() END
- WHERE v.id = %(id)s AND v.status = ANY (%(before)s)
+ WHERE v.id = ANY (%(ids)s) AND v.status = ANY (%(before)s)
    AND (v.status, v.sqlstate, v.message, v.culprit, v.detail, v.hint, v.tried)
        IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
 _BEGUN: Final = """
@@ -167,13 +167,23 @@ def become(
         name: getattr(error, name, None)
         for name in ("code", "message", "culprit", "detail", "hint")
     }
-    values = {"to": to, "id": view_id, "before": before}
+    values = {"to": to, "ids": [view_id], "before": before}
     try:
         return conn.execute(_BECOME, told | values).rowcount == 1
     except (psycopg.DataError, UnicodeError):
         # What no text of the database can hold must not keep the view from stopping.
         plain = {name: text and _plain(text) for name, text in told.items()}
         return conn.execute(_BECOME, plain | values).rowcount == 1
+
+
+def run(conn: Connection, views: Collection[int]) -> None:
+    """Give views the status ``running``, where there is a way to it: one statement for all."""
+    if not views:
+        return
+    told = dict.fromkeys(("code", "message", "culprit", "detail", "hint"))
+    to = Status.RUNNING
+    values = {"to": to, "ids": sorted(views), "before": ways_to(to)}
+    conn.execute(_BECOME, told | values)
 
 
 def begin(

@@ -209,6 +209,8 @@ class Regulator:
         self.loaded_groups = 0
         self._monotonic = monotonic
         self._next_at = monotonic()
+        self.postponed = False
+        """Whether the last decision was put off, for it is too soon after the one before."""
         self._spilled_at = -math.inf
         self._work: deque[Spill | Load] = deque()
 
@@ -313,13 +315,19 @@ class Regulator:
                 if tier.spilled == layout.GROUPS:
                     self._work.append(Load(tier, 0, layout.GROUPS - 1, unasked=True))
             due = self._spilled_at + INTERVAL_S if long else self._next_at
-            if not self._work and now >= due and any(tier.spilled for tier in tiers):
+            wanted = not self._work and any(tier.spilled for tier in tiers)
+            self.postponed = wanted and now < due
+            if wanted and now >= due:
                 self._decide_load(tiers, total)
                 self._next_at = now + INTERVAL_S
-        elif total > self.budget_bytes and now >= self._next_at:
-            self._decide_spill(tiers, total)
-            self._spilled_at = now
-            self._next_at = now + INTERVAL_S
+        elif total > self.budget_bytes:
+            self.postponed = now < self._next_at
+            if not self.postponed:
+                self._decide_spill(tiers, total)
+                self._spilled_at = now
+                self._next_at = now + INTERVAL_S
+        else:
+            self.postponed = False
 
     def _decide_spill(self, tiers: list[Tier], total: int) -> None:
         sizes, requests, resident = _numbers(tiers)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from headrace import clock
 from headrace.errors import HeadraceError, StateDamaged
 from headrace.state import checkpoint, columns, layout, packs
 from headrace.state.checkpoint import RocksCheckpoint
@@ -28,6 +27,7 @@ from headrace.state.homes import Homes
 from headrace.state.loaded import Pieces
 from headrace.state.packs import Pack
 from headrace.state.regulator import Load, Regulator
+from headrace.state.schedule import RegulatorSchedule
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
@@ -43,10 +43,6 @@ _SYNCED: Final = b"synced"
 _PAIRS_PER_PIECE: Final = 4096
 _BYTES_PER_PIECE: Final = 1 << 20
 """An entry that says nothing."""
-_LOOKED_AT_FREELY: Final = 256
-_LOOK_S: Final = 20e-6
-"""A look at all states costs less than a microsecond for each.  Beyond ``_LOOKED_AT_FREELY`` states
-each adds so much to the pause before the next look, which then takes at most a twentieth."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 _COPIED_BYTES: Final = columns.MIB
 _COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
@@ -71,14 +67,11 @@ class RocksDatabase:
         """
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
+        self.schedule: Final = RegulatorSchedule(self._regulator)
         self._stores: dict[str, RocksStore] = {}
         self._packs: dict[str, Pack] = {}
         """By store: of what was just ingested, until it is given out."""
         self._checkpoint: RocksCheckpoint | None = None
-        self._more = False
-        """Whether the regulator has not done all that it has decided."""
-        self._regulate_at = 0.0
-        """When to look at all states again, on the monotonic clock."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
         self._homes: Final = Homes(self.disk)
@@ -95,6 +88,7 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         store = self._stores[name] = RocksStore(self, self._homes.home(name), txid)
+        self.schedule.touch()
         pack = self._packs.pop(name, None)
         if pack is not None:
             for tier, pairs in store.unpack(pack):
@@ -167,7 +161,7 @@ class RocksDatabase:
         store = self._stores[f"v{view_id}"]
         self.disk.clear(store.name, keep, meta)
         gone = [state for state in store.tiers if not keep(state)]
-        self._regulator.forget(store.forget(gone))
+        self.forget(store.forget(gone))
 
     def ingest(
         self, view_id: int | str, runs: Iterable[Path], keep: Callable[[str], bool] | None = None
@@ -218,21 +212,18 @@ class RocksDatabase:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
 
         Or as long as the last batch took (``worked_s``).  Returns whether it should be called
-        again soon, though nothing else is to be done.
+        again soon, though nothing else is to be done.  States that nobody has used since the last
+        look are not looked at.
         """
-        now = clock.monotonic()
-        if now >= self._regulate_at or self._more or self._regulator.busy:
-            tiers = self._tiers()
-            self._more = self._regulator.step(tiers, worked_s)
-            self._regulate_at = now + max(len(tiers) - _LOOKED_AT_FREELY, 0) * _LOOK_S
+        self.schedule.step(self._tiers, worked_s)
         if self._checkpoint is not None and self._regulator.full > 1:
             self._checkpoint.pace.hurried = True
-        return self._more
+        return self.schedule.more
 
     @property
     def crowded(self) -> bool:
         """Whether memory is so full that nothing more should come, and is about to become less."""
-        return self._regulator.crowded and (self._more or self._checkpoint is not None)
+        return self._regulator.crowded and (self.schedule.more or self._checkpoint is not None)
 
     @property
     def memory_bytes(self) -> int:
@@ -265,6 +256,7 @@ class RocksDatabase:
 
     def forget(self, tiers: Iterable[Tier]) -> None:
         """These tiers are going away."""
+        self.schedule.touch()
         self._regulator.forget(tiers)
 
     def _retract(self, name: str) -> None:
@@ -272,7 +264,7 @@ class RocksDatabase:
             return
         self.demand_rest()
         store = self._stores.pop(name)
-        self._regulator.forget(store.tiers.values())
+        self.forget(store.tiers.values())
         store.close()
 
     # --- checkpoints
@@ -298,12 +290,13 @@ class RocksDatabase:
         if done is not self._checkpoint:
             raise checkpoint.under_way()
         self._checkpoint = None
+        if done.parts:
+            self.schedule.touch()
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid
             if self._regulator.crowded:
-                self._regulator.reconsider()
-                self._more = True
+                self.schedule.hurry()
         for tier, snapshot in done.parts:
             if done.written:
                 tier.retire(snapshot)

@@ -11,6 +11,7 @@ from headrace.state import layout
 from headrace.state.columns import Section
 from headrace.state.disk import Disk
 from headrace.state.packs import Pack, PackedPairs
+from headrace.state.schedule import RegulatorSchedule
 from headrace.state.tiers import Tier, TieredIndex, TieredMap
 
 
@@ -20,6 +21,10 @@ class Database(Protocol):
     @property
     def disk(self) -> Disk:
         """Its column families."""
+
+    @property
+    def schedule(self) -> RegulatorSchedule:
+        """What is told that states are used."""
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
@@ -82,6 +87,7 @@ class RocksStore:
         if self._closed or txid <= last:
             raise BugError(f"txid {txid} begins after {last}")
         self._in_flight.append(txid)
+        self._database.schedule.touch()
         for tier in self.tiers.values():
             tier.map.begin(txid)
 
@@ -100,6 +106,7 @@ class RocksStore:
             raise BugError(f"txid {txid} is not the next to commit")
         del self._in_flight[0]
         self.txid = txid
+        self._database.schedule.touch()
         for tier in self.tiers.values():
             tier.commit(txid)
 
@@ -112,6 +119,7 @@ class RocksStore:
             self._reopen()
             return self.durable
         first = max(txid, self.txid + 1)
+        self._database.schedule.touch()
         for tier in self.tiers.values():
             tier.rollback(first)
         self._in_flight = [one for one in self._in_flight if one < first]
@@ -173,6 +181,7 @@ class RocksStore:
         if state is None:
             if name not in self.tiers:
                 self.tiers[name] = self._tier(self._section(name))
+            self._database.schedule.touch()
             state = self._states[name] = kind(self.tiers[name])
         if not isinstance(state, kind):
             raise BugError(f'state "{name}" is used both as a map and as an index')

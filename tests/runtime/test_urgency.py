@@ -81,9 +81,9 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
     def look(txid: int) -> None:
         view = running.book.views[one]
         at_once = standing(running, shared)
-        view.latency_ms = 500
+        view.allow(500)
         patient = standing(running, shared)
-        view.latency_ms = 0
+        view.allow(0)
         oldest = shared.output.ends.commit_after(txid - 1)
         seen.append((at_once[one], patient[one], at_once[two], oldest))
 
@@ -125,7 +125,8 @@ def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, star
         seen.append((txid, rows[one].priority, rows[two].priority))
 
     def resume() -> None:
-        running.book.views[one].latency_ms, running.book.views[two].latency_ms = 50, 1000
+        running.book.views[one].allow(50)
+        running.book.views[two].allow(1000)
         for view in (one, two):
             running.engine.lifecycle.resume(view)
 

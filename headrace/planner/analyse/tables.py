@@ -144,16 +144,18 @@ def load_result(conn: Connection, catalog: Catalog, oid: int, view: str) -> Tabl
 _STATISTICS: Final = """
 SELECT c.reltuples, a.attnum, s.n_distinct, s.avg_width
   FROM pg_class c
-  JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
-  JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname
-                 AND s.attname = a.attname AND NOT s.inherited
- WHERE c.oid = %s AND c.reltuples > 0 ORDER BY a.attnum"""
+  JOIN pg_stats s ON s.attname = a.attname AND NOT s.inherited
+   AND s.tablename = (SELECT t.relname FROM pg_class t WHERE t.oid = %(oid)s)
+   AND s.schemaname = (SELECT n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
+                        WHERE t.oid = %(oid)s)
+ WHERE c.oid = %(oid)s AND c.reltuples > 0 ORDER BY a.attnum"""
+"""The names are constants to the view: a join would compare them with those of all tables."""
 
 
 def load_statistics(conn: Connection, oid: int) -> Statistics | None:
     """What is known of the table of that OID to whom may read it; None if nothing."""
-    found = conn.execute(_STATISTICS, (oid,)).fetchall()
+    found = conn.execute(_STATISTICS, {"oid": oid}).fetchall()
     if not found:
         return None
     total = float(found[0][0])

@@ -1,0 +1,203 @@
+"""Which views run, stand still, lag or read the clock: kept up to date as units change.
+
+The engine asks several times a second, whether anything happens or not.  So an answer costs as much
+as there are units in it, and a change of one unit costs the same for any number of others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from headrace.runtime.shared import Shared
+from headrace.runtime.views import Unit, View
+from headrace.sql.status import Status
+from headrace.state.rocks import RocksStore
+
+_STANDING: Final = (Status.SINK_ERROR, Status.PAUSED)
+
+
+class UnitIndex:
+    """The units of one engine, by what they are; every method is for any thread.
+
+    The registries add and remove units, and each unit reports its own changes.
+
+    * Invariant 1: a change is one step.  Under the lock a unit is where it was before the change,
+      or where it is after it, and never in between: the watermark must not pass a view that is
+      in no list for a moment.
+    * Invariant 2: nothing is called under the lock that takes another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock: Final = threading.Lock()
+        self.changes = 0
+        """Changes of units so far, but for those of their marks."""
+        # Guarded by the lock, all of them; by id of the unit, where not said otherwise.
+        self._known: Final[dict[int, Unit]] = {}
+        self._standing: Final[dict[int, View]] = {}
+        self._clocked: Final[dict[int, View]] = {}
+        self._placed: Final[dict[int, View]] = {}
+        self._parts: Final[dict[int, Shared]] = {}
+        self._elsewhere: Final[dict[int, Unit]] = {}
+        self._live: Final[dict[int, tuple[int, str]]] = {}
+        """Latency and commit group with which a live view is counted."""
+        self._latencies: Final = Counter[int]()
+        """Number of live views, by latency in milliseconds."""
+        self._groups: Final[dict[str, dict[int, View]]] = {}
+        """Live views, by commit group."""
+        self._marks: Final[dict[int, int]] = {}
+        """The txid of an owned view or a part."""
+        self._at: Final[dict[int, dict[int, Unit]]] = {}
+        """These units, by that txid."""
+        self._staged: Final[dict[int, Unit]] = {}
+        """Those whose first states are still staged."""
+
+    # --- answers
+
+    @property
+    def latency_ms(self) -> int:
+        """The least of the latencies that live views allow; 0 without any."""
+        with self._lock:
+            return min(self._latencies, default=0)
+
+    @property
+    def standing(self) -> list[View]:
+        """Views that are paused, or whose table cannot be written."""
+        with self._lock:
+            return list(self._standing.values())
+
+    @property
+    def clocked(self) -> list[View]:
+        """Views that read the clock, and are owned."""
+        with self._lock:
+            return list(self._clocked.values())
+
+    @property
+    def placed(self) -> list[View]:
+        """Owned views with states on other workers."""
+        with self._lock:
+            return list(self._placed.values())
+
+    @property
+    def parts(self) -> list[Shared]:
+        """Parts of views that are on other workers."""
+        with self._lock:
+            return list(self._parts.values())
+
+    @property
+    def elsewhere(self) -> list[Unit]:
+        """Units whose states are not in this process, or nowhere at hand."""
+        with self._lock:
+            return list(self._elsewhere.values())
+
+    def behind(self, txid: int) -> list[Unit]:
+        """Return the owned views and parts whose mark is before ``txid``, and the staged ones."""
+        with self._lock:
+            found = {
+                unit_id: unit
+                for at, units in self._at.items()
+                if at < txid
+                for unit_id, unit in units.items()
+            }
+            return list((found | self._staged).values())
+
+    def owned(self, unit_ids: Collection[int]) -> list[Unit]:
+        """Return those of the units that are owned views or parts."""
+        with self._lock:
+            return [self._known[unit_id] for unit_id in unit_ids if unit_id in self._marks]
+
+    def live_in(self, groups: Collection[str]) -> list[View]:
+        """Return the live views of commit groups."""
+        with self._lock:
+            return [v for group in list(groups) for v in self._groups.get(group, {}).values()]
+
+    # --- changes
+
+    def add(self, unit: Unit) -> None:
+        """Count a unit as what it is now, in place of another one of its id."""
+        with self._lock:
+            self._count(unit)
+
+    def update(self, unit: Unit) -> None:
+        """Count a unit as what it is now; nothing happens to one that was removed."""
+        with self._lock:
+            if self._known.get(unit.id) is unit:
+                self._count(unit)
+
+    def update_mark(self, unit: Unit) -> None:
+        """Count a unit at its mark, where that alone has changed."""
+        with self._lock:
+            before = self._marks.get(unit.id)
+            txid = unit.mark.txid
+            if before is None or before == txid or self._known[unit.id] is not unit:
+                return
+            self._leave_mark(unit.id)
+            self._put_mark(unit, txid)
+
+    def remove(self, unit: Unit) -> None:
+        """Count a unit no more; nothing happens if another one has its id by now."""
+        with self._lock:
+            if self._known.get(unit.id) is unit:
+                self._uncount(unit.id)
+                self.changes += 1
+
+    # --- under the lock
+
+    def _count(self, unit: Unit) -> None:
+        self._uncount(unit.id)
+        self.changes += 1
+        self._known[unit.id] = unit
+        if not isinstance(unit.store, RocksStore):
+            self._elsewhere[unit.id] = unit
+        if isinstance(unit, View):
+            self._count_view(unit)
+            owned = unit.owned
+        else:
+            owned = isinstance(unit, Shared) and bool(unit.placed)
+            if isinstance(unit, Shared) and unit.placed:
+                self._parts[unit.id] = unit
+        if owned:
+            self._put_mark(unit, unit.mark.txid)
+            if unit.staged:
+                self._staged[unit.id] = unit
+
+    def _count_view(self, view: View) -> None:
+        if view.status in _STANDING:
+            self._standing[view.id] = view
+        if view.owned and view.temporal:
+            self._clocked[view.id] = view
+        if view.owned and (view.placed or view.parts):
+            self._placed[view.id] = view
+        if view.live:
+            latency_ms, group = self._live[view.id] = view.latency_ms, view.commit_group
+            self._latencies[latency_ms] += 1
+            self._groups.setdefault(group, {})[view.id] = view
+
+    def _uncount(self, unit_id: int) -> None:
+        for units in (
+            *(self._known, self._standing, self._clocked, self._placed, self._parts),
+            *(self._elsewhere, self._staged),
+        ):
+            units.pop(unit_id, None)
+        if unit_id in self._marks:
+            self._leave_mark(unit_id)
+        if unit_id in self._live:
+            latency_ms, group = self._live.pop(unit_id)
+            self._latencies[latency_ms] -= 1
+            if not self._latencies[latency_ms]:
+                del self._latencies[latency_ms]
+            del self._groups[group][unit_id]
+            if not self._groups[group]:
+                del self._groups[group]
+
+    def _put_mark(self, unit: Unit, txid: int) -> None:
+        self._marks[unit.id] = txid
+        self._at.setdefault(txid, {})[unit.id] = unit
+
+    def _leave_mark(self, unit_id: int) -> None:
+        txid = self._marks.pop(unit_id)
+        del self._at[txid][unit_id]
+        if not self._at[txid]:
+            del self._at[txid]

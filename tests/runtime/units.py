@@ -1,0 +1,79 @@
+"""Units and their index without an engine, and what other threads may see amid a change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.collections import plan
+from headrace.runtime import unit_index
+from headrace.runtime.positions import StateMark
+from headrace.runtime.registry import Registry
+from headrace.runtime.unit_index import UnitIndex
+from headrace.runtime.views import View
+from headrace.sink.table import ResultTable
+from headrace.sql.status import Status
+
+
+class Lock:
+    """A lock that calls ``seen`` whenever another thread could take it, after a release."""
+
+    def __init__(self, seen: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._seen = seen
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._seen()
+
+
+class Moments:
+    """What other threads may see of an index during a change."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._looking = False
+        self.seen: list[set[int]] = []
+        self.look: Callable[[], None] = lambda: self.seen.append(
+            {unit.id for unit in self.index.behind(9)}
+        )
+        threads = SimpleNamespace(Lock=lambda: Lock(self._look))
+        monkeypatch.setattr(unit_index, "threading", threads)
+        self.index = UnitIndex()
+        self.views: Registry[View] = Registry(self.index)
+
+    def _look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self.look()
+            self._looking = False
+
+    def during(self, change: Callable[[], object]) -> list[set[int]]:
+        """The views that were behind txid 9, at each moment at which somebody could look."""
+        self.seen.clear()
+        change()
+        assert self.seen, "the change has not reached the index"
+        return self.seen
+
+
+def view(
+    number: int, txid: int = 3, status: Status = Status.RUNNING, mark: StateMark | None = None
+) -> View:
+    """A view without a query worth the name, at a txid or a mark."""
+    schema = ()
+    source = plan.SourceSpec("s", 1, "public", "t", (), (), True, schema=schema)
+    made = View(
+        number,
+        plan.PhysicalPlan((source, plan.SinkSpec("sink", "s", schema))),
+        {},
+        0,
+        ResultTable(number, "public", f"v{number}", number, schema, ()),
+        status,
+    )
+    made.restore(None, mark or StateMark(txid, txid, txid))
+    return made
