@@ -41,6 +41,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.capacity import Capacity
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
+from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
 from headrace.runtime.healing import Healing
 from headrace.runtime.hosts import Hosts
@@ -92,7 +93,9 @@ class Engine:
         book, drain, rewind_soon = self.book, self.drain, self.rewind_soon
         self.watermark: Final = Watermark(book)
         self._sink: Final = SinkThread(
-            book.pipeline, book.suspects, self._poke, watermark=self.watermark
+            *(book.pipeline, book.suspects, self._poke),
+            watermark=self.watermark,
+            coverage=Coverage(book, lambda: self._ticker.passed),
         )
         # From the lowest floor up.
         self.durability: Final = Durability(book)

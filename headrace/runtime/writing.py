@@ -25,7 +25,7 @@ from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
-from headrace.runtime.link import LOOK_S, Published, SinkLink
+from headrace.runtime.link import LOOK_S, Answering, Published, SinkLink
 from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
@@ -53,18 +53,22 @@ class SinkThread:
         wake: Callable[[], None],
         name: str = "headrace-sink",
         watermark: Published | None = None,
+        coverage: Answering | None = None,
     ) -> None:
         """``wake`` is called when the engine's thread has something to take.
 
-        ``watermark``: published with each look at the connection.
+        ``watermark``: published with each look at the connection; ``coverage``: told of it.
         """
         self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
         self._jobs = jobs
         self._wake = wake
         self._watermark: Final = watermark
+        self._coverage: Final = coverage
         self._link: SinkLink | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
+        self._fresh = True
+        """Whether there was no look over this connection yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -75,6 +79,7 @@ class SinkThread:
         """
         self._written = {}
         self._out = set()
+        self._fresh = True
         self._link = link
 
     def leave(self) -> None:
@@ -113,10 +118,14 @@ class SinkThread:
             self._wake()
 
     def _look(self, link: SinkLink, busy_s: float = 0.0) -> None:
-        if self._watermark is None:
-            link.look(busy_s)
-        else:
-            self._watermark.sample(*link.look(busy_s, self._watermark.text()))
+        found = link.look(busy_s, self._watermark.text() if self._watermark else "")
+        if self._watermark is not None:
+            self._watermark.sample(found.at, found.wal)
+        if self._coverage is not None:
+            if self._fresh:
+                self._fresh = False
+                self._coverage.restart()
+            self._coverage.look(link.sink, found.at, found.asked)
 
     def write(self, link: SinkLink, job: CommitJob) -> Answer:
         """Write a job, group by group.
