@@ -59,7 +59,7 @@ class SinkThread:
 
         ``watermark``: published with each look at the connection; ``coverage``: told of it.
         """
-        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
+        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects), _Now())
         self._jobs = jobs
         self._wake = wake
         self._watermark: Final = watermark
@@ -85,6 +85,15 @@ class SinkThread:
     def leave(self) -> None:
         """Use the connection for no other job than the one that is being written."""
         self._link = None
+
+    @property
+    def writes(self) -> tuple[int, int, float] | None:
+        """The view that is written just now, how many rows, and for how many seconds; any thread.
+
+        None: none, or many at once, which does not take long.
+        """
+        now = self._ways.now.view
+        return None if now is None else (now[0], now[1], clock.monotonic() - now[2])
 
     def close(self) -> None:
         """Wait for the thread's end.  REQUIRES: there will be no more jobs."""
@@ -168,6 +177,15 @@ class _Ways:
     breaks: _Breaks
     suspects: Suspects
     quick: QuickWay
+    now: _Now
+
+
+@dataclass(slots=True)
+class _Now:
+    """What the thread writes just now; others may read it."""
+
+    view: tuple[int, int, float] | None = None
+    """A view, how many rows, and since when on the monotonic clock."""
 
 
 class _Group:
@@ -184,6 +202,7 @@ class _Group:
         self._breaks = ways.breaks
         self._suspects = ways.suspects
         self._quick = ways.quick
+        self._now = ways.now
         self._link = link
         self._conn = link.sink
         self._job = job
@@ -298,8 +317,13 @@ class _Group:
         }
 
     def _write_marked(self, part: ViewPart) -> int:
-        with self._suspects.during(part.view_id, self._job.txid):
-            return self._write_view(part)
+        assert part.diffs is not None, "it changes"
+        self._now.view = part.view_id, part.diffs.num_rows, clock.monotonic()
+        try:
+            with self._suspects.during(part.view_id, self._job.txid):
+                return self._write_view(part)
+        finally:
+            self._now.view = None
 
     def _write_view(self, part: ViewPart) -> int:
         conn, writer = self._conn, self._link.writer
