@@ -63,7 +63,7 @@ class Published(Protocol):
         """Note where the server's WAL ended ``at`` a time on its clock."""
 
 
-class Answering(Protocol):
+class CoverageWriter(Protocol):
     """Tells those who ask how far views are (``coverage.py``)."""
 
     def restart(self) -> None:

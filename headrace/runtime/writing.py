@@ -25,7 +25,7 @@ from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
-from headrace.runtime.link import LOOK_S, Answering, Published, SinkLink
+from headrace.runtime.link import LOOK_S, CoverageWriter, Published, SinkLink
 from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
@@ -53,7 +53,7 @@ class SinkThread:
         wake: Callable[[], None],
         name: str = "headrace-sink",
         watermark: Published | None = None,
-        coverage: Answering | None = None,
+        coverage: CoverageWriter | None = None,
     ) -> None:
         """``wake`` is called when the engine's thread has something to take.
 
