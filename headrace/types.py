@@ -39,6 +39,9 @@ Oid = NewType("Oid", int)
 FIRST_USER_OID: Final = 16384
 """Objects below were made by initdb (``FirstNormalObjectId``)."""
 
+_SHORT_HEADER: Final = 24
+_LONG_HEADER: Final = 40
+"""Bytes of the headers of a WAL page, and of a segment's first one."""
 WEIGHT: Final = "__weight"
 
 # Postgres type OIDs the code names.
@@ -122,6 +125,17 @@ def parse_lsn(text: str) -> Lsn:
     """Inverse of ``format_lsn``."""
     high, low = text.split("/")
     return Lsn((int(high, 16) << 32) | int(low, 16))
+
+
+def record_end(lsn: int, block: int, segment: int) -> int:
+    """``lsn`` as the end of the record before it.
+
+    The insert position behind a record that fills its page is shown behind the next page's
+    header, which no record has reached: nobody could ever cover it.
+    """
+    page = lsn - lsn % block
+    header = _SHORT_HEADER if page % segment else _LONG_HEADER
+    return page if lsn - page <= header else lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,9 @@ class Book:
         Idle time after its last batch counts, for it may have been confirmed: the next batch's
         record says where that time ended.
         """
-        if mark.txid >= self.position.txid:
-            return self.position.lsn
+        at = self.position  # once: it may move on while another thread is here
+        if mark.txid >= at.txid:
+            return at.lsn
         following = self.records.get(mark.txid + 1)
         return max(mark.lsn, following.start_lsn) if following else mark.lsn
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.runtime.book import Book
 from headrace.runtime.jobs import Answer
+from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.taps import Taps
@@ -20,6 +21,7 @@ class Commits:
     _leaving: Leaving
     _waits: PositionWaits
     _taps: Taps
+    _lateness: Lateness
     taking: bool = field(default=False, init=False)
     """Whether an answer is being taken in: what follows from it waits for no other."""
     passed: int = field(default=0, init=False)
@@ -52,6 +54,7 @@ class Commits:
         book.batches += 1
         book.suspects.passed(job.txid)
         self._stop_failed(answer)
+        self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
         """The same for what was processed beside the others: it moves no position."""
@@ -59,6 +62,7 @@ class Commits:
         try:
             self._move(answer)
             self._stop_failed(answer)
+            self._lateness.wrote(answer)
         finally:
             self.taking = False
 

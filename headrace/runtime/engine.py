@@ -33,6 +33,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
+from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
 from headrace.runtime.ahead import Ahead
@@ -41,12 +42,14 @@ from headrace.runtime.book import Book
 from headrace.runtime.capacity import Capacity
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
+from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
 from headrace.runtime.healing import Healing
 from headrace.runtime.hosts import Hosts
 from headrace.runtime.intake import Intake
 from headrace.runtime.keeping import Keeping
 from headrace.runtime.lane import SideLane
+from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
@@ -92,13 +95,16 @@ class Engine:
         book, drain, rewind_soon = self.book, self.drain, self.rewind_soon
         self.watermark: Final = Watermark(book)
         self._sink: Final = SinkThread(
-            book.pipeline, book.suspects, self._poke, watermark=self.watermark
+            *(book.pipeline, book.suspects, self._poke),
+            watermark=self.watermark,
+            coverage=Coverage(book, lambda: self._ticker.passed),
         )
         # From the lowest floor up.
         self.durability: Final = Durability(book)
         self.watch: Final = Watch(book)
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
+        self._lateness: Final = Lateness(book)
         self.hosts: Final = Hosts(book, self._poke)
         self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
         self.leaving: Final = Leaving(
@@ -107,7 +113,7 @@ class Engine:
         )
         loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving, self.hosts)
         self._healing: Final = Healing(book, self.leaving, rewind_soon)
-        self._commits: Final = Commits(book, self.leaving, self.waits, self.taps)
+        self._commits: Final = Commits(*(book, self.leaving, self.waits, self.taps, self._lateness))
         self._intake: Final = Intake(
             book, self.watch, self.leaving, self._commits, self.hosts, drain
         )
@@ -115,7 +121,7 @@ class Engine:
             book, loading, self.leaving, rewind_soon, self.hosts.lose
         )
         self._lane: Final = SideLane(
-            *(book, self._intake, self._commits, self.taps),
+            *(book, self._intake, self._commits, self.taps, self._lateness),
             self._intake.beside(self._altered),
             self._poke,
         )
@@ -171,6 +177,11 @@ class Engine:
     def works(self) -> list[Work]:
         """What units are at, here and elsewhere; from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
+
+    @property
+    def writes(self) -> tuple[int, int, float] | None:
+        """The view that is written, how many rows, and for how many seconds; from any thread."""
+        return self._sink.writes
 
     def unpublishing(self, entries: Collection[int]) -> None:
         """Have the catalog read before the next batch is processed; any thread.
@@ -236,6 +247,7 @@ class Engine:
         self.waits.caught_up()
         self.taps.check()
         self._capacity.look(self._commits.written_s)
+        self._lateness.look()
         if not self._lane.working:
             self.watch.poll(self.leaving.fail)
             self._healing.enforce_budget()
@@ -276,21 +288,25 @@ class Engine:
             gather_s=book.latency_s * _GATHER,
         )
         if batch is not None:
-            try:
-                self._look_again()
-                if batch.txid is None:
-                    self._ticker.catch_up(batch.commit_time_us)
-                begun = clock.monotonic()
-                outcome = self._intake.process(batch)
-                # Under load a third of the time is rest, and batches are larger.
-                self._worked_s = clock.monotonic() - begun
-                self._rested_at = clock.monotonic() + self._worked_s * _REST
-            finally:
-                batch.close()
-            self._capacity.worked(outcome, self._worked_s)
-            self._lane.judge(outcome, self._worked_s)
+            self._process(batch)
         elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
+
+    def _process(self, batch: Batch) -> None:
+        try:
+            self._look_again()
+            if batch.txid is None:
+                self._ticker.catch_up(batch.commit_time_us)
+            begun = clock.monotonic()
+            outcome = self._intake.process(batch)
+            # Under load a third of the time is rest, and batches are larger.
+            self._worked_s = clock.monotonic() - begun
+            self._rested_at = clock.monotonic() + self._worked_s * _REST
+        finally:
+            batch.close()
+        self._capacity.worked(outcome, self._worked_s)
+        self._lateness.processed(outcome, self._worked_s)
+        self._lane.judge(outcome, self._worked_s)
 
     def _look_again(self) -> None:
         """Poll the catalog if that is due by now, before a batch is processed.

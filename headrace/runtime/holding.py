@@ -12,9 +12,18 @@ LONG_S: Final = 1.0
 """What takes no longer is not told."""
 
 
-def told(book: Book, works: Sequence[Work]) -> list[dict[str, Any]]:
-    """View, words and seconds, of each view that ``works`` are for; from any thread."""
+def told(
+    book: Book, works: Sequence[Work], writes: tuple[int, int, float] | None
+) -> list[dict[str, Any]]:
+    """View, words and seconds, of each view that ``works`` are for; from any thread.
+
+    ``writes``: the view that is written, how many rows, and for how many seconds.
+    """
     out = []
+    if writes is not None and writes[2] >= LONG_S:
+        view_id, rows, seconds = writes
+        what = f"its {rows} changed rows are written"
+        out.append({"view_id": view_id, "what": what, "seconds": seconds})
     for work in works:
         unit = book.unit(work.unit)
         if unit is None or work.seconds < LONG_S:

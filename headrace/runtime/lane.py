@@ -45,6 +45,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.commits import Commits
 from headrace.runtime.intake import Intake
 from headrace.runtime.lane_jobs import LaneJobs
+from headrace.runtime.lateness import Lateness
 from headrace.runtime.shared import Shared
 from headrace.runtime.side import TrainFrames
 from headrace.runtime.taps import Taps
@@ -85,6 +86,7 @@ class SideLane:
         intake: Intake,
         commits: Commits,
         taps: Taps,
+        lateness: Lateness,
         processor: Processor,
         poke: Callable[[], None],
     ) -> None:
@@ -93,6 +95,7 @@ class SideLane:
         self._intake = intake
         self._commits = commits
         self._taps = taps
+        self._lateness = lateness
         self._processor = processor
         self._poke = poke
         self._jobs: Final = LaneJobs()
@@ -362,6 +365,7 @@ class SideLane:
     def _took(self, train: _Train, outcome: Outcome) -> None:
         """Whoever still takes long stays."""
         now = clock.monotonic()
+        self._lateness.processed(outcome, now - train.begun, train.views)
         if now - train.begun < self._book.settings.lane_ms / 1000:
             return
         for group in {view.commit_group for view in train.views if view.id in outcome.touched}:

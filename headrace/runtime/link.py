@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import psycopg
@@ -19,6 +20,7 @@ from headrace.config import Settings
 from headrace.postgres import connect
 from headrace.postgres.pipelined import Pipelined
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+from headrace.sql import covered
 
 Connection = psycopg.Connection[Any]
 
@@ -32,7 +34,23 @@ SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN ' busy 
            pg_catalog.round(extract(epoch FROM pg_catalog.clock_timestamp())::numeric - %s::numeric, 1)
            ELSE '' END, false),
        extract(epoch FROM pg_catalog.clock_timestamp())::float8,
-       pg_catalog.pg_current_wal_lsn() - '0/0'::pg_lsn"""
+       pg_catalog.pg_current_wal_lsn() - '0/0'::pg_lsn,
+       ARRAY(SELECT l.objid::bigint FROM pg_catalog.pg_locks l
+              WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objsubid = 2 AND l.granted
+                AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d
+                                   WHERE d.datname = pg_catalog.current_database()))"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the connection has found."""
+
+    at: float
+    """The server's time, seconds since 1970."""
+    wal: int
+    """End of the server's WAL."""
+    asked: frozenset[int]
+    """Views of which somebody wants to know how far they are (``covered.asked_as``)."""
 
 
 class Published(Protocol):
@@ -43,6 +61,16 @@ class Published(Protocol):
 
     def sample(self, at: float, wal: int) -> None:
         """Note where the server's WAL ended ``at`` a time on its clock."""
+
+
+class CoverageWriter(Protocol):
+    """Tells those who ask how far views are (``coverage.py``)."""
+
+    def restart(self) -> None:
+        """Forget what was read over the connection of before."""
+
+    def look(self, conn: Connection, at: float, asked: frozenset[int]) -> None:
+        """Store how far the views are that are asked for; ``at``: the server's time just now."""
 
 
 class SinkLink:
@@ -63,20 +91,20 @@ class SinkLink:
         self._busy = False
         self._looked_at = 0.0
 
-    def look(self, busy_s: float = 0.0, watermark: str = "") -> tuple[float, int]:
+    def look(self, busy_s: float = 0.0, watermark: str = "") -> Look:
         """Publish that we are here, and how far; fail if the connection is lost.
 
-        ``busy_s``: for how long a batch has been under way.  Return the server's time and the end
-        of its WAL.  For the sink thread.
+        ``busy_s``: for how long a batch has been under way.  For the sink thread.
         """
         busy = busy_s >= _BUSY_S
         row = self.sink.execute(
-            _LOOK, (" ".join(filter(None, (self._name, watermark))), busy, busy_s)
+            _LOOK,
+            (" ".join(filter(None, (self._name, watermark))), busy, busy_s, covered.ASK),
         ).fetchone()
         assert row is not None, "it has no FROM"
         self._busy = busy
         self._looked_at = clock.monotonic()
-        return float(row[1]), int(row[2])
+        return Look(float(row[1]), int(row[2]), frozenset(row[3]))
 
     @property
     def due(self) -> bool:

@@ -24,6 +24,7 @@ from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure, OutOfReach
 from headrace.runtime.away import AwayStore
 from headrace.runtime.book import Book
+from headrace.runtime.coverage import Passed
 from headrace.runtime.views import View
 
 _log = structlog.get_logger(__name__)
@@ -45,6 +46,10 @@ class Ticker:
         self._pass_time = pass_time
         self._next = 0.0
         self._forced = False
+        self._away: set[int] = set()
+        """Views that could not be asked in the tick that is under way."""
+        self.passed = Passed()
+        """How far time has passed for views; for any thread."""
 
     def force(self) -> None:
         """Make a batch at once, whether anything changes or not."""
@@ -64,6 +69,8 @@ class Ticker:
         row = self._book.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
+        self._away.clear()
+        views = frozenset(view.id for view in self._views())
         if self._sum(now, _near) > _ROWS_MAX:
             # One step, then the engine looks at its other work, then at once the next step.
             self._pass_time(self._step(now))
@@ -71,6 +78,12 @@ class Ticker:
         elif self._forced or self._sum(now, _crossing):
             self._forced = False
             self._pass_time(now)
+            self._passed_to(now, views)
+        else:
+            self._passed_to(now, views)
+
+    def _passed_to(self, now: int, views: frozenset[int]) -> None:
+        self.passed = Passed(now, self._book.taken.txid, views - self._away)
 
     def catch_up(self, instant: int) -> None:
         """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
@@ -121,7 +134,7 @@ class Ticker:
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
                 total += 1
             except OutOfReach:
-                continue  # it stops in a moment, and takes no part
+                self._away.add(view.id)  # it stops in a moment, and takes no part
         return total
 
 

@@ -352,7 +352,7 @@ def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Ha
 
 def _held(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        works = holding.told(engine.book, engine.works())
+        works = holding.told(engine.book, engine.works(), engine.writes)
         return {"works": works, "behind": engine.watermark.behind()}
 
     return handle

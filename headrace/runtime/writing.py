@@ -25,7 +25,7 @@ from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
-from headrace.runtime.link import LOOK_S, Published, SinkLink
+from headrace.runtime.link import LOOK_S, CoverageWriter, Published, SinkLink
 from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
@@ -53,18 +53,22 @@ class SinkThread:
         wake: Callable[[], None],
         name: str = "headrace-sink",
         watermark: Published | None = None,
+        coverage: CoverageWriter | None = None,
     ) -> None:
         """``wake`` is called when the engine's thread has something to take.
 
-        ``watermark``: published with each look at the connection.
+        ``watermark``: published with each look at the connection; ``coverage``: told of it.
         """
-        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
+        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects), _Now())
         self._jobs = jobs
         self._wake = wake
         self._watermark: Final = watermark
+        self._coverage: Final = coverage
         self._link: SinkLink | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
+        self._fresh = True
+        """Whether there was no look over this connection yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -75,11 +79,21 @@ class SinkThread:
         """
         self._written = {}
         self._out = set()
+        self._fresh = True
         self._link = link
 
     def leave(self) -> None:
         """Use the connection for no other job than the one that is being written."""
         self._link = None
+
+    @property
+    def writes(self) -> tuple[int, int, float] | None:
+        """The view that is written just now, how many rows, and for how many seconds; any thread.
+
+        None: none, or many at once, which does not take long.
+        """
+        now = self._ways.now.view
+        return None if now is None else (now[0], now[1], clock.monotonic() - now[2])
 
     def close(self) -> None:
         """Wait for the thread's end.  REQUIRES: there will be no more jobs."""
@@ -113,10 +127,14 @@ class SinkThread:
             self._wake()
 
     def _look(self, link: SinkLink, busy_s: float = 0.0) -> None:
-        if self._watermark is None:
-            link.look(busy_s)
-        else:
-            self._watermark.sample(*link.look(busy_s, self._watermark.text()))
+        found = link.look(busy_s, self._watermark.text() if self._watermark else "")
+        if self._watermark is not None:
+            self._watermark.sample(found.at, found.wal)
+        if self._coverage is not None:
+            if self._fresh:
+                self._fresh = False
+                self._coverage.restart()
+            self._coverage.look(link.sink, found.at, found.asked)
 
     def write(self, link: SinkLink, job: CommitJob) -> Answer:
         """Write a job, group by group.
@@ -159,6 +177,15 @@ class _Ways:
     breaks: _Breaks
     suspects: Suspects
     quick: QuickWay
+    now: _Now
+
+
+@dataclass(slots=True)
+class _Now:
+    """What the thread writes just now; others may read it."""
+
+    view: tuple[int, int, float] | None = None
+    """A view, how many rows, and since when on the monotonic clock."""
 
 
 class _Group:
@@ -175,6 +202,7 @@ class _Group:
         self._breaks = ways.breaks
         self._suspects = ways.suspects
         self._quick = ways.quick
+        self._now = ways.now
         self._link = link
         self._conn = link.sink
         self._job = job
@@ -289,8 +317,13 @@ class _Group:
         }
 
     def _write_marked(self, part: ViewPart) -> int:
-        with self._suspects.during(part.view_id, self._job.txid):
-            return self._write_view(part)
+        assert part.diffs is not None, "it changes"
+        self._now.view = part.view_id, part.diffs.num_rows, clock.monotonic()
+        try:
+            with self._suspects.during(part.view_id, self._job.txid):
+                return self._write_view(part)
+        finally:
+            self._now.view = None
 
     def _write_view(self, part: ViewPart) -> int:
         conn, writer = self._conn, self._link.writer

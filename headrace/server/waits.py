@@ -31,14 +31,12 @@ from headrace.sql import origins, states
 from headrace.sql.states import WaitedView
 from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.verbs import WaitFor
-from headrace.types import format_lsn, parse_lsn
+from headrace.types import format_lsn, parse_lsn, record_end
 
 _log = structlog.get_logger(__name__)
 
 _ENTRY: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^",\s][^",]*?))\s*(?:,|$)')
 _DEFAULT_PATH: Final = '"$user", public'
-_SHORT_HEADER: Final = 24
-_LONG_HEADER: Final = 40
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
 _POLL_S: Final = 0.01
@@ -284,17 +282,6 @@ def search_path(text: str, user: str) -> list[str]:
         name = plain.lower() if quoted is None else quoted.replace('""', '"')
         names.append(user if name == "$user" else name)
     return names
-
-
-def record_end(lsn: int, block: int, segment: int) -> int:
-    """``lsn`` as the end of the record before it.
-
-    The insert position behind a record that fills its page is shown behind the next page's
-    header, which no record has reached: nobody could ever cover it.
-    """
-    page = lsn - lsn % block
-    header = _SHORT_HEADER if page % segment else _LONG_HEADER
-    return page if lsn - page <= header else lsn
 
 
 def _check_status(view: WaitedView) -> None:

@@ -50,6 +50,7 @@ CREATE POLICY public ON headrace.meta FOR SELECT USING (true);
 ALTER TABLE headrace.histories ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.history ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.feeds ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.covered ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS readers ON headrace.histories;
 CREATE POLICY readers ON headrace.histories FOR SELECT USING (
     pg_catalog.has_table_privilege(result_oid, 'SELECT') AND NOT pg_catalog.row_security_active(result_oid));
@@ -58,6 +59,9 @@ CREATE POLICY readers ON headrace.history FOR SELECT
     USING (history_id IN (SELECT h.id FROM headrace.histories h));
 DROP POLICY IF EXISTS readers ON headrace.progress;
 CREATE POLICY readers ON headrace.progress FOR SELECT
+    USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
+DROP POLICY IF EXISTS readers ON headrace.covered;
+CREATE POLICY readers ON headrace.covered FOR SELECT
     USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
 -- A feed is that of its owner and his members, who is whoever has made it.
 DROP POLICY IF EXISTS own ON headrace.feeds;

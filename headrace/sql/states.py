@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from headrace.errors import BugError, HeadraceError
 from headrace.postgres.identity import IDENTIFIED
@@ -73,6 +74,28 @@ _FRESHNESS: Final = "; batches grow, the views fall behind, and nothing is lost"
 _END_OVERLOAD: Final = r"""
 UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, ''), '')
  WHERE note ~ %(pattern)s"""
+_SLOW: Final = "it makes other views late: "
+_APART: Final = "; in a commit_group of its own it would not"
+_WAITED: Final = "it was late: it waited for "
+_WAITED_END: Final = ", which took long"
+# Names of views are told to everybody, as at_work.sql does.
+_TELL_LATE: Final = """
+WITH slow AS MATERIALIZED (
+    SELECT s.key::bigint AS id, s.value AS what FROM pg_catalog.jsonb_each_text(%(slow)s) s),
+ named AS (
+    SELECT pg_catalog.string_agg(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name), ', ' ORDER BY v.id) AS names
+      FROM headrace.views v JOIN slow s ON s.id = v.id)
+UPDATE headrace.views v SET note = pg_catalog.concat_ws('; ',
+         nullif(pg_catalog.regexp_replace(coalesce(v.note, ''), %(pattern)s, '', 'g'), ''),
+         CASE WHEN s.id IS NULL THEN %(waited)s || n.names || %(waited_end)s
+              ELSE %(is_slow)s || s.what || %(apart)s END)
+  FROM named n CROSS JOIN headrace.views w LEFT JOIN slow s ON s.id = w.id
+ WHERE v.id = w.id AND v.status <> 'error' AND n.names IS NOT NULL
+   AND (s.id IS NOT NULL OR w.id = ANY (%(late)s))"""
+_END_LATE: Final = """
+UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, '', 'g'), '')
+ WHERE note ~ %(pattern)s"""
+_LATE: Final = rf"(; )?({_SLOW}.*?{_APART}|{_WAITED}.*?{_WAITED_END})"
 # A wait's view, and where the source is now, in one look.
 _LOOK_UP: Final = """
 SELECT v.id, v.status, headrace.view_message(v.id) AS message,
@@ -253,6 +276,18 @@ def tell_overload(conn: Connection, why: str) -> None:
 def end_overload(conn: Connection) -> None:
     """Say that no more."""
     conn.execute(_END_OVERLOAD, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
+
+
+def tell_late(conn: Connection, slow: Mapping[int, str], late: Sequence[int]) -> None:
+    """Note with views what took them so long, and with those in ``late`` that they waited."""
+    values = {"slow": Jsonb({str(view): what for view, what in slow.items()}), "late": list(late)}
+    words = {"waited": _WAITED, "waited_end": _WAITED_END, "is_slow": _SLOW, "apart": _APART}
+    conn.execute(_TELL_LATE, values | words | {"pattern": _LATE})
+
+
+def end_late(conn: Connection) -> None:
+    """Say that no more."""
+    conn.execute(_END_LATE, {"pattern": _LATE})
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:

@@ -1,61 +1,23 @@
 -- The rows that a view had at a txid, an LSN or a time: SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).
--- The row type says which view, for Postgres knows the columns of a type only.  Its table of now is read
--- as who asks, and the changes after that txid are taken back.
--- The texts of rows are compared, as the types' own functions print them under the settings here.
+-- The row type says which view, for Postgres knows the columns of a type only.  A position or a time after the
+-- view's last change is waited for (await_history.sql); then all is read in one snapshot (rows_as_of.sql).
 CREATE OR REPLACE FUNCTION headrace.view_as_of(
     view anyelement, txid bigint DEFAULT NULL, lsn pg_lsn DEFAULT NULL, at timestamptz DEFAULT NULL)
 RETURNS SETOF anyelement
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
-    SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres'
-    SET extra_float_digits = 3 SET bytea_output = 'hex' SET lc_monetary = 'C' SET xmloption = 'content'
-    SET array_nulls = on
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = on SET "TimeZone" = 'UTC'
 AS $$
 #variable_conflict use_column
 DECLARE
-    named  regclass;
-    kept   headrace.histories;
-    moved  headrace.progress;
-    wanted text;
-    bound  bigint;
+    named regclass;
 BEGIN
     SELECT t.typrelid INTO named FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
      WHERE t.oid = pg_typeof(view) AND c.relkind = 'r';
     IF named IS NULL OR num_nonnulls(view_as_of.txid, view_as_of.lsn, view_as_of.at) <> 1 THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'view_as_of takes the row type of a view, and one of txid, lsn, at',
             HINT = 'Write for example SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).';
+    ELSIF view_as_of.txid IS NULL THEN
+        PERFORM headrace.await_history(named, view_as_of.lsn, view_as_of.at);
     END IF;
-    kept := headrace.history_of(named);
-    SELECT p.* INTO moved FROM headrace.progress p WHERE p.view_id = kept.view_id;
-    IF view_as_of.txid IS NOT NULL THEN
-        wanted := format('txid %s', view_as_of.txid);
-        bound := view_as_of.txid;
-    ELSIF view_as_of.lsn IS NOT NULL THEN
-        wanted := format('LSN %s', view_as_of.lsn);
-        IF view_as_of.lsn BETWEEN kept.first_lsn AND moved.lsn THEN
-            SELECT coalesce(min(c.txid) - 1, moved.txid + kept.shift) INTO bound FROM headrace.history c
-             WHERE c.history_id = kept.id AND c.txid > kept.first_txid AND c.lsn > view_as_of.lsn;
-        END IF;
-    ELSE
-        wanted := format('%s', view_as_of.at);
-        IF view_as_of.at BETWEEN kept.first_at AND moved.source_commit_at THEN
-            SELECT coalesce(min(c.txid) - 1, moved.txid + kept.shift) INTO bound FROM headrace.history c
-             WHERE c.history_id = kept.id AND c.txid > kept.first_txid AND c.commit_at > view_as_of.at;
-        END IF;
-    END IF;
-    IF bound IS NULL OR bound < kept.first_txid OR bound > moved.txid + kept.shift THEN
-        PERFORM headrace.history_lost(named, wanted, moved.txid + kept.shift);
-    END IF;
-    RETURN QUERY EXECUTE format('
-        SELECT (x.found).* FROM (
-            SELECT r.image::%1$s AS found FROM (
-                SELECT i.image, headrace.history_times(sum(i.weight)) AS times FROM (
-                    SELECT (t.*)::text COLLATE "C" AS image, 1 AS weight FROM ONLY %1$s t
-                    UNION ALL
-                    SELECT (d.data::%1$s)::text COLLATE "C", -d.weight FROM headrace.history c
-                     CROSS JOIN LATERAL unnest(c.weights, c.data) AS d (weight, data)
-                     WHERE c.history_id = $1 AND c.txid > $2) i
-                 GROUP BY i.image) r
-             CROSS JOIN LATERAL generate_series(1, r.times)
-            OFFSET 0) x', named) USING kept.id, bound;
+    RETURN QUERY SELECT * FROM headrace.rows_as_of(view, view_as_of.txid, view_as_of.lsn, view_as_of.at);
 END
 $$;

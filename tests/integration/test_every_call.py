@@ -60,6 +60,8 @@ ELSEWHERE = {
 """Verbs that change something: each has tests of its own."""
 CALLED = {"drain_worker", "wait_for"}
 FUNCTIONS = {
+    "await_history": "({view}::regclass, NULL, clock_timestamp())",
+    "rows_as_of": "(NULL::{table}, NULL, NULL, clock_timestamp())",
     "at_work": "()",
     "batch_s": "()",
     "connection_points": "()",

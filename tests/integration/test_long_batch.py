@@ -227,6 +227,39 @@ def test_what_the_worker_tells_of_itself_is_told_meanwhile(engine, source):
         holder.close()
 
 
+def test_who_makes_others_late_is_named_to_all_of_them(engine, commander, source):
+    """While it is at it, and for a minute after it; also to owners of other views."""
+    said = "SELECT held_by, message FROM headrace.list_views() WHERE name = %s"
+    role = f"other_{source.info.dbname}"
+    commander.execute("CALL headrace.create_view('slow', %s)", (SLOW,))
+    commander.execute("CALL headrace.create_view('other', %s)", (QUERY,))
+    source.execute(f"CREATE ROLE {role}; GRANT SELECT ON items TO {role}")
+    try:
+        commander.execute("CALL headrace.set_owner('other', %s)", (role,))
+        with psycopg.connect(engine.source, autocommit=True) as owner:
+            owner.execute(f"SET ROLE {role}")
+
+            def told(name: str) -> list[str]:
+                return [word or "" for word in owner.execute(said, (name,)).fetchone()]
+
+            with psycopg.connect(engine.source, autocommit=True) as holder:
+                holder.execute(f"SELECT pg_advisory_lock({LOCK})")
+                source.execute("INSERT INTO items VALUES (-1, 1)")
+                wait_until(lambda: "of public.slow" in told("public.other")[0], "it is named")
+                time_passes(2.0)  # beyond what is called late
+            late = "it was late: it waited for public.slow, which took long"
+            wait_until(lambda: late in told("public.other")[1], lambda: told("public.other"))
+            assert told("public.slow")[1] == "", "of another's view nothing is told"
+        slow = "it makes other views late: its part of a batch"
+        [(_, message)] = source.execute(said, ("public.slow",)).fetchall()
+        assert message is not None
+        assert message.startswith(slow)
+        wait_until(lambda: "view makes others late" in engine.log, "the log says so")
+    finally:
+        commander.execute("CALL headrace.drop_view('other', true)")
+        source.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 @pytest.mark.slow
 def test_a43_a_function_that_takes_too_long_for_what_comes_is_told(engine, commander, source):
     """20 ms a row bear 50 rows a second; some hundred come, for as long as it is not said."""

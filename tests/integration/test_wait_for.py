@@ -9,7 +9,8 @@ import time
 import psycopg
 import pytest
 
-from headrace.server.waits import record_end, search_path
+from headrace.server.waits import search_path
+from headrace.types import record_end
 
 pytestmark = pytest.mark.shared_engine
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Iterator
+
 import pytest
 
 from headrace.network import pace
 from headrace.network.meter import LinkMeter
 from headrace.network.pace import LinkPace
+from headrace.population import placing
+from headrace.sql.links import LinkFacts
+from tests.amounts import seeds
 
 MB = 1_000_000
 
@@ -120,3 +130,140 @@ def test_pieces_and_windows_are_bounded(rate: int) -> None:
 def test_on_this_machine_nothing_is_packed_whatever_is_measured_or_said() -> None:
     near = pace.first(far=False)
     assert pace.of(1000, 1000, near) == near == LinkPace(False, None, 1 << 26)
+
+
+# --- generated traces, in virtual time
+
+
+@dataclasses.dataclass
+class Wire:
+    """A link in one direction: bytes go through one after the other, and take a way."""
+
+    rate: float
+    way_s: float
+    jitter_s: float
+    rng: random.Random
+    free: float = 0.0
+    last: float = 0.0
+
+    def arrives(self, size: int, now: float) -> float:
+        """When the last byte of a message is there, which is sent ``now``."""
+        self.free = max(self.free, now) + size / self.rate
+        at = self.free + self.way_s + self.rng.uniform(0, self.jitter_s)
+        self.last = max(self.last, at)
+        return self.last
+
+
+def run(wire: Wire, sizes: Iterator[tuple[float, int]], window: int) -> LinkMeter:
+    """Send messages, not before their times, with no more than a window under way; all are answered."""
+    meter, now, got, sent = LinkMeter(), 0.0, 0, 0
+    answers: deque[tuple[float, int]] = deque()
+    trip = 2 * wire.way_s + wire.jitter_s / 2
+    meter.answered(0.0, trip)
+
+    def take(until: float) -> None:
+        nonlocal got
+        while answers and answers[0][0] <= until:
+            at, size = answers.popleft()
+            got += size
+            meter.arrived(got, at)
+
+    for at, size in sizes:
+        now = max(now, at)
+        take(now)
+        while answers and sent - got + size > window:
+            now = answers[0][0]
+            take(now)
+        meter.sends(size, now)
+        sent += size
+        answers.append((wire.arrives(size, now) + wire.way_s, size))
+    take(math.inf)
+    return meter
+
+
+def wires(rng: random.Random) -> Wire:
+    rate = 10 ** rng.uniform(4.7, 7.7)  # 50 kB/s to 50 MB/s
+    way_s = 10 ** rng.uniform(-3.5, -1)
+    return Wire(rate, way_s, rng.choice((0.0, 0.2, 0.5)) * way_s, rng)
+
+
+def small_bursts(wire: Wire, rng: random.Random) -> Iterator[tuple[float, int]]:
+    """A few messages at once, and then a pause in which all of them arrive."""
+    at = 0.0
+    for _ in range(50):
+        left = rng.randrange(1, 250_000)
+        while left > 0:
+            size = min(left, rng.choice((200, 16_000, 64_000)))
+            left -= size
+            yield at, size
+        at += 250_000 / wire.rate + 4 * wire.way_s + rng.uniform(0.1, 3)
+
+
+def trickle(wire: Wire, rng: random.Random) -> Iterator[tuple[float, int]]:
+    """Something is always under way, but never much: who sends has not more."""
+    for n in range(5_000):
+        yield (
+            n * wire.way_s / 2,
+            rng.randrange(50, max(60, min(4_000, round(wire.rate * wire.way_s / 4)))),
+        )
+
+
+def plenty(wire: Wire, rng: random.Random) -> Iterator[tuple[float, int]]:
+    """As much as goes through in seconds."""
+    left = max(4e6, 4 * wire.rate * max(1.0, 8 * wire.way_s))
+    while left > 0:
+        size = rng.choice((16_000, 64_000))
+        left -= size
+        yield 0.0, size
+
+
+@pytest.mark.parametrize("seed", seeds(0, 40, quick=5))
+def test_bursts_that_a_buffer_holds_and_trickles_say_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    for traffic in (small_bursts, trickle):
+        wire = wires(rng)
+        meter = run(wire, traffic(wire, rng), 1 << 20)
+        assert meter.bandwidth is None, (traffic.__name__, wire)
+        assert meter.under_way == 0
+
+
+@pytest.mark.parametrize("seed", seeds(0, 40, quick=5))
+def test_what_is_measured_is_what_the_link_bears(seed: int) -> None:
+    rng = random.Random(seed)
+    wire = wires(rng)
+    # A burst that is nearly nothing goes before.
+    meter = run(wire, itertools.chain(small_bursts(wire, rng), plenty(wire, rng)), 1 << 23)
+    assert meter.bandwidth is not None
+    assert 0.6 * wire.rate <= meter.bandwidth <= 1.6 * wire.rate, wire
+
+
+@pytest.mark.parametrize("seed", seeds(0, 40, quick=5))
+def test_what_comes_out_of_a_buffer_is_not_taken_for_the_link(seed: int) -> None:
+    """The reader sleeps now and then: then it finds much at once."""
+    rng = random.Random(seed)
+    wire, meter = wires(rng), LinkMeter()
+    meter.answered(0.0, 2 * wire.way_s)
+    read, awake = 0.0, 0.0
+    for at, size in plenty(wire, rng):
+        there = wire.arrives(size, at)
+        if there > awake and rng.random() < 0.01:
+            awake = there + rng.uniform(0.1, 0.5)
+        # A gigabyte per second out of a buffer.
+        read = max(read + size / 1e9, there, awake if there <= awake else 0.0)
+        meter.came(size, read)
+    assert meter.bandwidth is None or meter.bandwidth <= 2 * wire.rate, wire
+
+
+def test_small_messages_that_come_without_a_pause_say_nothing() -> None:
+    meter = LinkMeter()
+    for n in range(3_000):
+        meter.came(1_000, n / 100)
+    assert meter.bandwidth is None
+
+
+def test_what_is_not_known_costs_as_an_ordinary_link() -> None:
+    meter = LinkMeter()
+    meter.sends(70_000, 0.0)
+    meter.arrived(70_000, 0.18)  # 380 kB/s, were it taken for the bandwidth
+    told = meter.told(1.0)
+    assert placing.weight(LinkFacts(None, told.bandwidth)) == placing.weight(LinkFacts())

@@ -173,7 +173,7 @@ def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
         "UPDATE headrace.views SET status = 'running', result_oid = %s", (view.target.oid,)
     )
     conn.execute("UPDATE headrace.progress SET applied_at = now()")
-    _, wal = owner.look()
+    wal = owner.look().wal
     assert conn.execute(lag).fetchone() == (None,), "it has not said how far it is"
     watermark = format_lsn(wal - 8)
     for look, least in ((0.5, 0), (7.0, 7000), (8.0, 7000)):

@@ -1,0 +1,86 @@
+"""Up to where the views are complete that ``view_as_of()`` asks for.
+
+The last change of a view says nothing of the time after it.  Somebody who asks for a later time or
+position takes an advisory lock of the view and waits (``sql/await_history.sql``).  The sink thread
+sees the lock when it looks at its connection, and stores how far the view is; so an idle engine
+writes nothing.
+
+* Invariant 1: what is stored was in the view's table before it was stored.
+* Invariant 2: a time is stored with a position of the WAL that was read a look later, so about a
+  second: a transaction takes its time stamp just before it writes its commit record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace import clock
+from headrace.runtime.book import Book
+from headrace.runtime.views import View
+from headrace.sql import covered
+from headrace.sql.covered import Covered
+from headrace.types import format_lsn, record_end
+
+_SAMPLES_MAX: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Views that read the clock have, once they have ``txid``, what time changes until then."""
+
+    instant: int = 0
+    """Microseconds since 2000-01-01 UTC on the server's clock."""
+    txid: int = 0
+    views: frozenset[int] = frozenset()
+
+
+class Coverage:
+    """Of one engine; for its sink thread."""
+
+    def __init__(self, book: Book, passed: Callable[[], Passed]) -> None:
+        """``passed`` tells how far views that read the clock are; on any thread."""
+        self._book: Final = book
+        self._passed: Final = passed
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
+        """What was committed before a time (server's clock) is in the WAL before a position."""
+        self._looked_at: float | None = None
+        """The server's time at the last look over this connection."""
+
+    def restart(self) -> None:
+        """Forget what was read over the connection of before: the server may be another one."""
+        self._samples.clear()
+        self._looked_at = None
+
+    def look(self, conn: psycopg.Connection[Any], at: float, asked: frozenset[int]) -> None:
+        """Store how far the views are that are asked for; ``at``: the server's time just now."""
+        before, self._looked_at = self._looked_at, at
+        if not asked:
+            self._samples.clear()
+            return
+        end = covered.wal_end(conn)
+        if before is not None:
+            lsn = record_end(end.lsn, end.block, end.segment)
+            if self._samples and self._samples[-1][1] == lsn:
+                self._samples.pop()
+            self._samples.append((before, lsn))
+        views = [v for v in list(self._book.views.values()) if covered.asked_as(v.id) in asked]
+        covered.put(conn, [told for view in views if (told := self._told(view)) is not None])
+
+    def _told(self, view: View) -> Covered | None:
+        progress, mark = view.progress, view.mark
+        if not view.live or progress is None:
+            return None
+        # A view that time changes has what is covered only after the ticks until then.
+        passed = self._passed()
+        lsn = self._book.covered(mark)
+        at = max((at for at, wal in self._samples if wal <= lsn), default=None)
+        if view.temporal and at is not None:
+            known = view.id in passed.views and mark.txid >= passed.txid
+            until = clock.from_postgres(passed.instant).timestamp()
+            at = min(at, until) if known else None
+        return Covered(view.id, progress.epoch, format_lsn(lsn), at)
