@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 _LOCK: Final = 0x4844_5202
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.3
-_LOOK_BYTES_MAX: Final = 8 << 20
+_LOOK_BYTES_MAX: Final = 1 << 20
 """Size of a table up to which it is read through to see whether it has rows."""
 
 
@@ -173,7 +173,7 @@ def _is_empty(conn: Connection, oid: int, name: tuple[str, str]) -> bool:
     if row[0] == 0 or row[0] > _LOOK_BYTES_MAX:
         return bool(row[0] == 0)
     with conn.cursor() as cursor, cursor.copy(sql.SQL("COPY {} TO STDOUT").format(table)) as copy:
-        return not any(copy)
+        return sum(map(len, copy)) == 0  # read to its end, or the session stays busy
 
 
 def _wait_at_most(conn: Connection, lock_timeout_ms: int) -> None:
