@@ -126,7 +126,8 @@ def same(like: Facts, found: Facts, numbers: Mapping[int, int]) -> bool:
     kinds = ("kind", "persistence", "identity")
     if any(like[kind] != found[kind] for kind in kinds) or not found.get("identified", True):
         return False
-    if [numbers.get(n) for n in like["key"] or ()] != (found["key"] or []):
+    key = sorted(numbers.get(number, 0) for number in like["key"] or ())
+    if key != sorted(found["key"] or ()):
         return False
     published = found["published"]
     if published is None or not published["whole"]:
