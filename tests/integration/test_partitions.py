@@ -16,8 +16,6 @@ from tests.amounts import seeds
 from tests.compared import differs
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.shared_engine
-
 ROOT = """
 CREATE TABLE {t} (id int NOT NULL, k int NOT NULL, v int, w text, d int GENERATED ALWAYS AS (v * 2)
   STORED, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);
@@ -110,6 +108,9 @@ class Views:
         self.run("DROP TABLE IF EXISTS {t}, {t}_names CASCADE")
 
 
+together = pytest.mark.shared_engine
+
+
 @pytest.fixture
 def views(commander, source, request) -> Iterator[Views]:
     made = Views(commander, source, f"t{abs(hash(request.node.name)) % 10**8}")
@@ -121,6 +122,7 @@ ALIKE = {name: query for name, query in QUERIES.items() if name != "computed"}
 """Queries whose views follow a table with its columns in another order."""
 
 
+@together
 @pytest.mark.parametrize("begin", ["", MORE, REST], ids=["one", "two", "rest"])
 def test_empty_partitions_are_followed_without_a_refill(views, begin):
     views.run(ROOT + OTHER + begin + FILL)
@@ -146,6 +148,7 @@ def test_empty_partitions_are_followed_without_a_refill(views, begin):
     views.come_right()
 
 
+@together
 def test_the_new_member_may_be_of_another_shape(views):
     """Columns at other numbers, a tree of partitions, a dropped one; a key that is another's."""
     views.run(ROOT + OTHER + MORE + FILL)
@@ -182,6 +185,7 @@ def test_the_new_member_may_be_of_another_shape(views):
     views.come_right()
 
 
+@together
 def test_children_of_a_table_that_has_some(views):
     views.run(
         "CREATE TABLE {t} (id int PRIMARY KEY, v int);"
@@ -207,6 +211,7 @@ def member(views: Views, name: str) -> bool:
     return rows.rowcount == len(views.queries)
 
 
+@together
 def test_a_partition_that_comes_with_rows_is_filled(views):
     views.run(ROOT + OTHER + FILL)
     views.create(ALIKE)
@@ -218,6 +223,7 @@ def test_a_partition_that_comes_with_rows_is_filled(views):
     views.are_right()
 
 
+@together
 def test_a_partition_that_is_being_written_is_filled(views, engine):
     """Nobody waits long for the engine, and no row is lost."""
     views.run(ROOT + OTHER + FILL)
@@ -239,6 +245,7 @@ def stopped(views: Views) -> bool:
     return rows.rowcount > 0
 
 
+@together
 @pytest.mark.parametrize("seed", seeds(1, 8))
 def test_any_history_of_partitions_and_rows(views, seed):
     """Partitions come and go, with rows and without, amid writes; nothing waits for the views."""
@@ -260,6 +267,36 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.come_right()
     views.run("UPDATE {t} SET v = v + 1; DELETE FROM {t} WHERE id % 5 = 1")
     views.come_right()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["cp26", "cp26b"])
+def test_killed_while_it_follows(start_engine, database, tmp_path, point):
+    """Whoever starts again reads the new partition, or fills the view with its rows."""
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        views = Views(commander, source, "t")
+        views.run(ROOT + OTHER + MORE + FILL)
+        views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
+        for number, action in enumerate(
+            ("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "DROP TABLE {t}_2")
+        ):
+            (traps / f"{point}.sprung").unlink(missing_ok=True)
+            (traps / point).write_text("kill:1")
+            views.run(action)
+            wait_until((traps / f"{point}.sprung").exists, "it was killed")
+            if number == 0:
+                views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 1, 50)")
+                views.come_right()
+                views.run("DELETE FROM {t} WHERE k = 20")
+                views.come_right()
+        views.run("UPDATE {t} SET v = v + 1")
+        views.come_right()
 
 
 def _step(rng: random.Random) -> str:
