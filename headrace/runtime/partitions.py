@@ -14,7 +14,7 @@ Everything else is not followed here: the view stops, and is filled anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ import structlog
 from headrace.collections import members as arms
 from headrace.collections.members import Member
 from headrace.collections.plan import PhysicalPlan, to_json
-from headrace.errors import PrerequisiteError
+from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import fingerprint, members, publication
 from headrace.postgres.fingerprint import Facts, Present, Reliances
 from headrace.postgres.members import Change, Table
@@ -82,12 +82,37 @@ class _Next:
 class Partitions:
     """The views of one engine whose tables get and lose members; on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, drain: Callable[[], None]) -> None:
+        """``drain`` waits until nothing is in flight."""
         self._book = book
+        self._drain = drain
         self._missed: dict[tuple[int, frozenset[int]], int] = {}
         """Where the source was when members of a view's tables were first missed."""
 
-    def follow(self, found: Sequence[Difference]) -> dict[int, Facts]:
+    def settle(
+        self, moving: Sequence[Difference], known: dict[int, Facts]
+    ) -> dict[int, HeadraceError]:
+        """Have views follow what differs, and put what they rely on then into ``known``.
+
+        Returns what stands against going on of those that cannot.
+        """
+        self._drain()
+        views = self._book.views
+        # Some may have stopped meanwhile.
+        left = [d for d in moving if views.get(d.view.id) is d.view and d.view.owned]
+        if any(unit.busy for d in left for unit in (d.view, *self._book.needed([d.view]))):
+            return {}
+        followed = self._follow(left)
+        errors: dict[int, HeadraceError] = {}
+        for difference in left:
+            view_id, before = difference.view.id, difference.before
+            if view_id in followed:
+                known[view_id] = followed[view_id]
+            elif (error := fingerprint.difference(before, difference.now)) is not None:
+                errors[view_id] = error
+        return errors
+
+    def _follow(self, found: Sequence[Difference]) -> dict[int, Facts]:
         """Have views go on with other members; the facts of each from now on, by id.
 
         A view that is to be asked about again keeps its facts; one that is missing here cannot go

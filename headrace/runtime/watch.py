@@ -66,8 +66,7 @@ class Watch:
     def __init__(self, book: Book, drain: Callable[[], None]) -> None:
         """``drain`` waits until nothing is in flight."""
         self._book = book
-        self._drain = drain
-        self._partitions = Partitions(book)
+        self._partitions = Partitions(book, drain)
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
@@ -108,7 +107,9 @@ class Watch:
             errors = self._check_all(moving)
         except psycopg.errors.LockNotAvailable as locked:
             raise _locked(locked) from locked
-        errors |= self._follow(moving)
+        if moving:
+            errors |= self._partitions.settle(moving, self._facts)
+            self._asked = None
         lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
         if lost and self.publication_replaced():
             raise lost[0]
@@ -143,27 +144,6 @@ class Watch:
             self._note_quiet(view_id, done[view_id])
         unsure = {difference.view.id for difference in moving}
         self._compared = {i for i in views if i in self._facts} - errors.keys() - unsure
-        return errors
-
-    def _follow(self, moving: Sequence[Difference]) -> dict[int, HeadraceError]:
-        """Have views follow partitions; what stands against going on of those that cannot."""
-        if not moving:
-            return {}
-        self._drain()
-        views = self._book.views
-        # Some may have stopped meanwhile.
-        left = [d for d in moving if views.get(d.view.id) is d.view and d.view.owned]
-        if any(unit.busy for d in left for unit in (d.view, *self._book.needed([d.view]))):
-            return {}
-        followed = self._partitions.follow(left)
-        errors = {}
-        for difference in left:
-            view_id, before = difference.view.id, difference.before
-            if view_id in followed:
-                self._facts[view_id] = followed[view_id]
-            elif (error := fingerprint.difference(before, difference.now)) is not None:
-                errors[view_id] = error
-        self._asked = None
         return errors
 
     def _reconsider(self) -> None:
