@@ -34,7 +34,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MemberTable:
     """A member in the catalog."""
 
     oid: int
@@ -87,17 +87,17 @@ def settled(before: Facts, now: Facts, change: Change) -> Facts:
     return before | {"relations": relations, "tables": tables}
 
 
-def look(conn: Connection, oids: Iterable[int]) -> dict[int, Table]:
+def look(conn: Connection, oids: Iterable[int]) -> dict[int, MemberTable]:
     """Return those of the tables ``oids`` that are there."""
     rows = conn.execute(_LOOK, (sorted(oids),)).fetchall()
     return {
-        oid: Table(oid, schema, name, kind, {k: tuple(v) for k, v in columns.items()})
+        oid: MemberTable(oid, schema, name, kind, {k: tuple(v) for k, v in columns.items()})
         for oid, schema, name, kind, columns in rows
     }
 
 
 def alike(
-    facts: Facts, now: Facts, member: Table, tables: Mapping[int, Table]
+    facts: Facts, now: Facts, member: MemberTable, tables: Mapping[int, MemberTable]
 ) -> Iterator[tuple[int, dict[int, int]]]:
     """Yield members that ``member`` may be like: OID, and by their column numbers those of it.
 

@@ -27,7 +27,7 @@ from headrace.collections.plan import PhysicalPlan, to_json
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import fingerprint, members, publication
 from headrace.postgres.fingerprint import Facts, Present, Reliances
-from headrace.postgres.members import Change, Table
+from headrace.postgres.members import Change, MemberTable
 from headrace.process import faults
 from headrace.runtime.book import Book
 from headrace.runtime.views import View
@@ -214,7 +214,7 @@ class Partitions:
             faults.point(faults.MEMBERS_CHANGED)
         return made
 
-    def _next(self, step: _Step, tables: Mapping[int, Table], lsn: int) -> _Next:
+    def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
         """What a view goes on with; in the transaction in which it does."""
         before, now = step.of.before, step.of.now
         settled = members.settled(before, now, step.change)
@@ -253,8 +253,8 @@ class Partitions:
     def _grown(
         plan: PhysicalPlan,
         settled: Facts,
-        tables: Mapping[int, Table],
-        table: Table,
+        tables: Mapping[int, MemberTable],
+        table: MemberTable,
         lsn: int,
     ) -> tuple[PhysicalPlan, int, dict[int, int]]:
         """``plan`` with a new member, the member that it is like, and its columns by that one's."""
@@ -265,7 +265,7 @@ class Partitions:
                 return grown, oid, numbers
         raise _NotFollowedError("no partition that is read is like the new one")
 
-    def _write(self, step: _Step, after: _Next, tables: Mapping[int, Table]) -> None:
+    def _write(self, step: _Step, after: _Next, tables: Mapping[int, MemberTable]) -> None:
         conn, view_id = self._conn, step.view.id
         catalog.put_plan(conn, view_id, to_json(after.plan))
         watched.put(conn, view_id, after.facts)
