@@ -44,6 +44,8 @@ class SourceSpec(PlanPart, frozen=True):
     schema: Schema = ()
     wanted: tuple[Expr, ...] = ()
     """Rows for which one of these is not true are not kept, nor shown.  None of them may fail."""
+    start_lsn: int = 0
+    """Earlier changes are ignored: the table was empty there, and came later than the view."""
 
 
 class FilterSpec(PlanPart, frozen=True):

@@ -99,7 +99,7 @@ class Source(Collection):
     def __init__(self, node: plan.SourceSpec, start_lsn: int) -> None:
         super().__init__(node.id, node.schema)
         self._node = node
-        self._start_lsn = start_lsn
+        self._start_lsn = max(start_lsn, node.start_lsn)
         self._types = [arrow_type(column.oid) for column in node.columns]
         self._load_columns = load_columns(node)
         places = {c.attnum: i for i, c in enumerate(self._load_columns)}

@@ -74,6 +74,8 @@ def _meaning(data: Any, within: str = "") -> Any:
     if not within:
         # The stream's columns go by number: a table and its columns may have been renamed.
         dropped = {"id", "schema_name", "table_name"}
+        if not data.get("start_lsn"):
+            dropped.add("start_lsn")  # signatures are stored: as before there was one
     elif kind in ("Field", "SourceColumn"):
         dropped = {"name"}
     elif within == "Fused" and kind in ("Filter", "Map"):

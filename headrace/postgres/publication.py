@@ -8,6 +8,7 @@ everything of the application would queue behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -26,6 +27,8 @@ _log = structlog.get_logger(__name__)
 _LOCK: Final = 0x4844_5202
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.3
+_LOOK_BYTES_MAX: Final = 1 << 20
+"""Size of a table up to which it is read through to see whether it has rows."""
 
 
 def tables(conn: Connection, name: str) -> frozenset[int]:
@@ -59,6 +62,43 @@ def try_tables(conn: Connection, settings: Settings, oids: Sequence[int], fed: s
     _change(conn, settings, oids, add=True, undo=True)
 
 
+def add_empty(
+    conn: Connection, settings: Settings, oids: Sequence[int], lock_timeout_ms: int
+) -> bool:
+    """Publish the tables ``oids`` in the caller's transaction; False: one of them has rows.
+
+    None of them is written until that transaction ends.
+
+    Raises:
+        LockNotAvailable, DeadlockDetected: another session is writing one of them.
+        PrerequisiteError: one has no replica identity.
+    """
+    _wait_at_most(conn, lock_timeout_ms)
+    statements.alone(conn, _LOCK)
+    # A policy would hide rows: without it reading fails instead.
+    conn.execute("SET LOCAL row_security = off")
+    wanted = sorted(set(oids))
+    names = _names(conn, wanted)
+    for name in names:
+        table = sql.Identifier(*name)
+        conn.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE MODE").format(table))
+    # A locked table keeps its name.
+    if len(names) < len(wanted) or _names(conn, wanted) != names:
+        return False
+    if not all(map(partial(_is_empty, conn), wanted, names)):
+        return False
+    _alter(conn, settings, oids, add=True)
+    return True
+
+
+def drop_unused(
+    conn: Connection, settings: Settings, oids: Sequence[int], lock_timeout_ms: int
+) -> None:
+    """Stop publishing the tables ``oids`` in the caller's transaction."""
+    _wait_at_most(conn, lock_timeout_ms)
+    _alter(conn, settings, oids, add=False)
+
+
 def drop_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
     """Stop publishing the tables ``oids``; returns those that were published."""
     return _change(conn, settings, oids, add=False)
@@ -71,6 +111,7 @@ def _change(
     for attempt in range(_ATTEMPTS):
         try:
             with conn.transaction(force_rollback=undo):
+                _wait_at_most(conn, settings.lock_timeout_ms)
                 changed = _alter(conn, settings, oids, add=add)
         except (
             psycopg.errors.LockNotAvailable,
@@ -98,20 +139,12 @@ def _change(
 
 
 def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool) -> list[int]:
-    conn.execute(
-        sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(settings.lock_timeout_ms))
-    )
     statements.alone(conn, _LOCK)
     published = tables(conn, settings.publication_name)
     changed = [oid for oid in dict.fromkeys(oids) if (oid in published) != add]
     if not changed:
         return []
-    rows = conn.execute(
-        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = ANY (%s::oid[]) ORDER BY c.oid",
-        (changed,),
-    ).fetchall()
+    rows = _names(conn, changed)
     if not rows:
         return []  # dropped tables have left the publication by themselves
     # ONLY: a child table is another table, published when a view reads it.
@@ -127,6 +160,35 @@ def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bo
     if add:
         _check_identified(conn, settings.publication_name, rows)
     return changed
+
+
+def _is_empty(conn: Connection, oid: int, name: tuple[str, str]) -> bool:
+    """Whether a table, which is locked, has no rows; a large one is taken to have some.
+
+    Nothing is planned over it: planning would run what its indexes have in their expressions.
+    """
+    table = sql.Identifier(*name)
+    row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::bigint::oid)", (oid,)).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    if row[0] == 0 or row[0] > _LOOK_BYTES_MAX:
+        return bool(row[0] == 0)
+    with conn.cursor() as cursor, cursor.copy(sql.SQL("COPY {} TO STDOUT").format(table)) as copy:
+        return sum(map(len, copy)) == 0  # read to its end, or the session stays busy
+
+
+def _wait_at_most(conn: Connection, lock_timeout_ms: int) -> None:
+    """Set the longest wait for a lock within a transaction."""
+    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(lock_timeout_ms)))
+
+
+def _names(conn: Connection, oids: Sequence[int]) -> list[tuple[str, str]]:
+    """Schema and name of those of the tables ``oids`` that are there, by OID."""
+    return conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = ANY (%s::oid[]) ORDER BY c.oid",
+        (list(oids),),
+    ).fetchall()
 
 
 def _check_identified(conn: Connection, name: str, added: Sequence[tuple[str, str]]) -> None:

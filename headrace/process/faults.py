@@ -76,6 +76,8 @@ BEFORE_PART: Final = "cp24"
 PARTED: Final = "cp24b"
 BEFORE_INHERIT: Final = "cp25"
 INHERITED: Final = "cp25b"
+MEMBERS_CHANGED: Final = "cp26"
+MEMBERS_COMMITTED: Final = "cp26b"
 
 
 @dataclass(slots=True)

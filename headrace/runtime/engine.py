@@ -101,7 +101,7 @@ class Engine:
         )
         # From the lowest floor up.
         self.durability: Final = Durability(book)
-        self.watch: Final = Watch(book)
+        self.watch: Final = Watch(book, drain)
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
         self._lateness: Final = Lateness(book)

@@ -38,13 +38,14 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.kernels.pgoutput import Changes
-from headrace.postgres import definitions, fingerprint, identity
+from headrace.postgres import definitions, fingerprint, identity, members
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts, Present, Reliances
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
+from headrace.runtime.partitions import Difference, Partitions
 from headrace.runtime.views import Unit, View
 from headrace.sql import reads, results, states, watched
 from headrace.sql.status import Status
@@ -62,8 +63,10 @@ _Done = frozenset[tuple[int, int]] | None
 class Watch:
     """What the views of one engine rely on; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, drain: Callable[[], None]) -> None:
+        """``drain`` waits until nothing is in flight."""
         self._book = book
+        self._partitions = Partitions(book, drain)
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
@@ -100,22 +103,27 @@ class Watch:
             return
         self._polled = None
         try:
-            errors = self._check_all()
+            moving: list[Difference] = []
+            errors = self._check_all(moving)
         except psycopg.errors.LockNotAvailable as locked:
             raise _locked(locked) from locked
+        if moving:
+            errors |= self._partitions.settle(moving, self._facts)
+            self._asked = None
         lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
         if lost and self.publication_replaced():
             raise lost[0]
         for view_id, error in errors.items():
             fail(self._book.views[view_id], error)
         self._reconsider()
-        if not errors:
+        if not errors and not moving:
             self._polled = at
 
-    def _check_all(self) -> dict[int, HeadraceError]:
+    def _check_all(self, moving: list[Difference]) -> dict[int, HeadraceError]:
         """Compare all views with the present, which most views have in common.
 
-        A view is compared by itself only if it is new, or the present is another one.
+        A view is compared by itself only if it is new, or the present is another one.  See
+        ``_compare`` for ``moving``.
         """
         views = {v.id: v for v in self._book.views.values() if v.owned}
         self._load(list(views))
@@ -131,10 +139,11 @@ class Watch:
         noted = self._compared if self._book.batches != self._batches else set()
         done = {i: _done(self._book, views[i]) for i in (*wanted, *noted) if i in views}
         self._batches = self._book.batches
-        errors = self._compare(wanted, done, present)
+        errors = self._compare(wanted, done, present, moving)
         for view_id in noted & done.keys():
             self._note_quiet(view_id, done[view_id])
-        self._compared = {i for i in views if i in self._facts} - errors.keys()
+        unsure = {difference.view.id for difference in moving}
+        self._compared = {i for i in views if i in self._facts} - errors.keys() - unsure
         return errors
 
     def _reconsider(self) -> None:
@@ -304,9 +313,17 @@ class Watch:
         return self._compare(list(done), done, present)
 
     def _compare(
-        self, wanted: list[int], done: Mapping[int, _Done], present: Present | None
+        self,
+        wanted: list[int],
+        done: Mapping[int, _Done],
+        present: Present | None,
+        moving: list[Difference] | None = None,
     ) -> dict[int, HeadraceError]:
-        """Compare the facts of ``wanted`` with the present; None: no facts are known."""
+        """Compare the facts of ``wanted`` with the present; None: no facts are known.
+
+        Views for which only the members of a table have changed are added to ``moving``; without
+        it, the next poll comes at once, and they go on till then.
+        """
         errors: dict[int, HeadraceError] = {}
         unidentified = False
         for view_id in wanted:
@@ -318,8 +335,15 @@ class Watch:
                 continue
             now = self._now[view_id] = present.of(before)
             quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
-            error = fingerprint.difference(before, now, quiet=quiet, withdrawn=self.withdrawn)
+            gone = self.withdrawn
+            error = fingerprint.difference(before, now, quiet=quiet, withdrawn=gone)
             unidentified = unidentified or fingerprint.unidentified(now)
+            if error and (change := members.change(before, now, quiet=quiet, withdrawn=gone)):
+                if moving is None:
+                    self.due = 0.0
+                else:
+                    moving.append(Difference(self._book.views[view_id], before, now, change))
+                continue
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
                 _log.warning("catalog changed", view=view_id, lost=lost)

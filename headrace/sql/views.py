@@ -367,6 +367,11 @@ def set_placement(
     )
 
 
+def put_plan(conn: Connection, view_id: int, plan: object) -> None:
+    """Store another plan of a view, as JSON."""
+    conn.execute("UPDATE headrace.views SET plan = %s WHERE id = %s", (Jsonb(plan), view_id))
+
+
 def latency_ms(conn: Connection, view_id: int) -> int:
     """How late its table may be; 0: as early as can be."""
     row = conn.execute(

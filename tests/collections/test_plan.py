@@ -44,7 +44,7 @@ PLANS = {
         )
     ),
 }
-DIGEST = "8636cc55038dc8b3"
+DIGEST = "19966d042ee3ed4a"
 
 
 def parts(data: object) -> list[dict]:

@@ -123,7 +123,8 @@ CASES = {
     "others": Case(
         "has other partitions or children",
         "BEGIN; ALTER TABLE {t} DETACH PARTITION {t}_2;"
-        " CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (20) TO (30); COMMIT",
+        " CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (20) TO (30);"
+        " INSERT INTO {t} VALUES (21, 3); COMMIT",
         before=PARTED,
     ),
     "unpublished": Case(

@@ -20,7 +20,11 @@ CREATE VIEW doubled AS SELECT id, v * 2 AS w FROM a;
 """
 # DDL; the view that stops of it and why, or None where all go on; the query it is then.
 STEPS = (
-    ("CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4)", "parts", "has more partitions"),
+    (
+        "CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4); INSERT INTO p VALUES (8, 4, 'first')",
+        "parts",
+        "has more partitions",
+    ),
     ("INSERT INTO p VALUES (9, 4, 'new')", None, None),
     ("ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)", "parts", "has more partitions"),
     ("ALTER TABLE p DETACH PARTITION p1", "parts", "has fewer partitions"),

@@ -73,6 +73,8 @@ class FromSource:
     columns: tuple[TableColumn, ...]
     members: tuple[Table, ...]
     """Tables whose own rows it has."""
+    partitioned: bool
+    """Whether members may come and go as a matter of course: it is a union even of one."""
 
 
 class Relations:
@@ -122,7 +124,8 @@ class Relations:
         ).fetchone()
         refuse_system(oid, row[0], row[1], None)
         columns = load_columns(self._conn, self._catalog, oid)
-        self._sources[oid, inherits] = FromSource(oid, row[1], columns, members)
+        partitioned = kinds[oid] == "p"
+        self._sources[oid, inherits] = FromSource(oid, row[1], columns, members, partitioned)
 
     def _table(self, oid: int) -> Table:
         if oid in self.results and oid not in self._tables:
@@ -179,7 +182,7 @@ class Relations:
             self._member(lowering, column, source, table, wanted, alias) for table in source.members
         ]
         present = [c for c in wanted if (source.oid, c.attnum) not in self._refused]
-        if len(arms) == 1:
+        if len(arms) == 1 and not source.partitioned:
             [(node, cols)] = arms
             return node, {c.attnum: cols[c.attnum].ref for c in present}
         outputs = {

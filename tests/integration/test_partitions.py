@@ -1,0 +1,332 @@
+"""Partitions and children that come and go under views; Postgres says what each must show.
+
+A view that is filled anew gets another id: by it the tests know that a view was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.amounts import seeds
+from tests.compared import differs
+from tests.waiting import wait_until
+
+ROOT = """
+CREATE TABLE {t} (id int NOT NULL, k int NOT NULL, v int, w text, d int GENERATED ALWAYS AS (v * 2)
+  STORED, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);
+CREATE TABLE {t}_0 PARTITION OF {t} FOR VALUES FROM (0) TO (10);
+"""
+MORE = "CREATE TABLE {t}_1 PARTITION OF {t} FOR VALUES FROM (10) TO (20);"
+REST = "CREATE TABLE {t}_rest PARTITION OF {t} DEFAULT;"
+OTHER = "CREATE TABLE {t}_names (k int PRIMARY KEY, name text NOT NULL);"
+FILL = """
+INSERT INTO {t} (id, k, v, w) SELECT i, i % 10, i, 'w' || i FROM generate_series(1, 40) i;
+INSERT INTO {t}_names SELECT i, 'n' || i FROM generate_series(0, 60) i;
+"""
+QUERIES = {
+    "rows": "SELECT id, k, v, w FROM {t}",
+    "some": "SELECT id, v + 1 AS more FROM {t} WHERE v > 5 AND k <> 3",
+    "sums": "SELECT k, count(*) AS n, sum(v) AS s FROM {t} GROUP BY k",
+    "joined": "SELECT t.id, n.name, t.v FROM {t} t JOIN {t}_names n USING (k)",
+    "computed": "SELECT id, d FROM {t}",
+    "twice": "SELECT a.id, b.v FROM {t} a LEFT JOIN {t} b ON b.id = a.id + 1 AND b.v > 7",
+    "united": "SELECT id FROM {t} UNION ALL SELECT k FROM {t}_names",
+}
+
+
+class Views:
+    """Views of one test, and the engine's table of them."""
+
+    def __init__(self, commander: psycopg.Connection, source: psycopg.Connection, table: str):
+        self.commander = commander
+        self.source = source
+        self.table = table
+        self.queries: dict[str, str] = {}
+        self.ids: dict[str, int] = {}
+
+    def create(self, queries: dict[str, str], options: str = '{"sharing": false}') -> None:
+        for name, query in queries.items():
+            view = f"{self.table}_view_{name}"
+            self.queries[view] = query.format(t=self.table)
+            call = "CALL headrace.create_view(%s, %s, %s)"
+            self.commander.execute(call, (view, self.queries[view], options))
+        self.ids = self.now()
+
+    def now(self) -> dict[str, int]:
+        rows = self.source.execute(
+            "SELECT view_name, id FROM headrace.views WHERE view_name = ANY (%s)",
+            (list(self.queries),),
+        ).fetchall()
+        return dict(rows)
+
+    def run(self, statements: str) -> None:
+        self.source.execute(statements.format(t=self.table))
+
+    def are_right(self) -> None:
+        for view, query in self.queries.items():
+            self.source.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (view,))
+            assert not differs(self.source, view, query)
+
+    def come_right(self) -> None:
+        """As ``are_right``, where a change is noticed only after a while."""
+        for view, query in self.queries.items():
+            wait_until(lambda v=view, q=query: self._right(v, q), f"{view} is right")
+
+    def _right(self, view: str, query: str) -> bool:
+        with contextlib.suppress(psycopg.errors.ObjectNotInPrerequisiteState):
+            self.source.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (view,))
+            return not differs(self.source, view, query)
+        return False
+
+    def read(self, *members: str) -> bool:
+        """Whether all views read these members of the table, and no others."""
+        names = [f"{self.table}_{member}" for member in members]
+        rows = self.source.execute(
+            "SELECT array_agg(t.table_name::text ORDER BY t.table_name::text)"
+            "   FILTER (WHERE t.table_name <> %s) = %s"
+            " FROM headrace.view_tables t JOIN headrace.views v ON v.id = t.view_id"
+            " WHERE v.view_name = ANY (%s) GROUP BY v.id",
+            (f"{self.table}_names", sorted(names), list(self.queries)),
+        ).fetchall()
+        return len(rows) == len(self.queries) and all(row[0] for row in rows)
+
+    def follow(self, statements: str, *members: str) -> None:
+        """Alter the table; all views come to read ``members``, and none is filled anew."""
+        self.run(statements)
+        wait_until(lambda: self.read(*members), f"the views read {members}: {statements}")
+        assert self.now() == self.ids
+        self.are_right()
+
+    def drop(self) -> None:
+        for view in self.queries:
+            self.commander.execute("CALL headrace.drop_view(%s, if_exists => true)", (view,))
+        self.run("DROP TABLE IF EXISTS {t}, {t}_names CASCADE")
+
+
+together = pytest.mark.shared_engine
+
+
+@pytest.fixture
+def views(commander, source, request) -> Iterator[Views]:
+    made = Views(commander, source, f"t{abs(hash(request.node.name)) % 10**8}")
+    yield made
+    made.drop()
+
+
+ALIKE = {name: query for name, query in QUERIES.items() if name != "computed"}
+"""Queries whose views follow a table with its columns in another order."""
+
+
+@together
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param("", id="one"),
+        pytest.param(MORE, id="two", marks=pytest.mark.slow),
+        pytest.param(REST, id="rest"),
+    ],
+)
+def test_empty_partitions_are_followed_without_a_refill(views, begin):
+    views.run(ROOT + OTHER + begin + FILL)
+    views.create(QUERIES)
+    had = {"": ("0",), MORE: ("0", "1"), REST: ("0", "rest")}[begin]
+    new = "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)"
+    views.follow(new, *had, "2")
+    views.run("INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 10, i FROM generate_series(1, 30) i")
+    views.are_right()
+    views.run("UPDATE {t} SET k = 25 WHERE k = 3; DELETE FROM {t} WHERE id % 7 = 0")
+    views.are_right()
+    views.run("DELETE FROM {t}_2; ALTER TABLE {t} DETACH PARTITION {t}_2")
+    wait_until(lambda: views.read(*had), "the views read it no more")
+    views.run("INSERT INTO {t}_2 (id, k, v) VALUES (77, 28, 7)")
+    views.are_right()
+    assert views.now() == views.ids
+    # It is attached with a row, and detached with it.
+    views.run("ALTER TABLE {t} ATTACH PARTITION {t}_2 FOR VALUES FROM (20) TO (30)")
+    views.come_right()
+    assert views.now().keys() == views.ids.keys()
+    assert not views.now().items() & views.ids.items()
+    views.run("ALTER TABLE {t} DETACH PARTITION {t}_2")
+    views.come_right()
+
+
+@together
+def test_the_new_member_may_be_of_another_shape(views):
+    """Columns at other numbers, a tree of partitions, a dropped one; a key that is another's."""
+    views.run(ROOT + OTHER + MORE + FILL)
+    views.create(ALIKE)
+    views.run(
+        "CREATE TABLE {t}_2 (w text, gone int, d int, v int, k int NOT NULL, id int NOT NULL,"
+        " PRIMARY KEY (id, k)); ALTER TABLE {t}_2 DROP gone, DROP d;"
+        " ALTER TABLE {t}_2 ADD d int GENERATED ALWAYS AS (v * 2) STORED"
+    )
+    attach = "ALTER TABLE {t} ATTACH PARTITION {t}_2 FOR VALUES FROM (20) TO (30)"
+    views.follow(attach, "0", "1", "2")
+    views.run("INSERT INTO {t} (id, k, v, w) VALUES (1, 20, 5, 'x'), (2, 21, 50, 'y')")
+    views.are_right()
+    views.follow(
+        "CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (30) TO (50) PARTITION BY RANGE (k);"
+        " CREATE TABLE {t}_3a PARTITION OF {t}_3 FOR VALUES FROM (30) TO (40);"
+        " CREATE TABLE {t}_3b PARTITION OF {t}_3 FOR VALUES FROM (40) TO (50)",
+        *("0", "1", "2", "3a", "3b"),
+    )
+    views.run("INSERT INTO {t} (id, k, v) SELECT i, 30 + i % 20, i FROM generate_series(1, 50) i")
+    views.are_right()
+    views.run("DELETE FROM {t}_3b")
+    views.follow("DROP TABLE {t}_3b", "0", "1", "2", "3a")
+    views.run("UPDATE {t} SET v = v + 1, k = k - 20 WHERE k > 30")
+    views.are_right()
+    assert views.now() == views.ids
+    # Rows that are told apart otherwise than those of any member.
+    views.run(
+        "CREATE TABLE {t}_4 PARTITION OF {t} FOR VALUES FROM (50) TO (60);"
+        " ALTER TABLE {t}_4 REPLICA IDENTITY FULL;"
+    )
+    views.come_right()
+    views.run("INSERT INTO {t} (id, k, v) VALUES (9, 55, 9)")
+    views.come_right()
+
+
+@together
+def test_children_of_a_table_that_has_some(views):
+    views.run(
+        "CREATE TABLE {t} (id int PRIMARY KEY, v int);"
+        " CREATE TABLE {t}_a (PRIMARY KEY (id)) INHERITS ({t}); INSERT INTO {t} VALUES (1, 1);"
+        " INSERT INTO {t}_a VALUES (1, 2), (2, 3)"
+    )
+    views.create({"rows": "SELECT id, v FROM {t}", "sum": "SELECT sum(v) AS s FROM {t}"})
+    new = "CREATE TABLE {t}_b (more int, PRIMARY KEY (id)) INHERITS ({t}, {t}_a)"
+    views.run(new)
+    wait_until(lambda: member(views, "b"), "it is read")
+    views.run("INSERT INTO {t}_b VALUES (1, 20), (7, 30)")
+    views.are_right()
+    assert views.now() == views.ids
+    views.run("DELETE FROM {t}_b WHERE id = 1; UPDATE {t} SET v = v + 1")
+    views.are_right()
+    assert views.now() == views.ids
+
+
+def member(views: Views, name: str) -> bool:
+    rows = views.source.execute(
+        "SELECT FROM headrace.view_tables WHERE table_name = %s", (f"{views.table}_{name}",)
+    )
+    return rows.rowcount == len(views.queries)
+
+
+@together
+def test_a_partition_that_comes_with_rows_is_filled(views):
+    views.run(ROOT + OTHER + FILL)
+    views.create(ALIKE)
+    with views.source.transaction():
+        views.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 21, 50)")
+    views.come_right()
+    views.run("UPDATE {t} SET v = v + 1")
+    views.are_right()
+
+
+@together
+def test_a_partition_that_is_being_written_is_filled(views, engine):
+    """Nobody waits long for the engine, and no row is lost."""
+    views.run(ROOT + OTHER + FILL)
+    views.create(ALIKE)
+    with psycopg.connect(engine.source) as other:
+        with views.source.transaction():
+            views.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+        other.execute(f"INSERT INTO {views.table} (id, k, v) VALUES (1, 20, 5)")
+        wait_until(lambda: views.now() != views.ids or stopped(views), "they are filled anew")
+        other.commit()
+    views.come_right()
+
+
+def stopped(views: Views) -> bool:
+    rows = views.source.execute(
+        "SELECT FROM headrace.views WHERE view_name = ANY (%s) AND status = 'error'",
+        (list(views.queries),),
+    )
+    return rows.rowcount > 0
+
+
+@together
+@pytest.mark.parametrize("seed", seeds(1, 8))
+def test_any_history_of_partitions_and_rows(views, seed):
+    """Partitions come and go, with rows and without, amid writes; nothing waits for the views."""
+    rng = random.Random(seed)
+    views.run(ROOT + OTHER + (REST if rng.random() < 0.5 else "") + FILL)
+    views.create({name: ALIKE[name] for name in rng.sample(sorted(ALIKE), 3)})
+    for _ in range(25):
+        with contextlib.suppress(
+            psycopg.errors.CheckViolation,
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DuplicateTable,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.WrongObjectType,
+            psycopg.errors.InvalidObjectDefinition,
+        ):
+            views.run(_step(rng))
+        if rng.random() < 0.2:
+            wait_until(lambda: not stopped(views), "they run")
+    views.come_right()
+    views.run("UPDATE {t} SET v = v + 1; DELETE FROM {t} WHERE id % 5 = 1")
+    views.come_right()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["cp26", "cp26b"])
+def test_killed_while_it_follows(start_engine, database, tmp_path, point):
+    """Whoever starts again reads the new partition, or fills the view with its rows."""
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        views = Views(commander, source, "t")
+        views.run(ROOT + OTHER + MORE + FILL)
+        views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
+        for number, action in enumerate(
+            ("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "DROP TABLE {t}_2")
+        ):
+            (traps / f"{point}.sprung").unlink(missing_ok=True)
+            (traps / point).write_text("kill:1")
+            views.run(action)
+            wait_until((traps / f"{point}.sprung").exists, "it was killed")
+            if number == 0:
+                views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 1, 50)")
+                views.come_right()
+                views.run("DELETE FROM {t} WHERE k = 20")
+                views.come_right()
+        views.run("UPDATE {t} SET v = v + 1")
+        views.come_right()
+
+
+def _step(rng: random.Random) -> str:
+    n = rng.randrange(1, 5)
+    part, bounds = f"{{t}}_{n}", f"FOR VALUES FROM ({10 * n}) TO ({10 * n + 10})"
+    new = f"CREATE TABLE {part} PARTITION OF {{t}} {bounds}"
+    insert = (
+        "INSERT INTO {t} (id, k, v) SELECT i, "
+        f"{rng.choice((0, 10 * n))} + i % 10, i FROM generate_series({(low := rng.randrange(500))},"
+        f" {low + 3}) i ON CONFLICT DO NOTHING"
+    )
+    return rng.choice(
+        (
+            new,
+            new,
+            f"{new}; {insert}",
+            f"DROP TABLE {part}",
+            f"DELETE FROM {part}; ALTER TABLE {{t}} DETACH PARTITION {part}",
+            f"ALTER TABLE {{t}} DETACH PARTITION {part}",
+            f"TRUNCATE {part}; ALTER TABLE {{t}} ATTACH PARTITION {part} {bounds}",
+            f"DELETE FROM {part}; DROP TABLE {part}",
+            *(insert,) * 6,
+            f"UPDATE {{t}} SET v = v + 1, k = {10 * n} WHERE id % 11 = {n}",
+            f"DELETE FROM {{t}} WHERE k % 10 = {n}",
+        )
+    )
