@@ -6,8 +6,8 @@ A member that comes is locked against writers while it is seen to be empty and i
 the same transaction the catalog gets the view's plan with an arm for it.  So no row of it can be
 committed before the stream has its changes, and whoever starts after a crash reads a plan that is
 right.  A member that went is not published any more, or is no part of the query: its rows are
-those that the view has of it once the view has come beyond the moment at which it was missed.
-If these are none, its arm is removed.
+those that the view has of it once the view has come beyond the moment at which it was missed, and
+so has its state on disk.  If these are none, its arm is removed.
 
 Everything else is not followed here: the view stops, and is filled anew.
 """
@@ -157,7 +157,9 @@ class Partitions:
         if key not in self._missed:
             self._missed = {k: lsn for k, lsn in self._missed.items() if k[0] != view.id}
             self._missed[key] = _lsn(self._conn)
-        if self._book.covered(view.mark) < self._missed[key]:
+        # What is on disk must be without rows, too: after a crash the stream brings what has removed
+        # them once more, when there is no arm for it.
+        if min(map(self._book.covered, (view.mark, view.durable))) < self._missed[key]:
             return replace(change, went=frozenset())
         for source in view.plan.sources:
             if source.table_oid in leaves and _has_rows(view, source.id):

@@ -306,6 +306,35 @@ def test_killed_while_it_follows(start_engine, database, tmp_path, point):
         views.come_right()
 
 
+def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
+    """What is on disk has those rows still, and what has removed them is done again."""
+    engine = start_engine(
+        database, HEADRACE_CHECKPOINT_INTERVAL_MS="5000", HEADRACE_CHECKPOINT_TXIDS="100000"
+    )
+    with psycopg.connect(engine.source, autocommit=True) as source:
+        with psycopg.connect(engine.dsn, autocommit=True) as commander:
+            views = Views(commander, source, "t")
+            views.run(ROOT + OTHER + MORE + FILL)
+            views.create({name: QUERIES[name] for name in ("rows", "sums")})
+        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 5), (2, 11, 50), (3, 12, 7)")
+        views.are_right()
+        # Whatever is on disk has these rows from now on.
+        engine.stop()
+        engine.start()
+        views.run("DELETE FROM {t} WHERE k >= 10")
+        views.are_right()
+        views.run("DROP TABLE {t}_1")
+        wait_until(lambda: views.read("0"), "the views read one partition")
+        engine.kill9()
+        engine.start()
+        assert views.now() == views.ids
+        views.run(MORE)
+        wait_until(lambda: views.read("0", "1"), "the views read two partitions")
+        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 1), (100, 1, 1)")
+        views.are_right()
+        assert views.now() == views.ids
+
+
 def _step(rng: random.Random) -> str:
     n = rng.randrange(1, 5)
     part, bounds = f"{{t}}_{n}", f"FOR VALUES FROM ({10 * n}) TO ({10 * n + 10})"
