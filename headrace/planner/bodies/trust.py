@@ -134,7 +134,9 @@ class Trust:
             return None
         try:
             trees = self.trees(routine)
-            if len(trees) != 1 or not self._reads_tables(routine, trees[0]):
+            if len(trees) != 1 or any(map(_writes, trees[0].walk())):
+                return None
+            if not self._reads_tables(routine, trees[0]):
                 return None
         except UnsupportedError:
             return None
@@ -233,12 +235,8 @@ class Trust:
     def _require_stable(self, tree: Node) -> None:
         for node in tree.walk():
             if node.kind not in _KNOWN and node.kind != "RTEPERMISSIONINFO":
-                raise UnsupportedError(
-                    f"its body has a construct that is not looked into ({node.kind})"
-                )
-            if node.kind == "QUERY" and (
-                node.number("commandType") != _SELECT or node.nodes("rowMarks")
-            ):
+                raise UnsupportedError("its body has a construct that is not looked into")
+            if _writes(node):
                 raise UnsupportedError("its body changes or locks rows")
             if node.kind == "RANGETBLENTRY":
                 self._require_no_table(node)
@@ -343,3 +341,10 @@ class Trust:
         except UnsupportedError:
             self._sound.discard(oid)
             raise
+
+
+def _writes(node: Node) -> bool:
+    """Whether ``node`` is a query that changes or locks rows."""
+    return node.kind == "QUERY" and (
+        node.number("commandType") != _SELECT or bool(node.nodes("rowMarks"))
+    )
