@@ -2,11 +2,6 @@
 
 Nothing is sent to find out but a word a second, and to that the signs of life are the answers.
 
-Most of what goes over a link says nothing of its bandwidth: a few bytes now and then, and the first
-bytes of each burst, which fill buffers on the way or come out of one.  So the bandwidth is measured
-over stretches in which much is under way all the time and the other end says what it has got, and
-only where such a stretch is long beside a round trip.  It is not known before that.
-
 Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016: the round trip is the
 least of late, the bandwidth the most that arrived while something was always under way.
 """
@@ -17,22 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-_MEASURED_BYTES: Final = 1 << 18
+_MEASURED_BYTES: Final = 1 << 16
 """So much has to arrive for it to say something of the bandwidth."""
-_MEASURED_S: Final = 0.05
-"""So long it has to take, but for the way: what fits into a buffer takes less."""
-_ROUND_TRIPS: Final = 2
-"""So many round trips it has to take, or their jitter counts for more than the bandwidth."""
-_BACKLOG_BYTES: Final = 1 << 17
-"""As long as more is under way, the link decides how fast it arrives, and not who sends.  Less than
-the smallest window (``pace.py``) less a piece: else a link that was measured once as slow would
-never be measured again."""
-_FILLED_S: Final = 0.02
-"""What comes so soon after the first of a burst stood in a buffer, while nobody read."""
-_CLOCK_S: Final = 1e-6
-"""Times are no more exact than that."""
-_MESSAGE_BYTES: Final = 1 << 14
-"""Messages of less, on average, are of somebody who has not more to send."""
 _SPAN_S: Final = 2.0
 """After which a stretch in which something is always under way is judged, and a new one begins."""
 _LATE_S: Final = 30.0
@@ -41,6 +22,7 @@ _NOW_S: Final = 10
 """Seconds over which the rates of now are told."""
 _BURST_S: Final = 0.05
 """What comes later than that after another is not of one stretch."""
+_SHORT_S: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +85,6 @@ class Most:
         return self._late[0][1] if self._late else None
 
 
-@dataclass(slots=True)
-class _Burst:
-    """What comes without a pause."""
-
-    began: float
-    last: float
-    """When the last of it came."""
-    since: float = 0.0
-    """From when on it is counted; 0: what was in buffers may still come."""
-    size: int = 0
-    """Bytes that have come since."""
-    messages: int = 0
-
-
 class LinkMeter:
     """Of one link, seen from one end; ``now`` is on the monotonic clock.
 
@@ -126,8 +94,9 @@ class LinkMeter:
     def __init__(self) -> None:
         self._sent = self._arrived = 0
         self._begun: tuple[float, int] | None = None
-        """Since when much has always been under way, and what had arrived before."""
-        self._burst: _Burst | None = None
+        """Since when something has always been under way, and what had arrived before."""
+        self._burst: tuple[float, float, int] | None = None
+        """When what comes began, when the last of it came, and how much but for the first."""
         self._trip = Most()
         """Negative: of round trips the least counts."""
         self._through, self._back = Most(), Most()
@@ -140,9 +109,9 @@ class LinkMeter:
 
     def sends(self, size: int, now: float) -> None:
         """``size`` bytes are sent."""
-        self._sent += size
-        if self._begun is None and self.under_way >= _BACKLOG_BYTES:
+        if self._begun is None:
             self._begun = (now, self._arrived)
+        self._sent += size
         self._out.add(size, now)
 
     def arrived(self, total: int, now: float) -> None:
@@ -151,16 +120,14 @@ class LinkMeter:
         if self._begun is None:
             return
         began, before = self._begun
-        size, drained = self._arrived - before, self.under_way < _BACKLOG_BYTES
-        # The way there and that of the answer are no part of what it takes to go through.
-        took_s, way_s = now - began, self._round_trip_s
-        enough = size >= _MEASURED_BYTES and took_s - way_s >= max(
-            _MEASURED_S, _ROUND_TRIPS * way_s
-        )
-        if enough and (drained or took_s >= _SPAN_S):
-            self._through.add(size / (took_s - way_s), now)
+        size, idle = self._arrived - before, self._arrived == self._sent
+        took_s = now - began
+        if size >= _MEASURED_BYTES and (idle or took_s >= _SPAN_S):
+            # The way there and that of the answer are no part of what it takes to go through.
+            flat_s = max(took_s - self._round_trip_s, _SHORT_S)
+            self._through.add(size / flat_s, now)
             self._begun = (now, self._arrived)
-        if drained:
+        if idle:
             self._begun = None
 
     def answered(self, asked: float, now: float) -> None:
@@ -170,23 +137,15 @@ class LinkMeter:
     def came(self, size: int, now: float) -> None:
         """``size`` bytes have come."""
         self._in.add(size, now)
-        burst = self._burst
-        if burst is None or now - burst.last > max(_BURST_S, self._round_trip_s):
-            self._burst = _Burst(now, now)
+        if self._burst is None or now - self._burst[1] > max(_BURST_S, self._round_trip_s):
+            self._burst = (now, now, 0)
             return
-        burst.last = now
-        if not burst.since:
-            if now - burst.began >= _FILLED_S - _CLOCK_S:
-                burst.since = now
-            return
-        burst.size += size
-        burst.messages += 1
-        took_s = now - burst.since
-        full = burst.size >= _MESSAGE_BYTES * burst.messages
-        if full and burst.size >= _MEASURED_BYTES and took_s >= _MEASURED_S - _CLOCK_S:
-            self._back.add(burst.size / took_s, now)
-        if took_s >= _SPAN_S:
-            burst.since, burst.size, burst.messages = now, 0, 0
+        began, _, before = self._burst
+        self._burst = (began, now, before + size)
+        if before + size >= _MEASURED_BYTES:
+            self._back.add((before + size) / max(now - began, _SHORT_S), now)
+            if now - began >= _SPAN_S:
+                self._burst = (now, now, 0)
 
     def told(self, now: float) -> LinkFigures:
         """What is known."""
