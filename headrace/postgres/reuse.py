@@ -29,6 +29,7 @@ KEPT_S: Final = 5.0
 """Seconds for which nobody used a connection, after which it is closed."""
 _AGE_S: Final = 60.0
 """A connection older than that is not lent again."""
+_FLUSHES_SINCE: Final = 150_000
 _KEPT_MOST: Final = 4
 """Connections that are kept at once, whatever they are for."""
 
@@ -102,6 +103,9 @@ def _clean(conn: Connection) -> bool:
     if conn.info.transaction_status != TransactionStatus.IDLE:
         return False
     try:
+        if conn.info.server_version >= _FLUSHES_SINCE:
+            # What the session has read is counted now, as it would be if the session ended.
+            conn.execute("SELECT pg_catalog.pg_stat_force_next_flush()")
         conn.execute("DISCARD ALL")
         connect.unlimited(conn)
     except psycopg.Error:

@@ -178,6 +178,7 @@ def test_the_new_member_may_be_of_another_shape(views):
     views.run("INSERT INTO {t} (id, k, v) SELECT i, 30 + i % 20, i FROM generate_series(1, 50) i")
     views.are_right()
     views.run("DELETE FROM {t}_3b")
+    views.are_right()  # of a table that is gone nobody can tell any more what its columns were
     views.follow("DROP TABLE {t}_3b", "0", "1", "2", "3a")
     views.run("UPDATE {t} SET v = v + 1, k = k - 20 WHERE k > 30")
     views.are_right()
