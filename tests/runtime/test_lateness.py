@@ -117,7 +117,7 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
 def test_nobody_is_late_for_a_view_alone_or_within_the_latency(source, running, monkeypatch):
     """Nobody waits for it who need not have it earlier."""
     monkeypatch.setattr(engine, "_GATHER", 0.0)
-    running.on(lambda: [setattr(v, "latency_ms", 600_000) for v in running.book.views.values()])
+    running.on(lambda: [v.allow(600_000) for v in running.book.views.values()])
     write = writing._Group.write
 
     def slowly(group: writing._Group) -> None:
