@@ -157,8 +157,8 @@ class Partitions:
         if key not in self._missed:
             self._missed = {k: lsn for k, lsn in self._missed.items() if k[0] != view.id}
             self._missed[key] = _lsn(self._conn)
-        # What is on disk must be without rows, too: after a crash the stream brings what has removed
-        # them once more, when there is no arm for it.
+        # What is on disk must be without rows, too: after a crash the stream brings once more what
+        # has removed them, when there is no arm for it.
         if min(map(self._book.covered, (view.mark, view.durable))) < self._missed[key]:
             return replace(change, went=frozenset())
         for source in view.plan.sources:
