@@ -29,6 +29,7 @@ from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests import spread as spreading
 from tests.amounts import Run
+from tests.common_engine import CommonEngine
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
@@ -220,21 +221,35 @@ def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
     return start(database, *given.args, **given.kwargs) if given else start(database)
 
 
+@pytest.fixture(scope="session")
+def common_engine(
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CommonEngine]:
+    """The engine of the modules that share one and give it no settings."""
+    common = CommonEngine(functools.partial(started, databases, tmp_path_factory))
+    yield common
+    common.close()
+
+
 @pytest.fixture(scope="module")
 def running_engine(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[EmbeddedEngine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
-    with started(databases, tmp_path_factory, request.node) as engine:
+    given = request.node.get_closest_marker("engine_with")
+    if given is None:
+        common: CommonEngine = request.getfixturevalue("common_engine")
+        yield common.take()
+        return
+    with started(databases, tmp_path_factory, given) as engine:
         yield engine
 
 
 @contextlib.contextmanager
 def started(
-    databases: Databases, folders: pytest.TempPathFactory, node: pytest.Item
+    databases: Databases, folders: pytest.TempPathFactory, given: pytest.Mark | None = None
 ) -> Iterator[EmbeddedEngine]:
-    """An engine on a database of its own, as mark ``engine_with`` of the node says."""
-    given = node.get_closest_marker("engine_with")
+    """An engine on a database of its own, as mark ``engine_with`` says."""
     name, folder = databases.take(), folders.mktemp("engine")
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),

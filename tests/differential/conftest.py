@@ -11,16 +11,6 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
-from tests.conftest import started
-from tests.databases import Databases
-
-
-@pytest.fixture(scope="package")
-def running_engine(
-    databases: Databases, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[EmbeddedEngine]:
-    with started(databases, tmp_path_factory, request.node) as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""One engine for all modules whose tests share one and ask for no settings of their own.
+
+An engine takes seconds to start, and most tests need nothing of it but that it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.embedded.engine import EmbeddedEngine
+
+USES_MAX: Final = 20
+"""Modules after which the engine is renewed: by then its catalogs are full of dead rows."""
+_RECORDS: Final = ("commands", "covered", "facts", "history", "samples", "progress")
+"""Tables that an engine writes by itself."""
+
+Opened = contextlib.AbstractContextManager[EmbeddedEngine]
+
+
+class CommonEngine:
+    """The engine that modules use one after the other, renewed when a module left traces."""
+
+    def __init__(self, start: Callable[[], Opened]) -> None:
+        """``start()`` opens an engine on a database of its own."""
+        self._start = start
+        self._open = contextlib.ExitStack()
+        self._engine: EmbeddedEngine | None = None
+        self._fresh: dict[str, int] = {}
+        self._uses = 0
+
+    def take(self) -> EmbeddedEngine:
+        """The engine, running and without traces of the module before."""
+        if self._engine is not None and self._reusable(self._engine):
+            self._uses += 1
+            return self._engine
+        self.close()
+        self._engine = self._open.enter_context(self._start())
+        self._fresh = _counts(self._engine)
+        self._uses = 1
+        return self._engine
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine = None
+        self._open.close()
+
+    def _reusable(self, engine: EmbeddedEngine) -> bool:
+        if self._uses >= USES_MAX or not engine.running:
+            return False
+        try:
+            return _counts(engine) == self._fresh
+        except psycopg.Error:
+            return False
+
+
+def _counts(engine: EmbeddedEngine) -> dict[str, int]:
+    """The rows of each table of schema ``headrace`` that is not a record, through the port."""
+    counts = {}
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        names = conn.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'headrace'::regnamespace"
+            " AND relkind = 'r' AND relname <> ALL (%s)",
+            (list(_RECORDS),),
+        ).fetchall()
+        for (name,) in names:
+            query = sql.SQL("SELECT count(*) FROM headrace.{}")
+            row = conn.execute(query.format(sql.Identifier(name))).fetchone()
+            assert row is not None
+            counts[name] = row[0]
+    return counts
