@@ -13,11 +13,21 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.shared_engine
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, k int, v int)"
-LONG = " UNION ALL ".join(
-    f"SELECT id, (SELECT max(v) FROM t u WHERE u.k < t.k + {n}) AS m FROM t WHERE k <> {n}"
-    for n in range(1_500)
-)
-"""It takes a while to plan: each arm is another one."""
+
+
+def union(first: int, end: int) -> str:
+    """A balanced tree of arms that all differ: wide, so that no limit of depth ends its planning."""
+    if end - first > 1:
+        middle = (first + end) // 2
+        return f"({union(first, middle)}) UNION ALL ({union(middle, end)})"
+    return (
+        f"SELECT id, (SELECT max(v) FROM t u WHERE u.k < t.k + {first}) AS m"
+        f" FROM t WHERE k <> {first}"
+    )
+
+
+LONG = union(0, 1_500)
+"""A query whose planning takes far longer than a cancel."""
 CALLS = {
     "create_view": "CALL headrace.create_view('long', $q${}$q$)",
     "check_view": "CALL headrace.check_view($q${}$q$)",
