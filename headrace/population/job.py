@@ -42,6 +42,8 @@ class Job:
 
     def __init__(self, report: Report, name: str = "") -> None:
         self.name: Final = name or f"{identity.name()}-{next(_numbers)}"
+        self.unasked = False
+        """Whether the server does it by itself, without a call of a user."""
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()

@@ -9,6 +9,10 @@ died is back at once, and what both are made of is in memory once.  What has imp
 used: the nursery waits for a word, forks, and tells how its children end.  It ends with the
 commander, and its children with it (``parent``).
 
+The first nursery is a fork of the commander, made when that has imported what both need and has
+done nothing else: most of the imports happen once.  A nursery that died is replaced by a new
+process, because a commander at work cannot be forked.
+
 Nothing that tells one process from another may be made by an import (see ``identity``).
 """
 
@@ -25,8 +29,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 import setproctitle
@@ -78,6 +83,15 @@ CHILDREN: Final = {
     "carrier": "headrace.sources.process",
 }
 """The modules whose ``main()`` they run."""
+_ONE_THREAD: Final = ("OPENBLAS_NUM_THREADS", "1")
+"""A thread of it, which would do nothing, need not be lost by the forks."""
+_SHARED: Final = "headrace.runtime.views"
+"""A module that imports most of what the commander and its children have in common."""
+
+
+def keep_one_thread() -> None:
+    """Have numpy start no thread; to be called before it is imported where a fork is to come."""
+    os.environ.setdefault(*_ONE_THREAD)
 
 
 def title(name: str) -> str:
@@ -113,8 +127,9 @@ class Born:
 class Nursery:
     """The commander's end; started at once, and anew when a child is wanted and it has died."""
 
-    def __init__(self) -> None:
-        self._process, self._socket = _start()
+    def __init__(self, *, fork: bool = False) -> None:
+        """``fork``: this process has one thread (``keep_one_thread``), and nothing open."""
+        self._process, self._socket = _fork() if fork and _FORKS else _start()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -232,14 +247,58 @@ def _at_end(pid: int, call: Callable[[], None]) -> Iterator[None]:
         os.close(end)
 
 
-def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
+class _Process(Protocol):
+    """A nursery's process, as ``subprocess.Popen`` has it."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless the process was waited for."""
+
+    def wait(self) -> int:
+        """Wait for the end; the exit status, negative after a signal."""
+
+
+class _Forked:
+    """A process made by ``os.fork``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+        self._lock = threading.Lock()
+
+    def kill(self) -> None:
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        with self._lock:
+            if self._status is None:
+                _, status = os.waitpid(self.pid, 0)
+                self._status = os.waitstatus_to_exitcode(status)
+            return self._status
+
+
+def _fork() -> tuple[_Process, socket.socket]:
+    importlib.import_module(_SHARED)
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return _Forked(pid), ours
+    ours.close()
+    os.dup2(theirs.fileno(), 0)
+    theirs.close()
+    sys.exit(main())
+
+
+def _start() -> tuple[_Process, socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=theirs.fileno(),
-            # A thread of it, which would do nothing, need not be lost by the forks.
-            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
+            env=dict((_ONE_THREAD,)) | os.environ,
         )
     return process, ours
 

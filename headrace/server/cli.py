@@ -210,7 +210,9 @@ def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
 
 def _start(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
-    from headrace.process.nursery import Nursery
+    from headrace.process.nursery import Nursery, keep_one_thread
+
+    keep_one_thread()
     from headrace.server import doctor
 
     # Before anything is made, and all of it at once.
@@ -220,17 +222,18 @@ def _start(arguments: argparse.Namespace) -> int:
     if lacking:
         _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
         return 1
-    # Its imports and ours side by side.
-    with Nursery() as nursery:
+    # The rest of its imports and of ours side by side.
+    with Nursery(fork=True) as nursery:
         from headrace.server import main as server
 
         return server.run(settings, nursery, lambda: settings_of(arguments))
 
 
 def _worker(settings: Settings) -> int:
-    from headrace.process.nursery import Nursery
+    from headrace.process.nursery import Nursery, keep_one_thread
 
-    with Nursery() as nursery:
+    keep_one_thread()
+    with Nursery(fork=True) as nursery:
         from headrace.server import outside
 
         return outside.run(settings, nursery)

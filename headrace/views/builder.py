@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -54,6 +55,7 @@ from headrace.views import (
     placement,
     points,
     rename,
+    repair,
     resync,
     sources,
     verify,
@@ -282,7 +284,11 @@ class Builder:
             request = verb.request(**params)
 
             def work(job: Job) -> Any:
-                return act(self._context, job, request)
+                if not isinstance(request, ViewRequest):
+                    return act(self._context, job, request)
+                job.unasked = request.unasked
+                call = functools.partial(act, self._context, job, request)
+                return repair.after_repair(self._context, job, request, call)
 
             if not isinstance(request, ViewRequest) or not verb.fills:
                 return await self._run(work, progress)

@@ -9,6 +9,7 @@ from headrace.population.job import Job
 from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
 from headrace.sql.views import ViewRow
+from headrace.views.repair import UnderRepairError
 
 
 def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
@@ -41,10 +42,12 @@ def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
 
 
 def check_not_live(context: JobContext, view: ViewRow) -> None:
-    """Raise UserError 55006 if a job is populating ``view`` now."""
-    if view.id in context.live:
+    """Raise UserError 55006 if a job is populating ``view`` now; UnderRepairError: the server's."""
+    other = context.live.get(view.id)
+    if other is not None:
         what = "created" if view.result_oid is None else "resynced"
-        raise UserError(
+        error = UnderRepairError if other.unasked else UserError
+        raise error(
             f'view "{view.name}" is being {what}',
             hint="Wait for that, or cancel it.",
             sqlstate="55006",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import psycopg
 import pytest
 
 from tests.compared import differs
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -55,6 +57,31 @@ def test_it_fails_where_somebody_has_to_act(commander, source):
         assert not differs(source, "w", QUERY)
     finally:
         commander.execute("CALL headrace.drop_view('w', if_exists => true)")
+
+
+@pytest.mark.parametrize("call", ["resync_view('v')", "set_latency('v', 50)"])
+def test_a_call_waits_until_the_server_has_filled_the_view(engine, commander, source, call):
+    commander.execute("CALL headrace.create_view('v', %s)", (QUERY,))
+    with (
+        psycopg.connect(engine.source) as blocker,
+        psycopg.connect(engine.dsn, autocommit=True) as other,
+        concurrent.futures.ThreadPoolExecutor() as threads,
+    ):
+        said = []
+        other.add_notice_handler(lambda notice: said.append(notice.message_primary))
+        before = len(engine.log)
+        blocker.execute("SELECT pg_current_xact_id()")  # a snapshot waits for its end
+        source.execute("DROP TABLE v")
+        wait_until(lambda: "waiting for transaction" in engine.log[before:], "it is filled anew")
+        done = threads.submit(other.execute, f"CALL headrace.{call}")
+        wait_until(lambda: any("by the server" in line for line in said), "the call waits")
+        assert not done.done()
+        blocker.rollback()
+        done.result(PATIENCE_S)
+    source.execute("INSERT INTO items VALUES (30000, 1, 1)")
+    commander.execute("CALL headrace.wait_for('v', timeout => '90 s')")
+    assert not differs(source, "v", QUERY)
+    source.execute("DELETE FROM items WHERE id = 30000")
 
 
 def status(conn, name):
