@@ -258,8 +258,8 @@ class Commands:
     async def _carry_out(self, verb: Verb, request: Request, report: Report) -> ResultSet | None:
         """Have it done, and tell what was answered."""
         reporter = None
-        if verb.tells and isinstance(request, ViewRequest):
-            reporter = Reporter(request.name, report)
+        if isinstance(request, ViewRequest):
+            reporter = Reporter(request.name, report, steps=verb.tells)
         answer = await self._ask(verb, request, reporter)
         if isinstance(answer, dict) and "others" in answer and self._see is not None:
             slow = await self._see(answer["others"])

@@ -66,8 +66,10 @@ class Reporter:
     The last line held back is passed on by ``flush``, so that a short job is seen as well.
     """
 
-    def __init__(self, view: str, report: Callable[[str], None]) -> None:
+    def __init__(self, view: str, report: Callable[[str], None], *, steps: bool = True) -> None:
+        """``steps``: pass on the steps of the job as well, not its messages alone."""
         self._view = view
+        self._steps = steps
         self._report = report
         self._last = ""
         self._held = ""
@@ -75,8 +77,10 @@ class Reporter:
 
     def __call__(self, progress: dict[str, Any]) -> None:
         """One step of progress."""
-        if progress.get("phase") == "planning" and not progress.get("message"):
+        if not progress.get("message") and (
             # It takes no time, and says nothing to somebody who gets an error instead.
+            progress.get("phase") == "planning" or not self._steps
+        ):
             return
         line = describe(self._view, progress)
         now = clock.monotonic()

@@ -63,9 +63,9 @@ def test_it_fails_where_somebody_has_to_act(commander, source):
 def test_a_call_waits_until_the_server_has_filled_the_view(engine, commander, source, call):
     commander.execute("CALL headrace.create_view('v', %s)", (QUERY,))
     with (
-        psycopg.connect(engine.source) as blocker,
-        psycopg.connect(engine.dsn, autocommit=True) as other,
         concurrent.futures.ThreadPoolExecutor() as threads,
+        psycopg.connect(engine.dsn, autocommit=True) as other,
+        psycopg.connect(engine.source) as blocker,
     ):
         said = []
         other.add_notice_handler(lambda notice: said.append(notice.message_primary))
