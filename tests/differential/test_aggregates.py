@@ -326,6 +326,7 @@ AROUND = [
 ]
 
 
+@pytest.mark.slow
 def test_aggregates_in_and_around_subqueries(source, commander):
     player = Player(source, commander, 7, SMALL)
     player.source.execute(player.insert(10))
@@ -342,6 +343,7 @@ def test_grouping_sets(source, commander):
     player.play(10)
 
 
+@pytest.mark.slow
 def test_grouping_sets_over_an_empty_table(source, commander):
     player = Player(source, commander, 3, SMALL)
     for query in GROUPING:

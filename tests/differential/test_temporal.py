@@ -134,7 +134,7 @@ def source_rows(engine, query: str) -> list[tuple]:
         return c.execute(query).fetchall()
 
 
-@pytest.mark.parametrize(("seed", "commits"), [(0, 7), pytest.param(1, 14, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "commits"), [(0, 4), pytest.param(1, 14, marks=pytest.mark.slow)])
 def test_views_equal_their_queries_as_of_their_instant(
     seed, commits, database, source, start_engine
 ):

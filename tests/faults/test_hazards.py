@@ -133,6 +133,7 @@ def test_writes_of_others_do_not_pin_wal(mortal, start_engine):  # H16
 # --- H18
 
 
+@pytest.mark.slow
 def test_kills_while_large_copies_arrive(engine):  # H18
     """Rows of one COPY share LSNs: positions are those of transactions, never of rows."""
     rng = random.Random(18)

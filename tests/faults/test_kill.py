@@ -129,7 +129,7 @@ def assert_equal(source: psycopg.Connection, views: dict[str, str]) -> None:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_lose_and_double_nothing(engine, rounds):
     rng = random.Random(7)
     with connect(engine.source) as source:

@@ -34,7 +34,7 @@ def server():
     ("seed", "cards"),
     [
         pytest.param(*QUICK, id="quick"),
-        pytest.param(KEPT_HERE, None, id="quick-kept-here"),
+        pytest.param(KEPT_HERE, None, id="kept-here", marks=pytest.mark.slow),
         *(
             pytest.param(n, None, id=f"seed{n}", marks=pytest.mark.slow)
             for n in range(1, SEEDS + 1)

@@ -100,6 +100,7 @@ def drop_slot(source: psycopg.Connection, name: str) -> None:
     wait_until(dropped, "the slot is dropped")
 
 
+@pytest.mark.slow
 def test_all_is_lost_at_once(database, start_engine):
     engine = start_engine(database, HEADRACE_POPULATIONS_MAX=str(SIDE_BY_SIDE))
     with connect(database) as source:

@@ -35,7 +35,9 @@ def stream_row(conn: psycopg.Connection) -> dict[str, object]:
     return row
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["goes on", "kill -9"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["goes on", "kill -9"]
+)
 @pytest.mark.engine_with(
     HEADRACE_WAL_RETENTION="local",
     HEADRACE_BUFFER_BYTES_MAX="2000",

@@ -91,6 +91,7 @@ def test_the_process_that_computes_does_not_relay(far):
     assert not listens(far.child(), far.port)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_not_free(engine, commander, tmp_path):
     worker = FarWorker(engine.source, tmp_path / "far", token(commander, "w2"))
     try:
@@ -192,6 +193,7 @@ def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path)
     check(commander, sums=SUMS)
 
 
+@pytest.mark.slow
 def test_states_that_take_long_hold_up_nobody(engine, commander, source, far):
     """A view's states go over a slow wire; others follow meanwhile, and it does then.
 
@@ -241,6 +243,7 @@ def created(dsn: str, name: str, query: str) -> None:
         place(conn, name, query, "w2")
 
 
+@pytest.mark.slow
 def test_the_key_of_the_engine_is_lost(engine, commander, source, far):
     place(commander, "sums", SUMS, "w2")
     engine.stop()
@@ -258,9 +261,10 @@ FAULTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "faults"),
-    [(0, 3), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(1, 11))],
+    [(0, 3), *((seed, 10) for seed in range(1, 11))],
 )
 @pytest.mark.timeout(600)
 def test_three_workers_go_on_after_anything(engine, source, tmp_path, seed, faults):

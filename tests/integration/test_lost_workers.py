@@ -115,6 +115,7 @@ def moved(conn: psycopg.Connection, name: str, worker: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_who_knows_it_for_certain_need_not_wait(engine, commander, source, tmp_path):
     """Ten minutes are to pass by default; whoever drains it says that it does not come back."""
     rng = random.Random(2)

@@ -146,6 +146,7 @@ OURS = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_ours_is_put_back(commander, source):
     for name in OURS:
         key = '{"key": ["g"]}' if name.startswith("key") else "{}"

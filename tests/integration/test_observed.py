@@ -41,6 +41,7 @@ def held(conn: psycopg.Connection, name: str, words: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="20000")
 def test_who_keeps_a_view_from_being_up_to_date(engine, commander, source):
     rng = random.Random(1)
@@ -142,6 +143,7 @@ def test_how_fresh_it_was(engine, commander, source):
     assert re.fullmatch(r"\d+ \w+(, [\d.]+ s)?", told["stream behind"][0])
 
 
+@pytest.mark.slow
 def test_samples_are_kept_at_falling_resolution(engine, commander, source):
     """Ten seconds for a quarter of an hour, then minutes, then ten minutes."""
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))

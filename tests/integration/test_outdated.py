@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from tests.compared import differs
@@ -15,6 +16,7 @@ JUDGE = (
 ALONE = "SELECT g, array_agg(b) AS y, sum(a) AS s FROM t GROUP BY g"
 
 
+@pytest.mark.slow
 def test_aggregates_that_had_orders_of_their_own(engine):
     """As version 1 planned them: without a row in common."""
     with psycopg.connect(engine.source, autocommit=True) as source:

@@ -128,7 +128,7 @@ ALIKE = {name: query for name, query in QUERIES.items() if name != "computed"}
     [
         pytest.param("", id="one"),
         pytest.param(MORE, id="two", marks=pytest.mark.slow),
-        pytest.param(REST, id="rest"),
+        pytest.param(REST, id="rest", marks=pytest.mark.slow),
     ],
 )
 def test_empty_partitions_are_followed_without_a_refill(views, begin):
@@ -307,6 +307,7 @@ def test_killed_while_it_follows(start_engine, database, tmp_path, point):
         views.come_right()
 
 
+@pytest.mark.slow
 def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
     """What is on disk has those rows still, and what has removed them is done again."""
     engine = start_engine(

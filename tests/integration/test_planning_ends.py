@@ -35,7 +35,7 @@ CALLS = {
     "lineage": "CALL headrace.explain($q${}$q$, 'lineage')",
     "advise": "CALL headrace.show_advice($q${}$q$)",
 }
-QUICK = (("create_view", "close"), ("explain_view", "cancel"))
+QUICK = (("create_view", "close"),)
 PLANNING = """
 SELECT pid FROM pg_stat_activity WHERE datname = current_database()
    AND application_name = 'headrace builder' AND state = 'idle in transaction'

@@ -242,6 +242,7 @@ UPDATE {t} SET v = v + 100 WHERE v = 3
 """
 
 
+@pytest.mark.slow
 def test_an_event_trigger_leaves_no_moment(database, start_engine):
     """Also in the transaction itself; for a role that may nothing but this; and it goes again."""
     engine = start_engine(database, HEADRACE_EVENT_TRIGGER="on")

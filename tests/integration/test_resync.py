@@ -175,6 +175,7 @@ def test_while_writers_go_on_and_readers_look(commander, source, engine):
     assert leftovers(source) == []
 
 
+@pytest.mark.slow
 def test_lost_tables_state_and_slots(database, start_engine):
     engine = start_engine(database)
     with psycopg.connect(database, autocommit=True) as source:

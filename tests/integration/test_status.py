@@ -37,6 +37,7 @@ def is_running(source: psycopg.Connection) -> bool:
     return listed(source)[0] == "running"
 
 
+@pytest.mark.slow
 def test_nothing_runs_when_everything_was_killed(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")

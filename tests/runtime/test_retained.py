@@ -196,7 +196,11 @@ POINTS = [
 
 @pytest.mark.parametrize(
     ("point", "local"),
-    [*((p, LOCAL) for p in POINTS), *((p, AHEAD) for p in (*POINTS, faults.BATCH_AHEAD))],
+    [
+        *((p, LOCAL) for p in POINTS),
+        (faults.BATCH_AHEAD, AHEAD),
+        *(pytest.param(p, AHEAD, marks=pytest.mark.slow) for p in POINTS),
+    ],
     ids=lambda value: value if isinstance(value, str) else "ahead" * (value is AHEAD),
 )
 def test_kill_9_at_every_point(source, database, start, point, local):

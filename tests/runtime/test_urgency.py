@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import psycopg
+import pytest
 
 from headrace.runtime.shared import Shared
 from headrace.storage.table import Standing
@@ -161,6 +162,7 @@ def test_a24_memory_holds_while_nothing_is_committed(source, database, start):
     check(running, source, one=ROWS, two=SUMS)
 
 
+@pytest.mark.slow
 def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, monkeypatch):
     """What it reads comes in large pieces, drives out what it has read, and no more."""
     memory = 8 * BLOCK
