@@ -42,7 +42,7 @@ VIEWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", seeds(1, 20))
+@pytest.mark.parametrize("seed", seeds(1, 100))
 def test_views_of_intervals_follow_every_transaction(seed, source, commander):
     rng = random.Random(seed)
     infinite = INFINITE if source.info.server_version >= 170000 else ()
