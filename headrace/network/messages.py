@@ -34,11 +34,13 @@ PROTOCOL: Final = b"headrace units 3"
 _ALIGN: Final = 64
 _HEAD: Final = struct.Struct("<QI")
 
+COMPRESSED_BELOW: Final = 30_000_000
+"""Bytes per second below which compression pays (``bench links``): half a core compresses as much."""
 PIECE_BYTES: Final = 1 << 16
 """Size of a message of rows to or from another machine, before compression.  Each one that arrives
 is a sign of life: at 20 kB/s one takes three seconds.  Smaller ones cost more than they save."""
-COMPRESSED_BELOW: Final = 30_000_000
-"""Bytes per second below which compression pays (``bench links``): half a core compresses as much."""
+FAST_PIECE_BYTES: Final = 1 << 20
+"""The same on a link that was measured to be faster than ``COMPRESSED_BELOW``."""
 
 
 class UnitRecord(msgspec.Struct, frozen=True):
@@ -210,9 +212,10 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class Packing(msgspec.Struct, tag=True):
-    """Whether the worker compresses rows from now on."""
+    """How the worker sends rows from now on: whether it compresses them, and in which pieces."""
 
     packed: bool
+    piece_bytes: int
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class FlightSession:
     def __init__(self, reader: Any, writer: Any, *, far: bool = False) -> None:
         self._reader = reader
         self._writer = writer
-        self._piece_bytes: Final = PIECE_BYTES if far else None
+        self._piece_bytes = PIECE_BYTES if far else None
         self._compressed = far
         self._sending = threading.Lock()
         self._sent = itertools.count(1)
@@ -69,7 +69,7 @@ class FlightSession:
                 word, batch = to_worker(message)
                 if not isinstance(word, Packing):
                     return word, batch
-                self._compressed = word.packed
+                self._compressed, self._piece_bytes = word.packed, word.piece_bytes
         except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             raise Ended(str(error)) from error
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from headrace import clock
 from headrace.network.messages import (
     COMPRESSED_BELOW,
+    FAST_PIECE_BYTES,
     PIECE_BYTES,
     Packing,
     ToWorker,
@@ -75,13 +76,14 @@ class Sender:
         """Bytes sent since the worker was heard last."""
         self._meter: Final = LinkMeter()
         self._said = said
-        self._compressed = far
+        self._form = Packing(True, PIECE_BYTES)
+        """How rows go to another machine."""
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> bool:
         """Send a message; False: the link is dead."""
         if batch is None:
             return self._send(_Item(word))
-        parts = pieces(batch, PIECE_BYTES if self._far else None)
+        parts = pieces(batch, self._form.piece_bytes if self._far else None)
         return all(self._send(_Item(word, part, part.nbytes)) for part in parts)
 
     def heard(self, size: int) -> None:
@@ -115,7 +117,7 @@ class Sender:
     @property
     def compresses(self) -> bool:
         """Whether rows are compressed."""
-        return self._compressed
+        return self._far and self._form.packed
 
     def close(self) -> None:
         """Send nothing any more, and wake callers that wait for room."""
@@ -140,12 +142,19 @@ class Sender:
     # --- inside
 
     def _choose(self) -> None:
-        """Compress rows for another machine unless the link is known to be fast."""
-        rate = self._meter.bandwidth if self._said is None else self._said
-        compressed = self._far and (rate is None or rate < COMPRESSED_BELOW)
-        if compressed != self._compressed and not self._over:
-            self._compressed = compressed
-            self._waiting.append(_Item(Packing(compressed)))
+        """Compress rows for another machine unless the link is known to be fast.
+
+        The size of pieces is a matter of the link itself, and not of what was said of it.
+        """
+        measured = self._meter.bandwidth
+        known = measured if self._said is None else self._said
+        fast = measured is not None and measured >= COMPRESSED_BELOW
+        form = Packing(
+            known is None or known < COMPRESSED_BELOW, FAST_PIECE_BYTES if fast else PIECE_BYTES
+        )
+        if self._far and form != self._form and not self._over:
+            self._form = form
+            self._waiting.append(_Item(form))
             self._changed.notify_all()
 
     def _send(self, item: _Item) -> bool:
@@ -186,7 +195,7 @@ class Sender:
         """
         try:
             message = packed(
-                item.word, item.batch, compressed=self._compressed, number=next(self._numbers)
+                item.word, item.batch, compressed=self.compresses, number=next(self._numbers)
             )
             with self._changed:
                 self._unheard_bytes += message.size

@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import OutOfReach
+from headrace.network import messages
 from headrace.network import sender as senders
 from headrace.network.ends import Near, Relayed
 from headrace.network.link import FlightLink
@@ -22,14 +24,18 @@ from headrace.network.messages import (
     Drop,
     EndBatch,
     Greeting,
+    Packing,
     TableRows,
     ToWorker,
     UnitDiffs,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.network.probe import Probed
+from headrace.network.sender import Sender
 from tests.network.relay import dialed
 from tests.network.test_link import Other, linked, politely, silently
 from tests.network.test_messages import BATCH
+from tests.proxy import Line
 from tests.waiting import wait_until
 
 _RNG = random.Random(4)
@@ -119,13 +125,20 @@ class Living(Other):
 
 
 @contextlib.contextmanager
-def far_linked(folder: Path, other: Other, **more: Any) -> Iterator[FlightLink]:
-    """A link as to another machine."""
+def far_linked(folder: Path, other: Other, bytes_per_s: float = 0.0) -> Iterator[FlightLink]:
+    """A link as to another machine; ``bytes_per_s``: what each of its connections bears."""
     here = Relayed(folder / "w2.sock")
     with contextlib.ExitStack() as stack:
         port = FlightPort(here, other._serve, other.interrupted.append, folder)
         stack.callback(port.shutdown)
-        made = FlightLink("w2", stack.enter_context(dialed(here, folder)), lambda: None, **more)
+        end = stack.enter_context(dialed(here, folder))
+        if bytes_per_s:
+            line = stack.enter_context(
+                contextlib.closing(Line("127.0.0.1", int(end.address.rpartition(":")[2])))
+            )
+            line.bytes_per_s = bytes_per_s
+            end = replace(end, address=f"127.0.0.1:{line.port}")
+        made = FlightLink("w2", end, lambda: None)
         stack.callback(made.close)
         yield made
 
@@ -152,12 +165,11 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
         thread.start()
         bound = senders._WAITING_BYTES_MAX
         wait_until(lambda: made.sender._waiting_bytes >= bound, "it is full")
-        most = made.sender._waiting_bytes
         assert not thread.join(0.5)
         assert thread.is_alive(), "who sends waits"
         assert sent < 30
         # A piece more may wait than the bound; as much as HTTP/2 and sockets take is on its way.
-        assert most <= made.sender._waiting_bytes <= bound + ROWS.nbytes
+        assert made.sender._waiting_bytes <= bound + ROWS.nbytes
         # A word without rows does not wait for room: nothing can stand still for want of it.
         made.send(Drop(1))
         reading.set()
@@ -197,6 +209,44 @@ def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
         for rate, packs in ((1_000, True), (10**12, False), (1_000, True)):
             made.sender.override(rate)
             assert made.sender.compresses == packs
+    other.port.shutdown()
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> None:
+    """A line that is slow in truth has signs of life between small pieces, whatever was said."""
+    sender = Sender(None, None, lambda _: None, far=far)
+    small, large, slow = messages.PIECE_BYTES, messages.FAST_PIECE_BYTES, 1_000_000
+    for said, measured, form in (
+        (10**9, None, Packing(False, small)),
+        (None, None, Packing(True, small)),
+        (10**9, slow, Packing(False, small)),
+        (None, slow, Packing(True, small)),
+        (None, 10**9, Packing(False, large)),
+        (slow, 10**9, Packing(True, large)),
+    ):
+        before = len(sender._waiting)
+        sender.override(said)
+        if measured is not None:
+            sender.probed(Probed(100, measured))
+        assert [item.word for item in sender._waiting][before:][-1:] == ([form] if far else [])
+        assert sender.compresses == (far and form.packed)
+
+
+def test_an_interrupt_overtakes_what_a_slow_line_holds(tmp_path: Path) -> None:
+    """Megabytes are in the buffers of its connection, which take a minute to go through."""
+    other = Living(tmp_path / "unused", politely)
+    with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
+        for _ in range(6):
+            made.send(TableRows(1), ROWS)
+        wait_until(lambda: made.sender.moved > 3_000_000, "as much is on its way as may be")
+
+        def interrupted() -> bool:
+            made.interrupt([4, 5])
+            return [4, 5] in other.interrupted
+
+        wait_until(interrupted, "it is interrupted", every_s=0.5)
+        assert made.sender._waiting_bytes > 0, "rows still wait"
     other.port.shutdown()
 
 
