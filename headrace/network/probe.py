@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,12 +38,20 @@ _CONFIRMED: Final = 2
 _STEP_S: Final = 0.06
 """Bound of the expected transfer time of a message, beyond the round trip: three attempts and what
 comes before them take less than 250 ms."""
+_STEP_MOST_S: Final = 0.25
+"""The same where round trips vary."""
 _DEADLINE_S: Final = 5.0
 """Time limit of a probe on a link on which nothing comes back."""
 _CLOCK_S: Final = 1e-4
 """A shorter time is not told from none."""
 _JITTER: Final = 0.1
 """Part of the round trip by which it varies: a transfer that took less is not told from none."""
+
+_NOISE: Final = 2.0
+"""A transfer that takes less than this times the spread of the round trips shows nothing ..."""
+_FAST_S: Final = 5e-3
+"""... unless it takes no longer than this: then the largest message shows an ordinary link or a
+faster one, for noise only adds time."""
 
 PROBES: Final = 3
 """Probes of a new link, and of these and later ones the last ones that count (``meter.py``)."""
@@ -71,31 +78,38 @@ class Probed:
 
 
 class Unsteady(Exception):
-    """The same message took very different times: the probe shows nothing."""
+    """Equal messages took very different times: the probe shows nothing."""
 
 
-def measure(exchange: Callable[[int], float]) -> Probed:
-    """Probe with ``exchange``, which sends a message, gets it back and returns the seconds taken.
+def measure(there_and_back: Callable[[int], float]) -> Probed:
+    """Probe a link by sending messages and getting them back.
+
+    ``there_and_back`` does so with one of a size, and returns the seconds that it took.
 
     Messages grow while the next larger one is expected to take no longer than 60 ms beyond the
     round trip, or four round trips where that is more; before it stays at a size a probe tries
     three times.  So a slow line carries a few kilobytes, and a fast one enough to be measured.
+    Where the machine is busy, so that round trips vary, messages may take longer.
 
     Raises:
-        Unsteady: no two attempts agree.
+        Unsteady: no two attempts agree, or round trips vary by as much as a transfer takes.
     """
-    trip_s = min(exchange(1) for _ in range(_ROUND_TRIPS))
-    step_s = max(_STEP_S, _GROWTH * trip_s)
+    trips = sorted(there_and_back(1) for _ in range(_ROUND_TRIPS))
+    trip_s, spread_s = trips[0], trips[-1] - trips[0]
+    noise_s = _NOISE * spread_s
+    step_s = max(_STEP_S, _GROWTH * trip_s, min(_GROWTH * noise_s, _STEP_MOST_S))
     size, moved = _FIRST_BYTES, 0
     took: list[float] = []
-    while len(took) < _ATTEMPTS[0] or took[1] > _CONFIRMED * took[0]:
+    while len(took) < _ATTEMPTS[0] or took[1] > _CONFIRMED * max(took[0], _FAST_S):
         if len(took) == _ATTEMPTS[1]:
             raise Unsteady
-        took.append(max(exchange(size) - trip_s, _JITTER * trip_s, _CLOCK_S))
+        took.append(max(there_and_back(size) - trip_s, _JITTER * trip_s, _CLOCK_S))
         took.sort()
         moved += 2 * size
         if size < _MOST_BYTES and _GROWTH * took[0] <= step_s:
             size, took = size * _GROWTH, []
+    if _FAST_S < took[0] < noise_s:
+        raise Unsteady
     return Probed(round(trip_s * 1e6 / 2), round(2 * size / took[0]), moved)
 
 
@@ -119,16 +133,16 @@ def probe(client: Any) -> Probed:
     writer, reader = client.do_exchange(descriptor, options)
     content = pa.py_buffer(os.urandom(_MOST_BYTES))
 
-    def exchange(size: int) -> float:
-        began = time.perf_counter()
+    def there_and_back(size: int) -> float:
+        began = clock.monotonic()
         writer.write_metadata(content.slice(0, size))
         reader.read_chunk()
-        return time.perf_counter() - began
+        return clock.monotonic() - began
 
     with contextlib.closing(writer):
         try:
-            exchange(1)  # the exchange begins with it
-            return measure(exchange)
+            there_and_back(1)  # the exchange begins with it
+            return measure(there_and_back)
         except StopIteration:
             raise pa.ArrowException("the worker ended the probe") from None
 

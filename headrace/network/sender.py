@@ -158,7 +158,7 @@ class Sender:
             self._changed.notify_all()
 
     def _send(self, item: _Item) -> bool:
-        """Write at once where that does not block and nothing is queued, else leave it to ``run``."""
+        """Write at once if nothing is queued and that does not block, else leave it to ``run``."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._room(item))
             if self._over:

@@ -106,11 +106,11 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
 
 def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str]) -> _Known:
     placed = {i: at for i, at in nodes.placements(conn).items() if at.status in of}
-    found = {view_id: _counted(context, job, view_id) for view_id in placed}
+    found = {
+        view_id: _counted(context, job, view_id) for view_id, at in placed.items() if not at.parts
+    }
     loads = [
-        ViewLoad(view_id, at.whole, _busy(found[view_id]))
-        for view_id, at in placed.items()
-        if not at.parts
+        ViewLoad(view_id, placed[view_id].whole, _busy(rows)) for view_id, rows in found.items()
     ]
     busy_us = {
         view_id: sum(row["busy_us"] for row in rows or ()) for view_id, rows in found.items()
