@@ -55,7 +55,7 @@ faster one, for noise only adds time."""
 
 PROBES: Final = 3
 """Probes of a new link, and of these and later ones the last ones that count (``meter.py``)."""
-SOON_S: Final = 2.0
+SOON_S: Final = 1.0
 """Time between these; twice as long each time that one fails, or the link is used meanwhile."""
 AGAIN_S: Final = 300.0
 """Time between later probes, while the link is idle."""

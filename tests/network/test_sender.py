@@ -212,6 +212,18 @@ def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
     other.port.shutdown()
 
 
+def test_a_slow_line_is_measured_to_be_slow(tmp_path: Path) -> None:
+    """No machine is so quick that more than its rate goes through; a busy one finds less."""
+    other = Living(tmp_path / "unused", politely)
+    with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
+        made.join(Greeting([]))
+        wait_until(lambda: made.sender.figures().bandwidth is not None, "it is measured")
+        bandwidth = made.sender.figures().bandwidth
+        assert bandwidth is not None
+        assert bandwidth < 200_000
+    other.port.shutdown()
+
+
 @pytest.mark.parametrize("far", [True, False])
 def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> None:
     """A line that is slow in truth has signs of life between small pieces, whatever was said."""
