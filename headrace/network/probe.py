@@ -24,8 +24,10 @@ from headrace import clock
 PROBE: Final = b"headrace probe"
 """Descriptor of the exchange in which the worker sends back each message (``echo``)."""
 
-_ROUND_TRIPS: Final = 5
+_ROUND_TRIPS: Final = 7
 """Smallest messages that are exchanged first; the fastest one is the round trip."""
+_OUTLIERS: Final = 2
+"""Round trips that may take longer, by TCP's delayed acknowledgements for example (40 ms)."""
 _FIRST_BYTES: Final = 1 << 10
 _GROWTH: Final = 4
 _MOST_BYTES: Final = 1 << 18
@@ -47,7 +49,7 @@ _CLOCK_S: Final = 1e-4
 _JITTER: Final = 0.1
 """Part of the round trip by which it varies: a transfer that took less is not told from none."""
 
-_NOISE: Final = 2.0
+_NOISE: Final = 4.0
 """A transfer that takes less than this times the spread of the round trips shows nothing ..."""
 _FAST_S: Final = 5e-3
 """... unless it takes no longer than this: then the largest message shows an ordinary link or a
@@ -95,8 +97,7 @@ def measure(there_and_back: Callable[[int], float]) -> Probed:
         Unsteady: no two attempts agree, or round trips vary by as much as a transfer takes.
     """
     trips = sorted(there_and_back(1) for _ in range(_ROUND_TRIPS))
-    trip_s, spread_s = trips[0], trips[-1] - trips[0]
-    noise_s = _NOISE * spread_s
+    trip_s, noise_s = trips[0], _NOISE * (trips[-1 - _OUTLIERS] - trips[0])
     step_s = max(_STEP_S, _GROWTH * trip_s, min(_GROWTH * noise_s, _STEP_MOST_S))
     size, moved = _FIRST_BYTES, 0
     took: list[float] = []

