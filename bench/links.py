@@ -10,12 +10,11 @@ from typing import ClassVar
 import pyarrow as pa
 
 from bench.scenario import Figures, Options, Scenario
-from headrace.network.messages import TableRows, packed, to_worker
-from headrace.network.pace import FAST, SLOW
+from headrace.network.messages import COMPRESSED_BELOW, TableRows, packed, to_worker
 
 _WORDS = ("carefully", "final", "quick", "deposits", "ironic", "accounts", "sleep", "furiously")
 _TRIES = 5
-_LINES = (1_000_000, SLOW, FAST, 1_000_000_000)
+_LINES = (1_000_000, COMPRESSED_BELOW, 2 * COMPRESSED_BELOW, 1_000_000_000)
 """Bytes per second."""
 
 

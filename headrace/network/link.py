@@ -40,7 +40,7 @@ from headrace.network.messages import (
     Work,
     from_worker,
 )
-from headrace.network.pace import Override
+from headrace.network.probe import Prober
 from headrace.network.sender import Sender
 
 _log = structlog.get_logger(__name__)
@@ -70,11 +70,12 @@ class FlightLink:
         name: str,
         end: End,
         wake: Callable[[], None],
-        override: Override | None = None,
+        said: int | None = None,
         awaited_s: float = AWAITED_S,
     ) -> None:
         """Connect; ``wake`` is called, on another thread, when the link dies.
 
+        ``said``: the bandwidth that ``add_link`` gave, in bytes per second.
         ``awaited_s``: after so long without a sign of life it is lost, where somebody waits for it.
 
         Raises:
@@ -106,7 +107,10 @@ class FlightLink:
             writer, self._reader = self._client.do_exchange(descriptor)
         except (pa.ArrowException, OSError) as error:
             raise self._lost(str(error)) from error
-        self.sender: Final = Sender(writer, override or Override(), self._die, far=end.far)
+        self.sender: Final = Sender(writer, said, self._die, far=end.far)
+        self._prober: Final = Prober(
+            name, self._client, lambda: self.sender.moved, self.sender.probed
+        )
         for run in (self._read, self.sender.run, self._watch):
             threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
 
@@ -197,7 +201,8 @@ class FlightLink:
             OSError: the file cannot be read.
         """
         try:
-            parcels.send(self._client, path, name)
+            with self._prober.transfer():
+                parcels.send(self._client, path, name)
         except pa.ArrowException as error:
             raise self._lost(str(error)) from error
 
@@ -209,22 +214,24 @@ class FlightLink:
             OSError: the file cannot be written.
         """
         try:
-            parcels.fetch(self._client, name, path)
+            with self._prober.transfer():
+                parcels.fetch(self._client, name, path)
         except pa.ArrowException as error:
             raise self._lost(str(error)) from error
 
     def interrupt(self, units: Sequence[int] = ()) -> None:
         """Have units (all, where none is said) give up what they are at, as soon as may be.
 
-        It does not wait for what is being sent, nor for an answer.
+        It does not wait for what is being sent, nor for an answer: it has a connection of its own,
+        for megabytes may be in the buffers of the one that rows go over.
         """
         threading.Thread(target=self._interrupt, args=(list(units),), daemon=True).start()
 
     def _interrupt(self, units: list[int]) -> None:
         options = flight.FlightCallOptions(timeout=_INTERRUPT_S)
-        with contextlib.suppress(pa.ArrowException, OSError):
+        with contextlib.suppress(pa.ArrowException, OSError), self.end.client() as client:
             action = flight.Action(INTERRUPT, msgspec.json.encode(units))
-            list(self._client.do_action(action, options))
+            list(client.do_action(action, options))
 
     def close(self, reason: str = "it was closed") -> None:
         """Let go; whoever waits hears it."""
@@ -238,10 +245,10 @@ class FlightLink:
         try:
             while True:
                 message = self._reader.read_chunk().app_metadata
-                got = numbered.check(message)
+                numbered.check(message)
                 word, batch = from_worker(message)
                 self._heard = clock.monotonic()
-                self.sender.came(message.size, got)
+                self.sender.heard(message.size)
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
                     diffs.setdefault(word.unit, []).append(batch)
@@ -280,14 +287,12 @@ class FlightLink:
                     self._answers[word.call] = word
                 case Alive():
                     self._at = word.at
-                    self.sender.answered(word.ping)
             self._changed.notify_all()
 
     # --- inside: whether it lives
 
     def _watch(self) -> None:
         """Give up a worker that gives no sign of life: it is stopped, or cut off."""
-        asked = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
@@ -297,9 +302,8 @@ class FlightLink:
                 silent_s = now - self._heard
                 in_vain_s = now - max(self._heard, self._awaited_since) if self._waiters else 0.0
                 joined = self._joined is not None
-            if joined and now - asked >= ALIVE_S:
-                asked = now
-                self.sender.ask()
+            if joined:
+                self._prober.look()
             if silent_s > max(SILENCE_S, self._awaited_s) or in_vain_s > self._awaited_s:
                 self.silent = True
                 self._die(f"it has given no sign of life for {silent_s:.0f} s")
@@ -350,7 +354,7 @@ class Joining:
         end: End,
         greeting: Greeting,
         wake: Callable[[], None],
-        override: Override | None = None,
+        said: int | None = None,
         awaited_s: float = AWAITED_S,
     ) -> None:
         """``wake`` is called, on another thread, when it is known, and when the link dies.
@@ -363,7 +367,7 @@ class Joining:
 
         def make() -> None:
             try:
-                link = FlightLink(name, end, wake, override, awaited_s)
+                link = FlightLink(name, end, wake, said, awaited_s)
                 try:
                     self._found = link, link.join(greeting)
                 except OutOfReach:

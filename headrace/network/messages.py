@@ -1,10 +1,9 @@
 """What goes over a link: a word, and for some an Arrow batch behind it.
 
-    | number, 8 bytes | got, 8 | length of the word, 4 | word, MessagePack | zeros | Arrow IPC |
+    | number, 8 bytes | length of the word, 4 | word, MessagePack | zeros | Arrow IPC |
 
-Zeros lead to a multiple of 64.  The number is that of the message on its way over one link, from 1
-on: who gets another than the next one knows that something was lost, or came twice.  Got are the
-bytes of all messages that its sender had taken in before.
+Zeros lead to a multiple of 64.  Each direction of a link numbers its messages from 1 on: a receiver
+that gets another number than the next one knows that a message was lost, or came twice.
 
 Words from the coordinator to a worker, in this order for each txid:
 
@@ -29,11 +28,19 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that are in the result tables since the last word, by unit."""
 
-PROTOCOL: Final = b"headrace units 2"
+PROTOCOL: Final = b"headrace units 3"
 """What an exchange is asked for by: who speaks another version does not begin one."""
 
 _ALIGN: Final = 64
-_HEAD: Final = struct.Struct("<QQI")
+_HEAD: Final = struct.Struct("<QI")
+
+COMPRESSED_BELOW: Final = 30_000_000
+"""Bytes per second below which compression pays (``bench links``): what half a core compresses."""
+PIECE_BYTES: Final = 1 << 16
+"""Size of a message of rows to or from another machine, before compression.  Each one that arrives
+is a sign of life: at 20 kB/s one takes three seconds.  Smaller ones cost more than they save."""
+FAST_PIECE_BYTES: Final = 1 << 20
+"""The same on a link that was measured to be faster than ``COMPRESSED_BELOW``."""
 
 
 class UnitRecord(msgspec.Struct, frozen=True):
@@ -204,14 +211,8 @@ class Reply(msgspec.Struct, tag=True):
     error: dict[str, Any] | None = None
 
 
-class Ping(msgspec.Struct, tag=True):
-    """Is to be answered by Alive, at once."""
-
-    number: int
-
-
 class Packing(msgspec.Struct, tag=True):
-    """How the worker is to send rows from now on (``pace.py``)."""
+    """How the worker sends rows from now on: whether it compresses them, and in which pieces."""
 
     packed: bool
     piece_bytes: int
@@ -232,8 +233,6 @@ class Work(msgspec.Struct, frozen=True):
 class Alive(msgspec.Struct, tag=True):
     """The process has time to say so, and what it is at."""
 
-    ping: int = 0
-    """The last one that it was asked by."""
     at: list[Work] = msgspec.field(default_factory=list)
 
 
@@ -255,7 +254,6 @@ ToWorker = (
     | Export
     | TakeSnapshot
     | WriteSnapshot
-    | Ping
     | Packing
     | Alive
 )
@@ -271,25 +269,21 @@ _READ: Final = ipc.IpcReadOptions(ensure_alignment=ipc.Alignment.DataTypeSpecifi
 
 
 class Numbered:
-    """Numbers what comes over a link, and counts its bytes."""
+    """Checks the numbers of the messages that come over a link."""
 
     def __init__(self) -> None:
         self._last = 0
-        self.got = 0
-        """Bytes that have come."""
 
-    def check(self, message: pa.Buffer) -> int:
-        """What the other end has got (see above).
+    def check(self, message: pa.Buffer) -> None:
+        """Take the next message.
 
         Raises:
-            WordLost: a message is not the next one.
+            WordLost: it is another one.
         """
-        number, got, _ = _HEAD.unpack_from(message)
+        number, _ = _HEAD.unpack_from(message)
         if number != self._last + 1:
             raise WordLost(f"message {self._last + 1} was awaited, and {number} came")
         self._last = number
-        self.got += message.size
-        return int(got)
 
 
 class WordLost(Exception):
@@ -302,12 +296,11 @@ def packed(
     *,
     compressed: bool = False,
     number: int = 0,
-    got: int = 0,
 ) -> pa.Buffer:
     """A message."""
     head = _ENCODER.encode(word)
     out = pa.BufferOutputStream()
-    out.write(_HEAD.pack(number, got, len(head)) + head)
+    out.write(_HEAD.pack(number, len(head)) + head)
     if batch is not None:
         out.write(bytes(-(_HEAD.size + len(head)) % _ALIGN))
         options = _COMPRESSED if compressed and batch.nbytes >= _SMALL_BYTES else None
@@ -335,7 +328,7 @@ def from_worker(message: pa.Buffer) -> tuple[FromWorker, pa.RecordBatch | None]:
 
 
 def _head(message: pa.Buffer) -> memoryview:
-    _, _, size = _HEAD.unpack_from(message)
+    _, size = _HEAD.unpack_from(message)
     return memoryview(message)[_HEAD.size : _HEAD.size + size]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,17 +15,17 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.network import pace, parcels
+from headrace.network import parcels
 from headrace.network.ends import Near
 from headrace.network.link import ALIVE_S, INTERRUPT
 from headrace.network.messages import (
+    PIECE_BYTES,
     PROTOCOL,
     Alive,
     BatchDone,
     FromWorker,
     Numbered,
     Packing,
-    Ping,
     ToWorker,
     UnitDiffs,
     WordLost,
@@ -35,10 +34,7 @@ from headrace.network.messages import (
     pieces,
     to_worker,
 )
-
-_TELL_BYTES_NEAR: Final = 1 << 22
-"""So much has come before the other end is told at once, on this machine; else of a piece."""
-_TELL_BYTES_MIN: Final = 1 << 16
+from headrace.network.probe import PROBE, echo
 
 
 class Ended(Exception):
@@ -51,18 +47,14 @@ class FlightSession:
     def __init__(self, reader: Any, writer: Any, *, far: bool = False) -> None:
         self._reader = reader
         self._writer = writer
-        self._pace = pace.first(far=far)
+        self._piece_bytes = PIECE_BYTES if far else None
+        self._compressed = far
         self._sending = threading.Lock()
         self._sent = itertools.count(1)
         self._numbered = Numbered()
         self._rows: dict[int, int] = {}
         """How many were sent since the last batch was done, by unit."""
-        self._told = 0
-        """Of what has come, what the other end was told of."""
-        self._ping = 0
-        """The last one."""
-        self._due = threading.Event()
-        """Whether a sign of life is."""
+        self._woken = threading.Event()
 
     def receive(self) -> tuple[ToWorker, pa.RecordBatch | None]:
         """The next word.
@@ -75,42 +67,26 @@ class FlightSession:
                 message = self._reader.read_chunk().app_metadata
                 self._numbered.check(message)
                 word, batch = to_worker(message)
-                match word:
-                    case Ping():
-                        self._ping = word.number
-                        self._due.set()
-                    case Packing():
-                        self._pace = replace(
-                            self._pace, packed=word.packed, piece_bytes=word.piece_bytes
-                        )
-                    case _:
-                        if self._numbered.got - self._told >= self._tell_bytes:
-                            self._due.set()
-                        return word, batch
+                if not isinstance(word, Packing):
+                    return word, batch
+                self._compressed, self._piece_bytes = word.packed, word.piece_bytes
         except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
             raise Ended(str(error)) from error
 
-    @property
-    def _tell_bytes(self) -> int:
-        piece = self._pace.piece_bytes
-        return _TELL_BYTES_NEAR if piece is None else max(piece, _TELL_BYTES_MIN)
-
     def beat(self, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
-        """Give signs of life until ``ended``: when they are due, and when something is to be told.
-
-        ``at``: what the worker is at, which it says with them.
+        """Give a sign of life every second until ``ended``; ``at``: what the worker is at.
 
         Raises:
             Ended: nobody hears them.
         """
         while not ended.is_set():
-            self._due.wait(ALIVE_S)
-            self._due.clear()
-            self.send(Alive(self._ping, at()))
+            self._woken.wait(ALIVE_S)
+            self._woken.clear()
+            self.send(Alive(at()))
 
     def wake(self) -> None:
-        """Have ``beat`` look."""
-        self._due.set()
+        """Have ``beat`` look whether it has ended."""
+        self._woken.set()
 
     def send_rows(self, word: FromWorker, batch: pa.RecordBatch) -> None:
         """Answer rows; in so many words that signs of life come between.
@@ -118,7 +94,7 @@ class FlightSession:
         Raises:
             Ended: nobody hears it.
         """
-        for piece in pieces(batch, self._pace.piece_bytes):
+        for piece in pieces(batch, self._piece_bytes):
             self.send(word, piece)
 
     def send(self, word: FromWorker, batch: pa.RecordBatch | None = None) -> None:
@@ -133,10 +109,7 @@ class FlightSession:
                     self._rows[word.unit] = self._rows.get(word.unit, 0) + batch.num_rows
                 case BatchDone():
                     word.rows, self._rows = self._rows, {}
-            got = self._told = self._numbered.got
-            message = packed(
-                *(word, batch), compressed=self._pace.packed, number=next(self._sent), got=got
-            )
+            message = packed(word, batch, compressed=self._compressed, number=next(self._sent))
             try:
                 self._writer.write_metadata(message)
             except (pa.ArrowException, OSError) as error:
@@ -177,6 +150,9 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """See Arrow Flight."""
+        if descriptor.command == PROBE:
+            echo(reader, writer)
+            return
         if descriptor.command != PROTOCOL:
             raise flight.FlightServerError("this worker is of another version of headrace")
         self._serve(FlightSession(reader, writer, far=self._far))

@@ -1,8 +1,9 @@
-"""What goes out of a coordinator's end: at once, or behind what the other end has not taken in yet.
+"""Sending on the coordinator's end of a link, in the order of the calls.
 
-Rows are sent as far as no more is under way than ``LinkPace.window_bytes``; what is behind them
-waits, up to a bound: then who sends does.  So neither end has more of them in memory than these
-two.
+How much may be on its way is a matter of HTTP/2: its flow control lets a write wait until the
+worker has read.  Arrow Flight's writes can only block, and do not tell beforehand whether they
+will.  So that a slow link holds up neither the engine nor the links to other workers, rows for
+another machine are written by a thread of their own, which takes them from a bounded queue.
 """
 
 from __future__ import annotations
@@ -18,20 +19,28 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headrace import clock
-from headrace.network import pace
-from headrace.network.messages import Packing, Ping, ToWorker, packed, pieces
+from headrace.network.messages import (
+    COMPRESSED_BELOW,
+    FAST_PIECE_BYTES,
+    PIECE_BYTES,
+    Packing,
+    ToWorker,
+    packed,
+    pieces,
+)
 from headrace.network.meter import LinkFigures, LinkMeter
-from headrace.network.pace import Override
+from headrace.network.probe import Probed
 
 _DIRECT_BYTES: Final = 1 << 16
-"""No more is sent on the thread of who sends: what a slow wire takes at once."""
+"""Bytes that the caller's thread writes before the worker is heard again: HTTP/2 lets at least so
+many be on their way, so these writes do not block."""
 _WAITING_BYTES_MAX: Final = 1 << 24
-"""So many bytes of rows may wait to be sent; then who sends them does."""
+"""Bytes of rows in the queue; a caller with more rows waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A word that is to be sent."""
+    """A message that is to be sent."""
 
     word: ToWorker
     batch: pa.RecordBatch | None = None
@@ -40,16 +49,19 @@ class _Item:
 
 
 class Sender:
-    """Of one exchange; every method but ``run`` is for any thread.
+    """Sends the messages of one exchange; every method but ``run`` is for any thread.
 
-    * Invariant 1: what is sent goes out in the order of the calls, but for pings.
+    * Invariant 1: messages go out in the order of the calls.
     * Invariant 2: one thread writes at a time, that which has set ``_writing``.
     """
 
     def __init__(
-        self, writer: Any, override: Override, failed: Callable[[str], None], *, far: bool
+        self, writer: Any, said: int | None, failed: Callable[[str], None], *, far: bool
     ) -> None:
-        """``failed`` is told why nothing can be written any more."""
+        """``failed`` gets the reason when nothing can be written any more.
+
+        ``said``: the bandwidth that ``add_link`` gave, in bytes per second.
+        """
         self._writer = writer
         self._failed = failed
         self._far: Final = far
@@ -60,75 +72,55 @@ class Sender:
         self._writing = False
         self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
+        self._unheard_bytes = 0
+        """Bytes sent since the worker was heard last."""
         self._meter: Final = LinkMeter()
-        self._override = override
-        self._pace = pace.first(far=far)
-        self._pinged = 0
-        self._pings: dict[int, float] = {}
-        """When they were sent; what is not answered yet."""
+        self._said = said
+        self._form = Packing(True, PIECE_BYTES)
+        """How rows go to another machine."""
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> bool:
-        """Send; False: nothing can be."""
+        """Send a message; False: the link is dead."""
         if batch is None:
             return self._send(_Item(word))
-        parts = pieces(batch, self._pace.piece_bytes)
+        parts = pieces(batch, self._form.piece_bytes if self._far else None)
         return all(self._send(_Item(word, part, part.nbytes)) for part in parts)
 
-    def came(self, size: int, got: int) -> None:
-        """So many bytes have come; the other end has taken in ``got`` of ours."""
+    def heard(self, size: int) -> None:
+        """Count a message of ``size`` bytes from the worker."""
         with self._changed:
-            now = clock.monotonic()
-            self._meter.came(size, now)
-            self._meter.arrived(got, now)
-            if self._waiting:
-                self._changed.notify_all()
+            self._unheard_bytes = 0
+            self._meter.received.add(size, clock.monotonic())
 
-    def answered(self, ping: int) -> None:
-        """The other end answers a ping, or says once more which was the last one."""
+    def probed(self, found: Probed) -> None:
+        """Take the result of a probe of the link."""
         with self._changed:
-            asked = self._pings.pop(ping, None)
-            if asked is not None:
-                self._meter.answered(asked, clock.monotonic())
-            self._pings = {n: at for n, at in self._pings.items() if n > ping}
+            self._meter.probed(found)
+            self._choose()
 
-    def ask(self) -> None:
-        """See how far away the other end is, and say how rows are to be sent."""
+    def override(self, said: int | None) -> None:
+        """Take the bandwidth that ``add_link`` gave; None: what is measured counts."""
         with self._changed:
-            new = pace.of(self._meter.bandwidth, self._override.bytes_per_s, self._pace)
-            if new != self._pace:
-                known = (self._pace.packed, self._pace.piece_bytes)
-                self._pace = new
-                if new.piece_bytes is not None and known != (new.packed, new.piece_bytes):
-                    self._waiting.append(_Item(Packing(new.packed, new.piece_bytes)))
-            if not (self._waiting and isinstance(self._waiting[0].word, Ping)):
-                self._pinged += 1
-                # Before all that waits: it means the same anywhere.
-                self._waiting.appendleft(_Item(Ping(self._pinged)))
-            self._changed.notify_all()
+            self._said = said
+            self._choose()
 
-    def told(self) -> LinkFigures:
-        """What the link is like."""
+    def figures(self) -> LinkFigures:
+        """What is known of the link."""
         with self._changed:
-            return self._meter.told(clock.monotonic())
+            return self._meter.figures(clock.monotonic())
 
     @property
-    def packs(self) -> bool:
+    def moved(self) -> int:
+        """Bytes of messages that were sent and received so far."""
+        return self._meter.sent.total + self._meter.received.total
+
+    @property
+    def compresses(self) -> bool:
         """Whether rows are compressed."""
-        return self._pace.packed
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of rows that wait, and of all that is under way."""
-        with self._changed:
-            return self._waiting_bytes + self._meter.under_way
-
-    def override(self, said: Override) -> None:
-        """Somebody says what the link is like."""
-        with self._changed:
-            self._override = said
+        return self._far and self._form.packed
 
     def close(self) -> None:
-        """Nothing is sent any more; who waits for room hears it."""
+        """Send nothing any more, and wake callers that wait for room."""
         with self._changed:
             self._over = True
             self._waiting.clear()
@@ -143,14 +135,30 @@ class Sender:
             self._writer.close()
 
     def run(self) -> None:
-        """Send what waits, in order, as far as the other end takes it in, until it is closed."""
+        """Send what is queued, in order, until the sender is closed."""
         while (item := self._next()) is not None:
             self._put(item)
 
     # --- inside
 
+    def _choose(self) -> None:
+        """Compress rows for another machine unless the link is known to be fast.
+
+        The size of pieces is a matter of the link itself, and not of what was said of it.
+        """
+        measured = self._meter.bandwidth
+        known = measured if self._said is None else self._said
+        fast = measured is not None and measured >= COMPRESSED_BELOW
+        form = Packing(
+            known is None or known < COMPRESSED_BELOW, FAST_PIECE_BYTES if fast else PIECE_BYTES
+        )
+        if self._far and form != self._form and not self._over:
+            self._form = form
+            self._waiting.append(_Item(form))
+            self._changed.notify_all()
+
     def _send(self, item: _Item) -> bool:
-        """Send at once where nothing stands before it, else leave it to ``run``."""
+        """Write at once if nothing is queued and that does not block, else leave it to ``run``."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._room(item))
             if self._over:
@@ -167,18 +175,11 @@ class Sender:
         return not item.size or self._waiting_bytes < _WAITING_BYTES_MAX
 
     def _direct(self, item: _Item) -> bool:
-        """Whether a word goes out without delay: on this machine, as far as there is room."""
-        if not self._far:
-            return self._fits(item)
-        return self._meter.under_way + item.size <= _DIRECT_BYTES
-
-    def _fits(self, item: _Item) -> bool:
-        under_way = self._meter.under_way
-        return not (item.size and under_way) or under_way + item.size <= self._pace.window_bytes
+        return not self._far or self._unheard_bytes + item.size <= _DIRECT_BYTES
 
     def _next(self) -> _Item | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._over or self._ready())
+            self._changed.wait_for(lambda: self._over or (self._waiting and not self._writing))
             if self._over:
                 return None
             item = self._waiting.popleft()
@@ -187,22 +188,18 @@ class Sender:
             self._changed.notify_all()
             return item
 
-    def _ready(self) -> bool:
-        return not self._writing and bool(self._waiting) and self._fits(self._waiting[0])
-
     def _put(self, item: _Item) -> bool:
-        """Write a word; False: it cannot be.
+        """Write a message; False: the link is dead.
 
-        REQUIRES: ``_writing`` is this thread's; it ends with it.
+        REQUIRES: this thread has set ``_writing``, which ends with it.
         """
-        word, number = item.word, next(self._numbers)
         try:
-            message = packed(word, item.batch, compressed=self._pace.packed, number=number)
+            message = packed(
+                item.word, item.batch, compressed=self.compresses, number=next(self._numbers)
+            )
             with self._changed:
-                now = clock.monotonic()
-                self._meter.sends(message.size, now)
-                if isinstance(word, Ping):
-                    self._pings[word.number] = now
+                self._unheard_bytes += message.size
+                self._meter.sent.add(message.size, clock.monotonic())
             self._writer.write_metadata(message)
         except (pa.ArrowException, OSError) as error:
             self._failed(str(error))

@@ -37,6 +37,10 @@ _WIDTH: Final = 8
 """Bytes of a value of which nothing is known."""
 _ROWS: Final = 1000
 """Rows of what was never analysed."""
+_ENOUGH_ROWS: Final = 20
+_ENOUGH_S: Final = 60.0
+"""Numbers of collections count after so many rows or so long: the first rows take much longer than
+later ones, and rates over fractions of a second depend on when the first row came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class MeasuredView:
     rates: Mapping[str, float]
     """Bytes per second that each has sent."""
     ns_per_row: Mapping[str, int]
-    """What each row that came in has taken."""
+    """What each row that came in has taken; without collections that have seen few."""
     seconds: float
     """For how long, at least."""
 
@@ -58,7 +62,7 @@ class CostFacts:
     sizes: Mapping[str, ExpectedSize] = field(default_factory=dict)
     """Of a plan's nodes, as it was planned."""
     measured: MeasuredView | None = None
-    """None: the view does not run, or nothing has come by."""
+    """None: the view does not run, or its collections were not counted for long enough."""
     links: Mapping[str, LinkFacts] | None = None
     """Of the links to workers; None: what was said of them (``add_link``)."""
     view_id: int = 0
@@ -127,6 +131,7 @@ def parts(
     """
     if isinstance(placement, dict):
         for worker in set(placement.values()):
+            _check_no_strategy(worker)
             check(conn, worker)
         return cuts.cuts(plan, placement, MAIN)
     if placement not in STRATEGIES or not cuts.is_cuttable(plan):
@@ -219,14 +224,32 @@ def expected(plan: p.PhysicalPlan, sizes: Mapping[str, ExpectedSize]) -> dict[st
     }
 
 
+def is_enough(rows: list[dict[str, Any]]) -> bool:
+    """Whether the collections of a view (rows of ``operators.stats``) have been counted for long.
+
+    Each worker that has some counts for itself: it begins anew when it is started again.
+    """
+    if not rows or not all(row["since_s"] for row in rows):
+        return False
+    most = {row["worker"]: 0 for row in rows}
+    for row in rows:
+        most[row["worker"]] = max(most[row["worker"]], row["rows_in"])
+    return all(most[row["worker"]] >= _ENOUGH_ROWS or row["since_s"] >= _ENOUGH_S for row in rows)
+
+
 def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
-    """What ``insight.stats`` says of a view; None: nothing has come by yet."""
-    seconds = min((row["since_s"] for row in rows if row["since_s"]), default=0.0)
-    rates = {r["node"]: r["bytes_out"] / r["since_s"] for r in rows if r["since_s"]}
+    """What the collections of a view have done; None: they were not counted for long enough."""
+    if not is_enough(rows):
+        return None
+    rates = {row["node"]: row["bytes_out"] / row["since_s"] for row in rows}
     if not any(rates.values()):
         return None
-    taken = {r["node"]: 1000 * r["busy_us"] // r["rows_in"] for r in rows if r["rows_in"]}
-    return MeasuredView(rates, taken, seconds)
+    taken = {
+        row["node"]: 1000 * row["busy_us"] // row["rows_in"]
+        for row in rows
+        if row["rows_in"] >= _ENOUGH_ROWS
+    }
+    return MeasuredView(rates, taken, min(row["since_s"] for row in rows))
 
 
 def check(conn: Connection, name: str) -> None:
@@ -252,8 +275,8 @@ def check_known(conn: Connection, name: str) -> None:
     """
     if name == MAIN or nodes.known(conn, name):
         return
-    meant = re.sub(r"\W", "_", name.lower())
-    if meant in STRATEGIES:
+    meant = _strategy(name)
+    if meant is not None:
         raise UserError(
             f'there is no placement strategy "{name}"',
             hint=f'Write "{meant}".',
@@ -265,6 +288,24 @@ def check_known(conn: Connection, name: str) -> None:
         hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it."
         f" Strategies: {', '.join(STRATEGIES)}.",
     )
+
+
+def _strategy(name: str) -> str | None:
+    """The strategy that ``name`` is, or is misspelt; no worker can be called so."""
+    meant = re.sub(r"\W+", "_", name.strip().lower())
+    return meant if meant in STRATEGIES else None
+
+
+def _check_no_strategy(name: str) -> None:
+    """Raise UserError (22023) where a worker is to be named, and a strategy is."""
+    meant = _strategy(name)
+    if meant is not None:
+        raise UserError(
+            f'placement strategy "{name}" stands where a worker is to be named',
+            hint=f'In an object each collection has a worker; write "{meant}" alone to have a'
+            " strategy choose them.",
+            sqlstate="22023",
+        )
 
 
 def check_all(conn: Connection, placement: Placement, found: Mapping[str, str]) -> None:

@@ -38,7 +38,6 @@ from headrace.network.messages import (
     UnitRecord,
     Work,
 )
-from headrace.network.pace import Override
 from headrace.process import keys
 from headrace.runtime.away import AwayStore, Outpost, Sending, lost
 from headrace.runtime.batches import LOST_MAX, Outcome
@@ -357,7 +356,7 @@ class Hosts:
         up = [(h, h.link) for h in self._book.hosts.values() if h.link is not None and h.link.up]
         said = links.said(conn) if up else {}
         for host, link in up:
-            link.sender.override(_override(said.get(host.name)))
+            link.sender.override(said.get(host.name, LinkFacts()).bytes_per_s)
             if isinstance(link.end, Far):
                 found = nodes.whereabouts(conn, host.name)
                 if found is None or found[1] != link.end.other:
@@ -392,7 +391,7 @@ class Hosts:
             owner = self._book.owner
             records = [_record(unit) for unit in there.values()]
             greeting = Greeting(records, self._login(end), self._book.lineage, owner.epoch)
-            said = _override(links.said(owner.conn).get(name))
+            said = links.said(owner.conn).get(name, LinkFacts()).bytes_per_s
             host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
             host.slow = True
@@ -439,10 +438,6 @@ class Hosts:
     def _restore(self, unit: Unit, host: Outpost, link: FlightLink, mark: StateMark) -> None:
         host.units.add(unit.id)
         unit.restore(AwayStore(host, link, unit.id, mark.txid), mark)
-
-
-def _override(said: LinkFacts | None) -> Override:
-    return Override() if said is None else Override(said.latency_us, said.bytes_per_s)
 
 
 def _record(unit: Unit) -> UnitRecord:

@@ -169,7 +169,8 @@ def links(book: Book) -> dict[str, dict[str, Any]]:
     for host in list(book.hosts.values()):
         link = host.link
         if link is not None and link.up:
-            out[host.name] = {**dataclasses.asdict(link.sender.told()), "packed": link.sender.packs}
+            figures = dataclasses.asdict(link.sender.figures())
+            out[host.name] = {**figures, "packed": link.sender.compresses}
     return out
 
 

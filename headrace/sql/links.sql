@@ -3,7 +3,7 @@
 -- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
 -- there is the procedure show_links.
 -- kind: here (a socket on this machine) or elsewhere (TLS); up: whether it is.  latency_us: one way, microseconds;
--- bandwidth: the most that went through of late, most: ever, since the link was made; NULL: not enough has yet.
+-- bandwidth: the most of the last three probes, most: of all since the link was made; NULL: not measured yet.
 -- out_bytes_per_s, in_bytes_per_s: what goes to the worker, and comes from it, now (ten seconds).
 -- packed: whether rows are compressed; overridden: whether add_link said something, which latency_us and
 -- bandwidth are then.

@@ -1,4 +1,4 @@
--- The views that should go to other workers for these to have alike to do, by what view_stats() says of each; with
+-- The views that should go to other workers for these to have alike to do, by what each takes per second; with
 -- apply = true they are moved, one after the other, as set_placement does.  For members of the engine's role.
 -- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
 -- there is the procedure show_rebalance.

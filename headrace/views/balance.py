@@ -34,6 +34,8 @@ class _Known:
     names: dict[int, str]
     status: dict[int, str]
     loads: list[ViewLoad]
+    busy_us: dict[int, int]
+    """What each view has taken since its worker began."""
     workers: list[str]
     cut: dict[int, dict[str, str]]
     """Views of which workers have parts, which nobody moves for the sake of balance."""
@@ -95,7 +97,7 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
         load = loads[move.view]
         out.append(
             [
-                *(known.names[move.view], load.worker, move.worker, int(load.busy)),
+                *(known.names[move.view], load.worker, move.worker, known.busy_us[move.view]),
                 *(request.apply and error is None, error),
             ]
         )
@@ -104,11 +106,15 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
 
 def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str]) -> _Known:
     placed = {i: at for i, at in nodes.placements(conn).items() if at.status in of}
+    found = {
+        view_id: _counted(context, job, view_id) for view_id, at in placed.items() if not at.parts
+    }
     loads = [
-        ViewLoad(view_id, at.whole, _busy(context, job, view_id))
-        for view_id, at in placed.items()
-        if not at.parts
+        ViewLoad(view_id, placed[view_id].whole, _busy(rows)) for view_id, rows in found.items()
     ]
+    busy_us = {
+        view_id: sum(row["busy_us"] for row in rows or ()) for view_id, rows in found.items()
+    }
     names = {view_id: at.name for view_id, at in placed.items()}
     cut = {view_id: at.parts for view_id, at in placed.items() if at.parts}
     status = {view_id: at.status for view_id, at in placed.items()}
@@ -116,6 +122,7 @@ def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str])
         names,
         status,
         loads,
+        busy_us,
         [MAIN, *(node.name for node in nodes.listed(conn) if not node.lost)],
         cut,
     )
@@ -136,13 +143,27 @@ def _leave(context: JobContext, job: Job, known: _Known, view_id: int, to: Place
     return None
 
 
-def _busy(context: JobContext, job: Job, view_id: int) -> float:
-    """What a view gives its worker to do; nothing, where nobody can say it."""
+def _counted(context: JobContext, job: Job, view_id: int) -> list[dict[str, Any]] | None:
+    """The numbers of the collections that a view has for itself; None: they are not to be had."""
     try:
-        rows = context.worker.call("stats", {"view_id": view_id}, job)
+        rows: list[dict[str, Any]] = context.worker.call("stats", {"view_id": view_id}, job)
     except TransientError:
-        return 0.0
-    return float(sum(row["busy_us"] for row in rows if not row["shared"]))
+        return None
+    return [row for row in rows if not row["shared"]]
+
+
+def _busy(rows: list[dict[str, Any]] | None) -> float | None:
+    """Microseconds per second that a view gives its worker to do; None: that is not known.
+
+    Views began at different times, so it is not the sums that can be compared.
+    """
+    if rows is None:
+        return None
+    if not any(row["since_s"] for row in rows):
+        return 0.0  # no row has come
+    if not placing.is_enough(rows):
+        return None
+    return float(sum(row["busy_us"] / row["since_s"] for row in rows))
 
 
 def _shown(to: Placement) -> str:

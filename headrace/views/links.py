@@ -68,9 +68,8 @@ def drop_link(context: JobContext, job: Job, request: DropLink) -> None:
 def known(context: JobContext, job: Job, conn: Connection) -> dict[str, LinkFacts]:
     """Return the links to workers, for placement: what was said of them, else what is measured.
 
-    A link of which nothing is known is ``LinkFacts()``.  So is a socket of this machine: it is no
-    bottleneck, and what went through it says how fast the worker took the bytes, not how fast the
-    socket is.
+    A link of which nothing is known is ``LinkFacts()``, which weighs as much as an ordinary one.
+    So does a socket of this machine: what a probe of it shows is the speed of two processes.
     """
     said, measured = catalog.said(conn), _asked(context, job)
     return {

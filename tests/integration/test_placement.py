@@ -258,6 +258,9 @@ def test_what_is_refused(engine, commander, source):
             (SUMS, ["w1"], "22023", "placement"),
             (SUMS, "bottom-up", "22023", 'no placement strategy "bottom-up"'),
             (SUMS, "Top_Down", "22023", 'no placement strategy "Top_Down"'),
+            (SUMS, "auto ", "22023", 'no placement strategy "auto "'),
+            (SUMS, {"join": "bottom_up"}, "22023", 'strategy "bottom_up" stands where a worker'),
+            (SUMS, {"join": "bottom-up"}, "22023", 'strategy "bottom-up" stands where a worker'),
             (SUMS, {"join": 1}, "22023", "placement"),
         ):
             options = json.dumps({"placement": placement}).replace("'", "''")
@@ -266,6 +269,10 @@ def test_what_is_refused(engine, commander, source):
             assert (why.sqlstate, words in why.message_primary) == (code, True), placement
         for call, code in {
             "CALL headrace.add_worker('exact')": "42602",
+            "CALL headrace.add_worker('bottom_up')": "42602",
+            "CALL headrace.add_worker('bottom-up')": "42602",
+            "CALL headrace.create_worker_token('top_down')": "42602",
+            "CALL headrace.set_placement('base', '{\"join\": \"auto\"}')": "22023",
             "CALL headrace.add_worker('w4', -1)": "22023",
             "CALL headrace.set_placement('base', '{\"join\"}')": "22023",
             "SELECT * FROM headrace.explain_placement('base', 'best')": "22023",

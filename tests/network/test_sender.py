@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import OutOfReach
+from headrace.network import messages
 from headrace.network import sender as senders
 from headrace.network.ends import Near, Relayed
 from headrace.network.link import FlightLink
@@ -22,15 +24,18 @@ from headrace.network.messages import (
     Drop,
     EndBatch,
     Greeting,
+    Packing,
     TableRows,
     ToWorker,
     UnitDiffs,
 )
-from headrace.network.pace import Override
 from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.network.probe import Probed
+from headrace.network.sender import Sender
 from tests.network.relay import dialed
 from tests.network.test_link import Other, linked, politely, silently
 from tests.network.test_messages import BATCH
+from tests.proxy import Line
 from tests.waiting import wait_until
 
 _RNG = random.Random(4)
@@ -120,13 +125,20 @@ class Living(Other):
 
 
 @contextlib.contextmanager
-def far_linked(folder: Path, other: Other, **more: Any) -> Iterator[FlightLink]:
-    """A link as to another machine."""
+def far_linked(folder: Path, other: Other, bytes_per_s: float = 0.0) -> Iterator[FlightLink]:
+    """A link as to another machine; ``bytes_per_s``: what each of its connections bears."""
     here = Relayed(folder / "w2.sock")
     with contextlib.ExitStack() as stack:
         port = FlightPort(here, other._serve, other.interrupted.append, folder)
         stack.callback(port.shutdown)
-        made = FlightLink("w2", stack.enter_context(dialed(here, folder)), lambda: None, **more)
+        end = stack.enter_context(dialed(here, folder))
+        if bytes_per_s:
+            line = stack.enter_context(
+                contextlib.closing(Line("127.0.0.1", int(end.address.rpartition(":")[2])))
+            )
+            line.bytes_per_s = bytes_per_s
+            end = replace(end, address=f"127.0.0.1:{line.port}")
+        made = FlightLink("w2", end, lambda: None)
         stack.callback(made.close)
         yield made
 
@@ -151,14 +163,13 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
 
         thread = threading.Thread(target=flood)
         thread.start()
-        bound = senders._WAITING_BYTES_MAX + made.sender._pace.window_bytes
-        wait_until(lambda: made.sender.waiting_bytes > senders._WAITING_BYTES_MAX, "it is full")
-        most = made.sender.waiting_bytes
+        bound = senders._WAITING_BYTES_MAX
+        wait_until(lambda: made.sender._waiting_bytes >= bound, "it is full")
         assert not thread.join(0.5)
         assert thread.is_alive(), "who sends waits"
         assert sent < 30
-        # A piece more may wait than the bound, and a little more than rows be under way.
-        assert most <= made.sender.waiting_bytes <= bound + 2 * ROWS.nbytes
+        # A piece more may wait than the bound; as much as HTTP/2 and sockets take is on its way.
+        assert made.sender._waiting_bytes <= bound + ROWS.nbytes
         # A word without rows does not wait for room: nothing can stand still for want of it.
         made.send(Drop(1))
         reading.set()
@@ -177,28 +188,77 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
 
         wait_until(all_came, "all has come")
         assert rows >= 200
-        wait_until(lambda: made.sender.waiting_bytes < 1000, "and that is known")
+        assert made.sender._waiting_bytes == 0
     other.port.shutdown()
 
 
-def test_a_link_is_measured_by_what_goes_over_it(tmp_path: Path) -> None:
+def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
     other = Living(tmp_path / "unused", politely)
     with far_linked(tmp_path, other) as made:
         made.join(Greeting([]))
+        wait_until(lambda: made.sender.figures().bandwidth is not None, "it is measured")
+        figures = made.sender.figures()
+        assert figures.latency_us is not None
+        assert figures.bandwidth is not None
+        assert 0 < figures.latency_us < 1_000_000
+        assert figures.bandwidth > 100_000
+        assert figures.out_now < 1000, "a probe is no traffic"
         made.send(TableRows(1), ROWS)
-        made.send(TableRows(1), ROWS)
-        wait_until(lambda: made.sender.told().bandwidth is not None, "it is measured")
-        wait_until(lambda: made.sender.told().latency_us is not None, "so is the way")
-        told = made.sender.told()
-        assert told.latency_us is not None
-        assert told.bandwidth is not None
-        assert 0 < told.latency_us < 1_000_000
-        assert told.bandwidth > 100_000
-        assert told.out_now > 0
+        wait_until(lambda: made.sender.figures().out_now > 0, "that was traffic")
         # What somebody says decides whether rows are compressed.
         for rate, packs in ((1_000, True), (10**12, False), (1_000, True)):
-            made.sender.override(Override(bytes_per_s=rate))
-            wait_until(lambda packs=packs: made.sender.packs == packs, "it is done as was said")
+            made.sender.override(rate)
+            assert made.sender.compresses == packs
+    other.port.shutdown()
+
+
+def test_a_slow_line_is_measured_to_be_slow(tmp_path: Path) -> None:
+    """No machine is so quick that more than its rate goes through; a busy one finds less."""
+    other = Living(tmp_path / "unused", politely)
+    with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
+        made.join(Greeting([]))
+        wait_until(lambda: made.sender.figures().bandwidth is not None, "it is measured")
+        bandwidth = made.sender.figures().bandwidth
+        assert bandwidth is not None
+        assert bandwidth < 200_000
+    other.port.shutdown()
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> None:
+    """A line that is slow in truth has signs of life between small pieces, whatever was said."""
+    sender = Sender(None, None, lambda _: None, far=far)
+    small, large, slow = messages.PIECE_BYTES, messages.FAST_PIECE_BYTES, 1_000_000
+    for said, measured, form in (
+        (10**9, None, Packing(False, small)),
+        (None, None, Packing(True, small)),
+        (10**9, slow, Packing(False, small)),
+        (None, slow, Packing(True, small)),
+        (None, 10**9, Packing(False, large)),
+        (slow, 10**9, Packing(True, large)),
+    ):
+        before = len(sender._waiting)
+        sender.override(said)
+        if measured is not None:
+            sender.probed(Probed(100, measured))
+        assert [item.word for item in sender._waiting][before:][-1:] == ([form] if far else [])
+        assert sender.compresses == (far and form.packed)
+
+
+def test_an_interrupt_overtakes_what_a_slow_line_holds(tmp_path: Path) -> None:
+    """Megabytes are in the buffers of its connection, which take a minute to go through."""
+    other = Living(tmp_path / "unused", politely)
+    with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
+        for _ in range(6):
+            made.send(TableRows(1), ROWS)
+        wait_until(lambda: made.sender.moved > 3_000_000, "as much is on its way as may be")
+
+        def interrupted() -> bool:
+            made.interrupt([4, 5])
+            return [4, 5] in other.interrupted
+
+        wait_until(interrupted, "it is interrupted", every_s=0.5)
+        assert made.sender._waiting_bytes > 0, "rows still wait"
     other.port.shutdown()
 
 
@@ -207,12 +267,12 @@ def test_on_this_machine_nothing_is_compressed(tmp_path: Path) -> None:
     made = FlightLink("w1", Near(tmp_path / "w1.flight"), lambda: None)
     with contextlib.closing(made):
         made.join(Greeting([]))
-        made.sender.override(Override(bytes_per_s=1_000))
+        made.sender.override(1_000)
         made.send(TableRows(1), ROWS)
-        wait_until(lambda: made.sender.told().latency_us is not None, "it has been looked at")
-        assert not made.sender.packs
+        wait_until(lambda: made.sender.figures().latency_us is not None, "it has been looked at")
+        assert not made.sender.compresses
         # Its own size, and little more: nothing is packed.
-        assert made.sender._meter._sent > ROWS.nbytes
+        assert made.sender._meter.sent.total > ROWS.nbytes
     other.port.shutdown()
 
 

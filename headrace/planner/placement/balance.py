@@ -16,8 +16,10 @@ class ViewLoad:
 
     view: int
     worker: str
-    busy: float
-    """Time of its collections, in any unit that is the same for all."""
+    busy: float | None
+    """Time that its collections take per second, in any unit that is the same for all; None: it was
+    not measured for long enough.  Then it counts as much as the others do on average, and nobody
+    moves it for the sake of balance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,48 @@ def balanced(loads: Sequence[ViewLoad], workers: Sequence[str]) -> list[ViewMove
     Each view moves once at most; with equal loads the first one of ``workers``, or of ``loads``.
     """
     at = {load.view: load.worker for load in loads}
+    filled, unknown = _filled(loads)
     moves: list[ViewMove] = []
-    least = max(_totals(loads, at, workers).values())
+    least = max(_totals(filled, at, workers).values())
     worth = 0
-    while (move := _best(loads, at, workers, {move.view for move in moves})) is not None:
+    while (move := _best(filled, at, workers, unknown | {move.view for move in moves})) is not None:
         at[move.view] = move.worker
         moves.append(move)
         # Of several that are the busiest each has to lose something for it to be worth it.
-        if (most := max(_totals(loads, at, workers).values())) < least:
+        if (most := max(_totals(filled, at, workers).values())) < least:
             least, worth = most, len(moves)
     return moves[:worth]
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load that counts as ``busy``."""
+
+    view: int
+    worker: str
+    busy: float
+
+
+def _filled(loads: Sequence[ViewLoad]) -> tuple[list[_Load], set[int]]:
+    """Loads with the mean of those that are known instead of unknown ones, and whose these are."""
+    known = [load.busy for load in loads if load.busy is not None]
+    mean = sum(known) / len(known) if known else 1.0
+    filled = [
+        _Load(load.view, load.worker, mean if load.busy is None else load.busy) for load in loads
+    ]
+    return filled, {load.view for load in loads if load.busy is None}
+
+
 def _best(
-    loads: Sequence[ViewLoad], at: dict[int, str], workers: Sequence[str], moved: set[int]
+    loads: Sequence[_Load], at: dict[int, str], workers: Sequence[str], staying: set[int]
 ) -> ViewMove | None:
     """The move that takes most off the busiest worker; None: none takes enough."""
     total = _totals(loads, at, workers)
     busiest = max(workers, key=total.__getitem__)
     idlest = min(workers, key=total.__getitem__)
-    there = [x for x in loads if at[x.view] == busiest and x.view not in moved and x.busy > 0]
+    there = [x for x in loads if at[x.view] == busiest and x.view not in staying and x.busy > 0]
 
-    def after(load: ViewLoad) -> float:
+    def after(load: _Load) -> float:
         return max(total[busiest] - load.busy, total[idlest] + load.busy)
 
     best = min(there, key=after, default=None)
@@ -71,18 +93,17 @@ def emptied(loads: Sequence[ViewLoad], leaving: str, workers: Sequence[str]) -> 
     """
     others = [name for name in workers if name != leaving]
     at = {load.view: load.worker for load in loads}
+    filled, _ = _filled(loads)
     moves = []
-    for load in sorted(loads, key=lambda x: -x.busy):
+    for load in sorted(filled, key=lambda x: -x.busy):
         if load.worker == leaving:
-            total = _totals(loads, at, others)
+            total = _totals(filled, at, others)
             at[load.view] = min(others, key=total.__getitem__)
             moves.append(ViewMove(load.view, at[load.view]))
     return moves
 
 
-def _totals(
-    loads: Iterable[ViewLoad], at: dict[int, str], workers: Sequence[str]
-) -> dict[str, float]:
+def _totals(loads: Iterable[_Load], at: dict[int, str], workers: Sequence[str]) -> dict[str, float]:
     out = dict.fromkeys(workers, 0.0)
     for load in loads:
         if at[load.view] in out:

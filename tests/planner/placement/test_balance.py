@@ -15,7 +15,7 @@ LOADS = st.lists(st.tuples(st.sampled_from(WORKERS), st.integers(0, 1000)), max_
 )
 
 
-def loads(*found: tuple[str, float]) -> list[ViewLoad]:
+def loads(*found: tuple[str, float | None]) -> list[ViewLoad]:
     return [ViewLoad(number, worker, busy) for number, (worker, busy) in enumerate(found)]
 
 
@@ -45,6 +45,17 @@ def test_a_worker_is_left_by_the_heaviest_first():
     moves = emptied(found, "w1", WORKERS)
     assert moves == [ViewMove(1, "w2"), ViewMove(0, "main"), ViewMove(4, "main")]
     assert emptied(found, "w1", ["main", "w1"]) == [ViewMove(n, "main") for n in (1, 0, 4)]
+
+
+def test_what_is_not_measured_counts_as_the_others_do_and_stays():
+    """It is neither nothing, which draws others to its worker, nor the heaviest of all."""
+    assert balanced(loads(("main", None), ("main", 40), ("w1", 40), ("w2", 0)), WORKERS) == [
+        ViewMove(1, "w2")
+    ]
+    assert balanced(loads(("main", None), ("main", None)), WORKERS) == []
+    found = loads(("w1", None), ("w1", None), ("main", 10), ("w2", 10), ("w1", None))
+    assert Counter(move.worker for move in emptied(found, "w1", WORKERS)) == {"main": 2, "w2": 1}
+    assert len(emptied(loads(("w1", None)), "w1", WORKERS)) == 1
 
 
 @given(LOADS)
