@@ -29,7 +29,7 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that are in the result tables since the last word, by unit."""
 
-PROTOCOL: Final = b"headrace units 2"
+PROTOCOL: Final = b"headrace units 3"
 """What an exchange is asked for by: who speaks another version does not begin one."""
 
 _ALIGN: Final = 64
@@ -86,6 +86,14 @@ class Drop(msgspec.Struct, tag=True):
     """A unit is gone."""
 
     unit: int
+
+
+class Replan(msgspec.Struct, tag=True):
+    """A unit computes by another plan from now on; its states stay."""
+
+    unit: int
+    plan: dict[str, Any]
+    commits: Commits
 
 
 class BeginBatch(msgspec.Struct, tag=True):
@@ -161,6 +169,14 @@ class AskClock(msgspec.Struct, tag=True):
     what: Literal["near", "crossing", "now"]
     """As ``collections.dataflow.Dataflow`` has them."""
     instant: int
+
+
+class AskRows(msgspec.Struct, tag=True):
+    """Whether sources of a unit have rows in its states.  Answered by Reply: 1 or 0."""
+
+    call: int
+    unit: int
+    sources: list[str]
 
 
 class AskStats(msgspec.Struct, tag=True):
@@ -245,12 +261,14 @@ ToWorker = (
     Greeting
     | Deploy
     | Drop
+    | Replan
     | BeginBatch
     | TableRows
     | EndBatch
     | AbortBatch
     | GoBack
     | AskClock
+    | AskRows
     | AskStats
     | Export
     | TakeSnapshot

@@ -37,6 +37,17 @@ QUERIES = {
     "twice": "SELECT a.id, b.v FROM {t} a LEFT JOIN {t} b ON b.id = a.id + 1 AND b.v > 7",
     "united": "SELECT id FROM {t} UNION ALL SELECT k FROM {t}_names",
 }
+JOINED = "FROM {t} t JOIN {t}_names n USING (k)"
+TWICE = "FROM {t} a JOIN {t} b ON b.id = a.id + 1 AND b.v > 7"
+SHARED = {
+    "rows": f"SELECT n.name, t.v {JOINED}",
+    "sums": f"SELECT n.name, sum(t.v) AS s {JOINED} GROUP BY n.name",
+    "most": f"SELECT n.name, max(t.v) AS m {JOINED} GROUP BY n.name",
+    "over": "SELECT name, s + 1 AS s FROM {t}_view_sums WHERE s > 20",
+    "pairs": f"SELECT a.v, b.k {TWICE}",
+    "paired": f"SELECT b.k, count(a.v) AS n {TWICE} GROUP BY b.k",
+}
+"""Queries whose views keep joins over the table together, one of them of the table with itself."""
 
 
 class Views:
@@ -102,8 +113,17 @@ class Views:
         assert self.now() == self.ids
         self.are_right()
 
-    def drop(self) -> None:
+    def share(self) -> bool:
+        """Whether each view shares something with another one."""
         for view in self.queries:
+            call = "SELECT * FROM headrace.explain_view(%s, 'physical')"
+            lines = map(str, self.commander.execute(call, (view,)).fetchall())
+            if not any("kept once" in line for line in lines):
+                return False
+        return True
+
+    def drop(self) -> None:
+        for view in reversed(self.queries):
             self.commander.execute("CALL headrace.drop_view(%s, if_exists => true)", (view,))
         self.run("DROP TABLE IF EXISTS {t}, {t}_names CASCADE")
 
@@ -275,6 +295,26 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.come_right()
     views.run("UPDATE {t} SET v = v + 1; DELETE FROM {t} WHERE id % 5 = 1")
     views.come_right()
+
+
+@together
+def test_views_that_share_follow_together(views):
+    views.run(ROOT + OTHER + MORE + FILL)
+    views.create(SHARED, "{}")
+    wait_until(views.share, "all share")
+    new = "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)"
+    views.follow(new, "0", "1", "2")
+    views.run("INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 10, i FROM generate_series(1, 30) i")
+    views.are_right()
+    assert views.share()
+    views.run("UPDATE {t} SET k = 25 WHERE k = 3; DELETE FROM {t} WHERE id % 7 = 0")
+    views.are_right()
+    views.run("DELETE FROM {t}_2")
+    views.follow("ALTER TABLE {t} DETACH PARTITION {t}_2", "0", "1")
+    views.run("INSERT INTO {t}_2 (id, k, v) VALUES (77, 28, 7); UPDATE {t} SET v = v + 1")
+    views.are_right()
+    assert views.share()
+    assert views.now() == views.ids
 
 
 @pytest.mark.slow
