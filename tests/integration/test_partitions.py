@@ -298,7 +298,7 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.create({name: ALIKE[name] for name in rng.sample(sorted(ALIKE), 3)})
     for _ in range(25):
         with contextlib.suppress(*REFUSED):
-            views.run(_step(rng))
+            views.run(step(rng))
         if rng.random() < 0.2:
             wait_until(lambda: not stopped(views), "they run")
     views.come_right()
@@ -406,9 +406,7 @@ PLACED = {
 @together
 def test_views_on_other_workers_follow(views):
     views.run(ROOT + OTHER + MORE + FILL)
-    add_workers(views)
-    for name, (query, where) in PLACED.items():
-        views.create({name: query}, f'{{"placement": {where}}}')
+    place(views)
     views.create({"pairs": SHARED["pairs"]}, "{}")
     new = "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)"
     views.follow(new, "0", "1", "2")
@@ -423,11 +421,13 @@ def test_views_on_other_workers_follow(views):
     assert views.now() == views.ids
 
 
-def add_workers(views: Views) -> None:
-    """Have two of them, if there are none."""
+def place(views: Views) -> None:
+    """Create views on other workers, which are added if there are none."""
     known = {row[0] for row in views.commander.execute("SELECT * FROM headrace.workers()")}
     for worker in {"w1", "w2"} - known:
         views.commander.execute("CALL headrace.add_worker(%s)", (worker,))
+    for name, (query, where) in PLACED.items():
+        views.create({name: query}, f'{{"placement": {where}}}')
 
 
 @together
@@ -442,34 +442,47 @@ def test_any_history_of_views_that_share(views, seed):
     paused: str | None = None
     for _ in range(25):
         with contextlib.suppress(*REFUSED):
-            views.run(_step(rng))
+            views.run(step(rng))
         if rng.random() < 0.2:
             wait_until(lambda: not stopped(views), "they run")
         if paused is None and rng.random() < 0.1:
             paused = rng.choice(chosen)
-            wait_until(lambda: stands(views, "pause_view", paused), "it is paused")
+            once_it_runs(views, "pause_view", paused)
         elif paused is not None and rng.random() < 0.2:
-            wait_until(lambda: stands(views, "resume_view", paused), "it goes on")
+            once_it_runs(views, "resume_view", paused)
             paused = None
     if paused is not None:
-        wait_until(lambda: stands(views, "resume_view", paused), "it goes on")
+        once_it_runs(views, "resume_view", paused)
     views.come_right()
     views.run("UPDATE {t} SET v = v + 1; DELETE FROM {t} WHERE id % 5 = 1")
     views.come_right()
 
 
-def stands(views: Views, verb: str, name: str) -> bool:
-    """Whether a view could be paused, or could go on; one that is being filled cannot."""
-    try:
-        views.call(verb, name)
-    except psycopg.errors.ObjectNotInPrerequisiteState:
-        return False
-    return True
+def once_it_runs(views: Views, verb: str, name: str) -> None:
+    """Pause or resume a view, which may be being filled anew."""
+
+    def done() -> bool:
+        try:
+            views.call(verb, name)
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return False
+        return True
+
+    wait_until(done, f"{verb} {name}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["cp26", "cp26b"])
-def test_killed_while_it_follows(start_engine, database, tmp_path, point):
+@pytest.mark.parametrize(
+    ("point", "where"),
+    [
+        pytest.param("cp26", "alone", marks=pytest.mark.slow),
+        pytest.param("cp26b", "alone", marks=pytest.mark.slow),
+        pytest.param("cp26", "shared", marks=pytest.mark.slow),
+        ("cp26b", "shared"),
+        pytest.param("cp26", "elsewhere", marks=pytest.mark.slow),
+        pytest.param("cp26b", "elsewhere", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_while_it_follows(start_engine, database, tmp_path, point, where):
     """Whoever starts again reads the new partition, or fills the view with its rows."""
     traps = tmp_path / "traps"
     traps.mkdir()
@@ -480,7 +493,13 @@ def test_killed_while_it_follows(start_engine, database, tmp_path, point):
     ):
         views = Views(commander, source, "t")
         views.run(ROOT + OTHER + MORE + FILL)
-        views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
+        if where == "alone":
+            views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
+        elif where == "shared":
+            views.create({name: SHARED[name] for name in ("rows", "sums", "over")}, "{}")
+            wait_until(views.share, "all share")
+        else:
+            place(views)
         for number, action in enumerate(
             ("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "DROP TABLE {t}_2")
         ):
@@ -495,6 +514,8 @@ def test_killed_while_it_follows(start_engine, database, tmp_path, point):
                 views.come_right()
         views.run("UPDATE {t} SET v = v + 1")
         views.come_right()
+        if point == "cp26b":
+            assert views.now() == views.ids
 
 
 def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
@@ -526,7 +547,7 @@ def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(star
         assert views.now() == views.ids
 
 
-def _step(rng: random.Random) -> str:
+def step(rng: random.Random) -> str:
     n = rng.randrange(1, 5)
     part, bounds = f"{{t}}_{n}", f"FOR VALUES FROM ({10 * n}) TO ({10 * n + 10})"
     new = f"CREATE TABLE {part} PARTITION OF {{t}} {bounds}"
