@@ -126,11 +126,12 @@ class Partitions:
         refused = {d.view.id for d in moving if self._is_refused(d)}
         leaving = refused | set(stopping)
         facts: dict[int, Facts] = {}
-        if any(step.any for step in self._steps(moving, leaving, durably=False)):
+        steps = self._steps(moving, leaving, durably=False)
+        if any(step.any for step in steps):
             self._drain()
             left = [d for d in moving if self._book.views.get(d.view.id) is d.view and d.view.owned]
             if not self._is_busy(left):
-                if any(departures.leaves(d) for d in left):
+                if any(step.change.went for step in steps):
                     self._durability.finish()
                 facts, more = self._go_on(self._steps(left, leaving, durably=True), leaving)
                 refused |= more
@@ -293,11 +294,20 @@ class Partitions:
         lsn: int,
     ) -> tuple[PhysicalPlan, Model]:
         """``plan`` with a new member, and the member that it is like."""
-        for oid, numbers in members.alike(settled, settled, table, tables):
-            member = Member(table.oid, table.schema, table.name, numbers, lsn)
-            grown = arms.grow(plan, oid, member)
+        models = [
+            Model(oid, Member(table.oid, table.schema, table.name, numbers, lsn))
+            for oid, numbers in members.alike(settled, settled, table, tables)
+        ]
+        for model in models:
+            grown = arms.grow(plan, model.like, model.member)
             if grown is not None:
-                return grown, Model(oid, member)
+                return grown, model
+        if (
+            models
+            and plan.feeds
+            and {s.table_oid for s in plan.sources}.isdisjoint(model.like for model in models)
+        ):
+            return plan, models[0]  # it is read by the view that feeds this one
         raise _NotFollowedError("no partition that is read is like the new one")
 
     def _write(self, step: _Step, after: _Next, tables: Mapping[int, MemberTable]) -> None:

@@ -40,6 +40,7 @@ def below(
     """
     found: dict[int, PhysicalPlan] = {}
     read = arms.tables(whole)
+    meanings = subplans.meanings(whole, unit.settings) if unit.feeds else {}
     for node, feeder in unit.feeds.items():
         if node not in read:
             return None
@@ -47,7 +48,7 @@ def below(
             continue
         shared = book.subplans[feeder]
         made = known.get(feeder) or arms.follow(shared.plan, read[node], models)
-        if made is None or not _computes(shared, made, whole, node, unit.settings):
+        if made is None or not _computes(shared, made, meanings[node]):
             return None
         more = below(book, shared, made, models, known)
         if more is None:
@@ -135,12 +136,11 @@ def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, Phy
     return others
 
 
-def _computes(
-    shared: Shared, made: PhysicalPlan, whole: PhysicalPlan, node: str, settings: dict[str, str]
-) -> bool:
-    """Whether ``made`` gives the rows of a node of ``whole``."""
-    wanted = subplans.meanings(whole, settings)[node]
-    return subplans.meanings(made, shared.settings)[made.sink.input] == wanted
+def _computes(shared: Shared, made: PhysicalPlan, meaning: str) -> bool:
+    """Whether a subplan that gets the plan ``made`` computes what has that meaning."""
+    if made is shared.plan:
+        return True
+    return subplans.meanings(made, shared.settings)[made.sink.input] == meaning
 
 
 def _take(shared: Shared, coming: PhysicalPlan) -> None:
