@@ -296,7 +296,7 @@ class Engine:
 
     def _process(self, batch: Batch) -> None:
         try:
-            self._look_again()
+            self.look_at_catalog()
             if batch.txid is None:
                 self._ticker.catch_up(batch.commit_time_us)
             begun = clock.monotonic()
@@ -311,16 +311,12 @@ class Engine:
         self._lane.judge(outcome, self._worked_s)
 
     def look_at_catalog(self) -> None:
-        """Look at what views rely on, if it is time to."""
-        self.watch.poll(self.leaving.fail, self._partitions.follow)
-
-    def _look_again(self) -> None:
-        """Poll the catalog if that is due by now, before a batch is processed.
+        """Look at what views rely on if that is due by now: between batches, and before one.
 
         A table may have left the publication before the last rows of the batch were committed.
         """
         if not self._lane.working:
-            self.look_at_catalog()
+            self.watch.poll(self.leaving.fail, self._partitions.follow)
 
     def _commands(self) -> None:
         self._be_urgent()

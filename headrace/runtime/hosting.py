@@ -234,7 +234,8 @@ class Host:
                 case Drop():
                     self._drop(word.unit)
                 case Replan():
-                    self._replan(word)
+                    self._commit(word.commits)
+                    self._unit(word.unit).compute(plan.from_json(word.plan))
                 case AbortBatch() | Alive():
                     pass
                 case _:
@@ -362,13 +363,6 @@ class Host:
         positions.put_view(meta, unit_id, None)
         self._db.put_meta(meta, sync=False)
         self._db.drop_view(unit_id)
-
-    def _replan(self, word: Replan) -> None:
-        self._commit(word.commits)
-        unit = self._units.get(word.unit)
-        if unit is not None:
-            unit.plan = plan.from_json(word.plan)
-            unit.feed_on({})
 
     def _back(self, word: GoBack) -> int:
         self._commit(word.commits)

@@ -256,7 +256,7 @@ class Hosts:
         return sending.names
 
     def replan(self, unit: Unit) -> None:
-        """Have a worker compute a unit by its plan of now; one that is gone hears it when it is back.
+        """Tell a worker the plan of a unit; one that is gone hears it when it is back.
 
         REQUIRES: nothing is in flight.
         """

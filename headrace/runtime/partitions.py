@@ -327,8 +327,7 @@ class Partitions:
             view, after = step.view, made.views.get(step.view.id)
             if after is None:
                 continue
-            view.plan = after.plan
-            view.feed_on(view.feeds)
+            view.compute(after.plan)
             came, went = sorted(step.change.came), sorted(step.change.went)
             view.story.add("members", came=came, went=went)
             _log.info("view follows partitions", view=view.id, came=came, went=went)

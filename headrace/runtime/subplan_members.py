@@ -150,5 +150,5 @@ def _take(shared: Shared, coming: PhysicalPlan) -> None:
         shared.signature = after
     elif not shared.placed:
         shared.signature = f"output of subplan {shared.id}"  # which no other view has
-    shared.plan, shared.coming = coming, None
-    shared.feed_on(shared.feeds)
+    shared.coming = None
+    shared.compute(coming)

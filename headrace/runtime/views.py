@@ -120,6 +120,11 @@ class Unit:
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
 
+    def compute(self, whole: PhysicalPlan) -> None:
+        """Go on by another plan, to which its states fit; REQUIRES: nothing is in flight."""
+        self.plan = whole
+        self.feed_on(self.feeds)
+
     @property
     def whose(self) -> str:
         """Who is to blame for what its expressions do."""

@@ -82,7 +82,7 @@ class Following:
 
 
 Follow = Callable[[Sequence[Difference], Collection[int]], Following]
-"""Has views follow what differs (``partitions.py``); the ids are of views that are about to stop."""
+"""Has views follow what differs (``partitions.py``); the ids: views that are about to stop."""
 
 
 class Watch:
