@@ -69,8 +69,10 @@ def follow(
 def grow(whole: p.PhysicalPlan, like: int, member: Member) -> p.PhysicalPlan | None:
     """Return ``whole`` with ``member`` wherever the table ``like`` is read.
 
-    None: that table is not read, or is read other than by arms of unions.
+    None: that table is not read, or is read other than by arms of unions; or ``member`` is read.
     """
+    if any(source.table_oid == member.oid for source in whole.sources):
+        return None
     made: dict[str, str] = {}
     nodes: list[p.Node] = []
     grown = False

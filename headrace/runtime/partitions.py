@@ -133,8 +133,15 @@ class Partitions:
             if not self._is_busy(left):
                 if any(step.change.went for step in steps):
                     self._durability.finish()
-                facts, more = self._go_on(self._steps(left, leaving, durably=True), leaving)
-                refused |= more
+                for group in self._groups(self._steps(left, leaving, durably=True)):
+                    try:
+                        more, wrong = self._go_on(group, leaving)
+                    except psycopg.OperationalError:
+                        if not facts:
+                            raise
+                        break  # whoever uses the connection next sees it
+                    facts |= more
+                    refused |= wrong
         return Following(facts, frozenset(refused))
 
     def _is_refused(self, difference: Difference) -> bool:
@@ -165,6 +172,23 @@ class Partitions:
             went = _NONE if pending else change.went
             steps.append(_Step(difference, replace(change, went=went)))
         return steps
+
+    def _groups(self, steps: Sequence[_Step]) -> list[list[_Step]]:
+        """Steps by what they have in common: members that came or went, and subplans."""
+        groups: list[tuple[set[int], list[_Step]]] = []
+        for step in steps:
+            # Ids of subplans are negative.
+            common = {shared.id for shared in self._book.needed([step.view])}
+            common |= step.change.came | step.change.went
+            found = [group for group in groups if not common.isdisjoint(group[0])]
+            groups = [group for group in groups if common.isdisjoint(group[0])]
+            groups.append(
+                (
+                    common.union(*(ids for ids, _ in found)),
+                    [*(s for _, g in found for s in g), step],
+                )
+            )
+        return [group for _, group in groups]
 
     def _go_on(
         self, steps: Sequence[_Step], leaving: Collection[int]

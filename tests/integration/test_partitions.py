@@ -269,6 +269,24 @@ def test_a_partition_that_comes_with_rows_is_filled(views):
 
 
 @together
+def test_only_views_of_the_table_that_gets_rows_are_filled(views):
+    other = Views(views.commander, views.source, f"{views.table}_other")
+    for one in (views, other):
+        one.run(ROOT + OTHER + FILL)
+        one.create({"sums": QUERIES["sums"]})
+    with views.source.transaction():
+        for one in (views, other):
+            one.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+        other.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5)")
+    wait_until(lambda: views.read("0", "2") and other.read("0", "2"), "both are read")
+    for one in (views, other):
+        one.come_right()
+    assert views.now() == views.ids
+    assert other.now() != other.ids
+    other.drop()
+
+
+@together
 def test_a_partition_that_is_being_written_is_filled(views, engine):
     """Nobody waits long for the engine, and no row is lost."""
     views.run(ROOT + OTHER + FILL)
@@ -484,82 +502,6 @@ def once_it_runs(views: Views, verb: str, name: str) -> None:
         return True
 
     wait_until(done, f"{verb} {name}")
-
-
-@pytest.mark.parametrize(
-    ("point", "where"),
-    [
-        pytest.param("cp26", "alone", marks=pytest.mark.slow),
-        pytest.param("cp26b", "alone", marks=pytest.mark.slow),
-        pytest.param("cp26", "shared", marks=pytest.mark.slow),
-        ("cp26b", "shared"),
-        pytest.param("cp26", "elsewhere", marks=pytest.mark.slow),
-        pytest.param("cp26b", "elsewhere", marks=pytest.mark.slow),
-    ],
-)
-def test_killed_while_it_follows(start_engine, database, tmp_path, point, where):
-    """Whoever starts again reads the new partition, or fills the view with its rows."""
-    traps = tmp_path / "traps"
-    traps.mkdir()
-    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
-    with (
-        psycopg.connect(engine.source, autocommit=True) as source,
-        psycopg.connect(engine.dsn, autocommit=True) as commander,
-    ):
-        views = Views(commander, source, "t")
-        views.run(ROOT + OTHER + MORE + FILL)
-        if where == "alone":
-            views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
-        elif where == "shared":
-            views.create({name: SHARED[name] for name in ("rows", "sums", "over")}, "{}")
-            wait_until(views.share, "all share")
-        else:
-            place(views)
-        for number, action in enumerate(
-            ("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "DROP TABLE {t}_2")
-        ):
-            (traps / f"{point}.sprung").unlink(missing_ok=True)
-            (traps / point).write_text("kill:1")
-            views.run(action)
-            wait_until((traps / f"{point}.sprung").exists, "it was killed")
-            if number == 0:
-                views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 1, 50)")
-                views.come_right()
-                views.run("DELETE FROM {t} WHERE k = 20")
-                views.come_right()
-        views.run("UPDATE {t} SET v = v + 1")
-        views.come_right()
-        if point == "cp26b":
-            assert views.now() == views.ids
-
-
-def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
-    """What is on disk has those rows still, and what has removed them is done again."""
-    engine = start_engine(
-        database, HEADRACE_CHECKPOINT_INTERVAL_MS="5000", HEADRACE_CHECKPOINT_TXIDS="100000"
-    )
-    with psycopg.connect(engine.source, autocommit=True) as source:
-        with psycopg.connect(engine.dsn, autocommit=True) as commander:
-            views = Views(commander, source, "t")
-            views.run(ROOT + OTHER + MORE + FILL)
-            views.create({name: QUERIES[name] for name in ("rows", "sums")})
-        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 5), (2, 11, 50), (3, 12, 7)")
-        views.are_right()
-        # Whatever is on disk has these rows from now on.
-        engine.stop()
-        engine.start()
-        views.run("DELETE FROM {t} WHERE k >= 10")
-        views.are_right()
-        views.run("DROP TABLE {t}_1")
-        wait_until(lambda: views.read("0"), "the views read one partition")
-        engine.kill9()
-        engine.start()
-        assert views.now() == views.ids
-        views.run(MORE)
-        wait_until(lambda: views.read("0", "1"), "the views read two partitions")
-        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 1), (100, 1, 1)")
-        views.are_right()
-        assert views.now() == views.ids
 
 
 def step(rng: random.Random) -> str:
