@@ -97,7 +97,8 @@ def restore(book: Book, views: Iterable[View], feeds: Mapping[int, Mapping[str, 
 
     ``views``: as the catalog has them; ``feeds``: what each unit reads.
     """
-    left: list[Unit] = list(views)
+    coming = any(shared.coming is not None for shared in book.subplans.values())
+    left: list[Unit] = list(views) if coming else []
     while left:
         unit = left.pop()
         read = feeds.get(unit.id, {})

@@ -110,6 +110,41 @@ def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(star
         assert views.now() == views.ids
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_worker_that_is_away_hears_of_it_when_it_is_back(start_engine, database, silent):
+    """It is lost before the partition comes, or is taken for alive until its rows do."""
+    engine = start_engine(database)
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True) as commander,
+    ):
+        views = Views(commander, source, "t")
+        views.run(ROOT + OTHER + MORE + FILL)
+        place(views)
+        views.create({"here": SHARED["pairs"]}, "{}")
+        elsewhere = ("rows", "sums", "paired", "both")
+        pid = listed(commander)["w1"][1]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if silent:
+                views.run("UPDATE {t} SET v = v + 1")
+                views.are_right(*elsewhere)
+            new = "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)"
+            views.run(new)
+            wait_until(lambda: views.read("0", "1", "2"), "all have it in their plans")
+            views.run(
+                "INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 5, i FROM generate_series(1, 9) i"
+            )
+            views.are_right(*elsewhere)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        views.come_right()
+        views.run("UPDATE {t} SET v = v + 1, k = 3 WHERE k = 21; DELETE FROM {t} WHERE k = 22")
+        views.come_right()
+        assert views.now() == views.ids
+
+
 @pytest.mark.parametrize("seed", seeds(1, 6, quick=0))
 def test_any_history_amid_deaths(start_engine, database, seed):
     rng = random.Random(seed)
