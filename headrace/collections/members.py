@@ -32,11 +32,47 @@ class Member:
     """It was empty there; its earlier changes are ignored."""
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A member that is read already, and what becomes a member that is like it."""
+
+    like: int
+    member: Member
+
+
+def tables(whole: p.PhysicalPlan) -> dict[str, frozenset[int]]:
+    """Return, per node of a plan, the OIDs of the tables that it is computed of."""
+    found: dict[str, frozenset[int]] = {}
+    for node in whole.nodes:
+        own = {node.table_oid} if isinstance(node, p.SourceSpec) else set[int]()
+        found[node.id] = frozenset(own).union(*(found[name] for name in p.inputs(node)))
+    return found
+
+
+def follow(
+    whole: p.PhysicalPlan, wanted: frozenset[int], models: Mapping[int, Model]
+) -> p.PhysicalPlan | None:
+    """Return ``whole`` with arms such that it reads the tables ``wanted``; None: that cannot be.
+
+    ``models``: what it may read anew.
+    """
+    had = {source.table_oid for source in whole.sources}
+    made: p.PhysicalPlan | None = whole
+    for oid in sorted(wanted - had):
+        model = models.get(oid)
+        made = grow(made, model.like, model.member) if made and model else None
+    for oid in sorted(had - wanted):
+        made = shrink(made, oid) if made else None
+    return made
+
+
 def grow(whole: p.PhysicalPlan, like: int, member: Member) -> p.PhysicalPlan | None:
     """Return ``whole`` with ``member`` wherever the table ``like`` is read.
 
-    None: that table is not read, or is read other than by arms of unions.
+    None: that table is not read, or is read other than by arms of unions; or ``member`` is read.
     """
+    if any(source.table_oid == member.oid for source in whole.sources):
+        return None
     made: dict[str, str] = {}
     nodes: list[p.Node] = []
     grown = False

@@ -95,6 +95,14 @@ class Drop(msgspec.Struct, tag=True):
     unit: int
 
 
+class Replan(msgspec.Struct, tag=True):
+    """A unit computes by another plan from now on; its states stay."""
+
+    unit: int
+    plan: dict[str, Any]
+    commits: Commits
+
+
 class BeginBatch(msgspec.Struct, tag=True):
     """A batch begins for some units."""
 
@@ -168,6 +176,14 @@ class AskClock(msgspec.Struct, tag=True):
     what: Literal["near", "crossing", "now"]
     """As ``collections.dataflow.Dataflow`` has them."""
     instant: int
+
+
+class AskRows(msgspec.Struct, tag=True):
+    """Whether sources of a unit have rows in its states.  Answered by Reply: 1 or 0."""
+
+    call: int
+    unit: int
+    sources: list[str]
 
 
 class AskStats(msgspec.Struct, tag=True):
@@ -244,12 +260,14 @@ ToWorker = (
     Greeting
     | Deploy
     | Drop
+    | Replan
     | BeginBatch
     | TableRows
     | EndBatch
     | AbortBatch
     | GoBack
     | AskClock
+    | AskRows
     | AskStats
     | Export
     | TakeSnapshot

@@ -105,7 +105,8 @@ def alike(
     alike too is seen when the facts of ``member`` are known (``same``).
     """
     mine = _relations(now, member.oid)
-    for oid, known in facts["tables"].items():
+    # In one order: views that share a subplan have to choose the same one.
+    for oid, known in sorted(facts["tables"].items(), key=lambda item: int(item[0])):
         table = tables.get(int(oid))
         if table is None or _relations(now, int(oid)) != mine:
             continue

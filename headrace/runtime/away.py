@@ -12,10 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from headrace import clock
+from headrace.collections.plan import PhysicalPlan
 from headrace.errors import OutOfReach
 from headrace.network.link import AWAITED_S, FlightLink, Joining
 from headrace.network.messages import (
     AskClock,
+    AskRows,
     AskStats,
     Commits,
     Export,
@@ -74,6 +76,8 @@ class Outpost:
     """None: there was none yet.  It may be dead."""
     units: set[int] = field(default_factory=set)
     """Views whose states are there."""
+    plans: dict[int, PhysicalPlan] = field(default_factory=dict)
+    """Of the units that it was greeted with."""
     commits: Commits = field(default_factory=dict)
     """Txids that are in the result tables, and it has not been told."""
     retry_at: float = 0.0
@@ -168,6 +172,14 @@ class AwayStore:
     def crossing(self, instant: int) -> int:
         """See ``Dataflow``."""
         return self.call(lambda number: AskClock(number, self.unit_id, "crossing", instant))
+
+    def has_rows(self, sources: Collection[str]) -> bool:
+        """See ``Unit``.
+
+        Raises:
+            OutOfReach: the worker is gone.
+        """
+        return bool(self.call(lambda number: AskRows(number, self.unit_id, list(sources))))
 
     @property
     def now(self) -> int:

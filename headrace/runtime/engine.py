@@ -54,6 +54,7 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
 from headrace.runtime.moving import Moving
+from headrace.runtime.partitions import Partitions
 from headrace.runtime.recovery import Recovery
 from headrace.runtime.returning import Returning
 from headrace.runtime.sharing import Sharing
@@ -101,12 +102,13 @@ class Engine:
         )
         # From the lowest floor up.
         self.durability: Final = Durability(book)
-        self.watch: Final = Watch(book, drain)
+        self.watch: Final = Watch(book)
         self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
         self._lateness: Final = Lateness(book)
         self.hosts: Final = Hosts(book, self._poke)
         self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
+        self._partitions: Final = Partitions(book, self.durability, self.sharing, self.hosts, drain)
         self.leaving: Final = Leaving(
             *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
             drain,
@@ -249,7 +251,7 @@ class Engine:
         self._capacity.look(self._commits.written_s)
         self._lateness.look()
         if not self._lane.working:
-            self.watch.poll(self.leaving.fail)
+            self.look_at_catalog()
             self._healing.enforce_budget()
             self._healing.heal()
             self.hosts.look()
@@ -294,7 +296,7 @@ class Engine:
 
     def _process(self, batch: Batch) -> None:
         try:
-            self._look_again()
+            self.look_at_catalog()
             if batch.txid is None:
                 self._ticker.catch_up(batch.commit_time_us)
             begun = clock.monotonic()
@@ -308,13 +310,13 @@ class Engine:
         self._lateness.processed(outcome, self._worked_s)
         self._lane.judge(outcome, self._worked_s)
 
-    def _look_again(self) -> None:
-        """Poll the catalog if that is due by now, before a batch is processed.
+    def look_at_catalog(self) -> None:
+        """Look at what views rely on if that is due by now: between batches, and before one.
 
         A table may have left the publication before the last rows of the batch were committed.
         """
         if not self._lane.working:
-            self.watch.poll(self.leaving.fail)
+            self.watch.poll(self.leaving.fail, self._partitions.follow)
 
     def _commands(self) -> None:
         self._be_urgent()

@@ -40,6 +40,7 @@ from headrace.network.messages import (
     AbortBatch,
     Alive,
     AskClock,
+    AskRows,
     AskStats,
     BatchDone,
     BeginBatch,
@@ -51,6 +52,7 @@ from headrace.network.messages import (
     GoBack,
     Greeted,
     Greeting,
+    Replan,
     Reply,
     TakeSnapshot,
     UnitDiffs,
@@ -227,10 +229,13 @@ class Host:
                     self._snapshot(word)
                 case WriteSnapshot() | AskStats() | Export():
                     self._aside(word)
-                case Deploy() | GoBack() | AskClock():
+                case Deploy() | GoBack() | AskClock() | AskRows():
                     session.send(self._answered(word))
                 case Drop():
                     self._drop(word.unit)
+                case Replan():
+                    self._commit(word.commits)
+                    self._unit(word.unit).compute(plan.from_json(word.plan))
                 case AbortBatch() | Alive():
                     pass
                 case _:
@@ -294,7 +299,7 @@ class Host:
         found = {i: (m.txid, m.lsn, m.sink_txid) for i, m in marks.items() if i in listed}
         return Greeted(found, guilty, os.getpid())
 
-    def _answered(self, word: Deploy | GoBack | AskClock | AskStats) -> Reply:
+    def _answered(self, word: Deploy | GoBack | AskClock | AskRows | AskStats) -> Reply:
         try:
             match word:
                 case Deploy():
@@ -304,6 +309,8 @@ class Host:
                 case AskClock():
                     flow = self._unit(word.unit).flow(self._settings, self._evaluators)
                     return Reply(word.call, _clock(flow, word))
+                case AskRows():
+                    return Reply(word.call, int(self._unit(word.unit).has_rows(word.sources)))
                 case AskStats():
                     found = numbers(self._unit(word.unit))
                     return Reply(word.call, text=msgspec.json.encode(found).decode())

@@ -33,6 +33,7 @@ from headrace.network.messages import (
     Drop,
     EndBatch,
     Greeting,
+    Replan,
     TableRows,
     ToWorker,
     UnitRecord,
@@ -253,6 +254,16 @@ class Hosts:
         del host.sending[unit.id]
         return sending.names
 
+    def replan(self, unit: Unit) -> None:
+        """Tell a worker the plan of a unit; one that is gone hears it when it is back.
+
+        REQUIRES: nothing is in flight.
+        """
+        host = self._book.hosts.get(unit.placed)
+        if host is not None and host.link is not None and unit.id in host.units:
+            with contextlib.suppress(OutOfReach):
+                host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.told()))
+
     def drop(self, unit_id: int) -> None:
         """A unit is gone; a worker that cannot be asked hears it when it is back.
 
@@ -390,6 +401,7 @@ class Hosts:
             host.lost_again()
             owner = self._book.owner
             records = [_record(unit) for unit in there.values()]
+            host.plans = {unit.id: unit.plan for unit in there.values()}
             greeting = Greeting(records, self._login(end), self._book.lineage, owner.epoch)
             said = links.said(owner.conn).get(name, LinkFacts()).bytes_per_s
             host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
@@ -409,6 +421,9 @@ class Hosts:
             self._lost = self._lost and self._lost - {name}
         for gone in host.units - there.keys():
             self.drop(gone)  # since the worker was asked
+        for unit_id in host.units & there.keys():
+            if host.plans.get(unit_id) != there[unit_id].plan:
+                self.replan(there[unit_id])
         _log.info("worker joined", worker=name, pid=joined.pid, views=sorted(joined.marks))
         return host, link
 

@@ -64,6 +64,8 @@ class Loading:
             if book.views[view_id].owned or not catalog.exists(conn, view_id):
                 self._leaving.forget(view_id)
         self._stop_fed(listed, marks)
+        known_here = {view.id for view in book.views.values() if view.owned}
+        self._sharing.follow([view for view in listed.values() if view.id not in known_here])
         for view_id, view in listed.items():
             known = book.views.get(view_id)
             if known is not None:

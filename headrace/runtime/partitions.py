@@ -1,20 +1,23 @@
 """Views follow partitions and children that come or go without a row.
 
-    one transaction:  lock ─► empty? ─► publish ─► plan, facts        then: the view's own plan
+    one transaction:  lock ─► empty? ─► publish ─► plans, facts        then: the views' own plans
 
 A member that comes is locked against writers while it is seen to be empty and is published, and in
-the same transaction the catalog gets the view's plan with an arm for it.  So no row of it can be
+the same transaction the catalog gets the views' plans with an arm for it.  So no row of it can be
 committed before the stream has its changes, and whoever starts after a crash reads a plan that is
-right.  A member that went is not published any more, or is no part of the query: its rows are
-those that the view has of it once the view has come beyond the moment at which it was missed, and
-so has its state on disk.  If these are none, its arm is removed.
+right.  A member that went is not published any more, or is no part of the query; when its arm is
+removed, ``departures.py`` says.  Subplans that views share follow with their readers
+(``subplan_members.py``), and other workers are told afterwards: a worker that cannot be asked hears
+it when it is back.
 
-Everything else is not followed here: the view stops, and is filled anew.
+A member that went and whose lock is not free, and whatever has changed again meanwhile, is asked
+about again by the next poll.  Everything else is not followed here: the view stops, and is filled
+anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,19 +25,23 @@ import psycopg
 import structlog
 
 from headrace.collections import members as arms
-from headrace.collections.members import Member
+from headrace.collections.members import Member, Model
 from headrace.collections.plan import PhysicalPlan, to_json
-from headrace.errors import HeadraceError, PrerequisiteError
+from headrace.errors import PrerequisiteError
 from headrace.postgres import fingerprint, members, publication
 from headrace.postgres.fingerprint import Facts, Present, Reliances
 from headrace.postgres.members import Change, MemberTable
 from headrace.process import faults
+from headrace.runtime import departures, subplan_members
 from headrace.runtime.book import Book
+from headrace.runtime.departures import Departures
+from headrace.runtime.durability import Durability
+from headrace.runtime.hosts import Hosts
+from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
+from headrace.runtime.watch import Difference, Following
 from headrace.sql import reads, results, watched
 from headrace.sql import views as catalog
-from headrace.state.rocks import RocksStore
-from headrace.types import parse_lsn
 
 _log = structlog.get_logger(__name__)
 _LOCK_MS: Final = 50
@@ -43,25 +50,24 @@ _TRIES: Final = 3
 _LEAF: Final = "r"
 _WHOLE: Final = "p"
 _LOCKED: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_NONE: Final = frozenset[int]()
 
 
 class _NotFollowedError(Exception):
     """The view has to be filled anew; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What differs for one view: its facts, those of now, and the members in them."""
+class _AgainError(Exception):
+    """More has changed meanwhile: the next poll shows it."""
 
-    view: View
-    before: Facts
-    now: Facts
-    change: Change
+
+class _InUseError(Exception):
+    """The lock of a member that went is not free."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a view follows now of what differs: all of it, or the members that came."""
+    """What a view follows now of what differs."""
 
     of: Difference
     change: Change
@@ -70,6 +76,10 @@ class _Step:
     def view(self) -> View:
         return self.of.view
 
+    @property
+    def any(self) -> bool:
+        return bool(self.change.came or self.change.went)
+
 
 @dataclass(frozen=True, slots=True)
 class _Next:
@@ -77,155 +87,200 @@ class _Next:
 
     plan: PhysicalPlan
     facts: Facts
+    models: Mapping[int, Model]
+    """What is new in its plan."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """What one transaction has changed."""
+
+    views: dict[int, _Next]
+    subplans: dict[int, PhysicalPlan]
+    refused: set[int]
+    """Views that do not follow."""
 
 
 class Partitions:
     """The views of one engine whose tables get and lose members; on the engine's thread."""
 
-    def __init__(self, book: Book, drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        book: Book,
+        durability: Durability,
+        sharing: Sharing,
+        hosts: Hosts,
+        drain: Callable[[], None],
+    ) -> None:
         """``drain`` waits until nothing is in flight."""
         self._book = book
+        self._durability = durability
+        self._sharing = sharing
+        self._hosts = hosts
         self._drain = drain
-        self._missed: dict[tuple[int, frozenset[int]], int] = {}
-        """Where the source was when members of a view's tables were first missed."""
+        self._departures: Final = Departures(book)
 
-    def settle(
-        self, moving: Sequence[Difference], known: dict[int, Facts]
-    ) -> dict[int, HeadraceError]:
-        """Have views follow what differs, and put what they rely on then into ``known``.
+    def follow(self, moving: Sequence[Difference], stopping: Collection[int]) -> Following:
+        """Have views follow what differs; ``stopping`` are about to stop for other reasons."""
+        self._departures.note(moving)
+        refused = {d.view.id for d in moving if self._is_refused(d)}
+        leaving = refused | set(stopping)
+        facts: dict[int, Facts] = {}
+        steps = self._steps(moving, leaving, durably=False)
+        if any(step.any for step in steps):
+            self._drain()
+            left = [d for d in moving if self._book.views.get(d.view.id) is d.view and d.view.owned]
+            if not self._is_busy(left):
+                if any(step.change.went for step in steps):
+                    self._durability.finish()
+                for group in self._groups(self._steps(left, leaving, durably=True)):
+                    try:
+                        more, wrong = self._go_on(group, leaving)
+                    except psycopg.OperationalError:
+                        if not facts:
+                            raise
+                        break  # whoever uses the connection next sees it
+                    facts |= more
+                    refused |= wrong
+        return Following(facts, frozenset(refused))
 
-        Returns what stands against going on of those that cannot.
-        """
-        self._drain()
-        views = self._book.views
-        # Some may have stopped meanwhile.
-        left = [d for d in moving if views.get(d.view.id) is d.view and d.view.owned]
-        if any(unit.busy for d in left for unit in (d.view, *self._book.needed([d.view]))):
-            return {}
-        followed = self._follow(left)
-        errors: dict[int, HeadraceError] = {}
-        for difference in left:
-            view_id, before = difference.view.id, difference.before
-            if view_id in followed:
-                known[view_id] = followed[view_id]
-            elif (error := fingerprint.difference(before, difference.now)) is not None:
-                errors[view_id] = error
-        return errors
+    def _is_refused(self, difference: Difference) -> bool:
+        """Whether a view has to be filled anew, by itself."""
+        if difference.view.suspended is not None:
+            _refuse(difference.view, "its contents are being replaced")
+        elif self._departures.had_rows(difference):
+            _refuse(difference.view, "a partition that is gone had rows")
+        else:
+            return False
+        return True
 
-    def _follow(self, found: Sequence[Difference]) -> dict[int, Facts]:
-        """Have views go on with other members; the facts of each from now on, by id.
+    def _is_busy(self, found: Sequence[Difference]) -> bool:
+        return any(unit.busy for d in found for unit in (d.view, *self._book.needed([d.view])))
 
-        A view that is to be asked about again keeps its facts; one that is missing here cannot go
-        on.  REQUIRES: nothing is in flight.
-        """
-        out: dict[int, Facts] = {}
-        coming = []
+    def _steps(
+        self, found: Sequence[Difference], leaving: Collection[int], *, durably: bool
+    ) -> list[_Step]:
+        """What can be followed now; see ``Departures.ready``."""
+        ready = self._departures.ready(found, leaving, durably=durably)
+        steps = []
         for difference in found:
-            try:
-                self._require_simple(difference)
-                step = _Step(difference, self._without_pending(difference))
-            except _NotFollowedError as reason:
-                _refuse(difference.view, reason)
+            if difference.view.id in leaving:
                 continue
-            if step.change.came or step.change.went:
-                coming.append(step)
-            else:
-                out[difference.view.id] = difference.before
-        if coming:
-            out |= self._go_on(coming)
-        return out
+            change = difference.change
+            # What is read of a member that is no leaf is read of its own members.
+            pending = departures.leaves(difference) - ready[difference.view.id]
+            went = _NONE if pending else change.went
+            steps.append(_Step(difference, replace(change, went=went)))
+        return steps
 
-    def _require_simple(self, difference: Difference) -> None:
-        """Raise if the states of a view, or of what feeds it, are not this process's own."""
-        view = difference.view
-        if view.placed or view.parts or not isinstance(view.store, RocksStore):
-            raise _NotFollowedError("its states are elsewhere")
-        if view.suspended is not None:
-            raise _NotFollowedError("its contents are being replaced")
-        tables = {int(oid) for oid in difference.before["tables"]}
-        for shared in self._book.needed([view]):
-            if not tables.isdisjoint(source.table_oid for source in shared.plan.sources):
-                raise _NotFollowedError("it shares a subplan with another view")
+    def _groups(self, steps: Sequence[_Step]) -> list[list[_Step]]:
+        """Steps by what they have in common: members that came or went, and subplans."""
+        groups: list[tuple[set[int], list[_Step]]] = []
+        for step in steps:
+            # Ids of subplans are negative.
+            common = {shared.id for shared in self._book.needed([step.view])}
+            common |= step.change.came | step.change.went
+            found = [group for group in groups if not common.isdisjoint(group[0])]
+            groups = [group for group in groups if common.isdisjoint(group[0])]
+            groups.append(
+                (
+                    common.union(*(ids for ids, _ in found)),
+                    [*(s for _, g in found for s in g), step],
+                )
+            )
+        return [group for _, group in groups]
 
-    def _without_pending(self, difference: Difference) -> Change:
-        """The change, without members that went if it is not known yet whether they had rows."""
-        view, change = difference.view, difference.change
-        leaves = frozenset(o for o in change.went if str(o) in difference.before["tables"])
-        if not leaves:
-            return change
-        key = view.id, leaves
-        if key not in self._missed:
-            self._missed = {k: lsn for k, lsn in self._missed.items() if k[0] != view.id}
-            self._missed[key] = _lsn(self._conn)
-        # What is on disk must be without rows, too: after a crash the stream brings once more what
-        # has removed them, when there is no arm for it.
-        if min(map(self._book.covered, (view.mark, view.durable))) < self._missed[key]:
-            return replace(change, went=frozenset())
-        for source in view.plan.sources:
-            if source.table_oid in leaves and _has_rows(view, source.id):
-                raise _NotFollowedError("a partition that is gone had rows")
-        return change
-
-    def _go_on(self, steps: Sequence[_Step]) -> dict[int, Facts]:
-        reason: Exception | None = None
+    def _go_on(
+        self, steps: Sequence[_Step], leaving: Collection[int]
+    ) -> tuple[dict[int, Facts], set[int]]:
+        """Have views go on: the facts of each from now on, and those that cannot."""
+        reason, failed = "", False
+        left = [step for step in steps if step.any]
         for _ in range(_TRIES):
+            if not left:
+                return {}, set()
             try:
-                made = self._commit(steps)
+                made = self._commit(left, leaving)
+            except _AgainError:
+                return {}, set()
+            except _InUseError:
+                left = [_Step(s.of, replace(s.change, went=_NONE)) for s in left if s.change.came]
             except _LOCKED as error:
-                reason = error
+                reason = str(error)
             except psycopg.OperationalError:
                 raise
             except (_NotFollowedError, PrerequisiteError, psycopg.DatabaseError) as error:
-                reason = error
+                reason, failed = str(error), True
                 break
             else:
                 faults.point(faults.MEMBERS_COMMITTED)
-                for step in steps:
-                    if step.view.id in made:
-                        self._take(step, made[step.view.id])
-                return {view_id: after.facts for view_id, after in made.items()}
-        for step in steps:
+                self._take(left, made)
+                return {view_id: after.facts for view_id, after in made.views.items()}, made.refused
+        # Those that have only lost members are asked again, unless it is they that have failed.
+        wrong = [s for s in left if s.change.came] or (left if failed else [])
+        for step in wrong:
             _refuse(step.view, reason)
-        return {}
+        return {}, {step.view.id for step in wrong}
 
-    def _commit(self, steps: Sequence[_Step]) -> dict[int, _Next]:
+    def _commit(self, steps: Sequence[_Step], leaving: Collection[int]) -> _Made:
         """Publish what came and write what views go on with, in one transaction."""
         conn, settings = self._conn, self._book.settings
-        came = frozenset[int]().union(*(step.change.came for step in steps))
-        went = frozenset[int]().union(*(step.change.went for step in steps))
-        made: dict[int, _Next] = {}
+        came = _NONE.union(*(step.change.came for step in steps))
+        went = _NONE.union(*(step.change.went for step in steps))
+        made = _Made({}, {}, set())
         with conn.transaction():
             tables = members.look(conn, came | _read(steps))
-            if any(oid not in tables or tables[oid].kind not in (_LEAF, _WHOLE) for oid in came):
-                raise _NotFollowedError("a partition is no ordinary table, or gone")
+            if came - tables.keys():
+                raise _AgainError
+            if any(tables[oid].kind not in (_LEAF, _WHOLE) for oid in came):
+                raise _NotFollowedError("a partition is no ordinary table")
             leaves = [oid for oid in came if tables[oid].kind == _LEAF]
             if leaves and not publication.add_empty(conn, settings, leaves, _LOCK_MS):
                 raise _NotFollowedError("a new partition has rows")
-            lsn = _lsn(conn)
+            lsn = departures.position(conn)
             for step in steps:
                 try:
-                    made[step.view.id] = after = self._next(step, tables, lsn)
+                    self._plan(step, tables, lsn, made)
                 except _NotFollowedError as reason:
-                    _refuse(step.view, reason)
+                    _refuse(step.view, str(reason))
+                    made.refused.add(step.view.id)
                 else:
-                    self._write(step, after, tables)
-            if not made:
+                    self._write(step, made.views[step.view.id], tables)
+            plans = made.subplans | {i: after.plan for i, after in made.views.items()}
+            if subplan_members.unequal(self._book, plans) - made.refused - set(leaving):
+                raise _NotFollowedError("a view that shares a subplan does not follow")
+            if not made.views:
                 raise psycopg.Rollback
             if unused := reads.unused(conn, went):
-                publication.drop_unused(conn, settings, unused, _LOCK_MS)
+                try:
+                    publication.drop_unused(conn, settings, unused, _LOCK_MS)
+                except _LOCKED as error:
+                    raise _InUseError from error
+            subplan_members.prepare(self._book, made.subplans)
             faults.point(faults.MEMBERS_CHANGED)
         return made
+
+    def _plan(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int, made: _Made) -> None:
+        """Add what a view goes on with, and what it reads, to ``made``."""
+        book, view = self._book, step.view
+        after = self._next(step, tables, lsn)
+        if not (view.parts.keys() | view.feeds.keys()) <= {node.id for node in after.plan.nodes}:
+            raise _NotFollowedError("a part of it would be without tables")
+        below = subplan_members.below(book, view, after.plan, after.models, made.subplans)
+        if below is None:
+            raise _NotFollowedError("a subplan that it shares cannot follow")
+        made.views[view.id] = after
+        made.subplans |= {i: plan for i, plan in below.items() if plan is not book.subplans[i].plan}
 
     def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
         """What a view goes on with; in the transaction in which it does."""
         before, now = step.of.before, step.of.now
         settled = members.settled(before, now, step.change)
         plan = step.view.plan
-        like: dict[int, tuple[int, dict[int, int]]] = {}
+        models: dict[int, Model] = {}
         for oid in sorted(step.change.came):
             if tables[oid].kind == _LEAF:
-                plan, model, numbers = self._grown(plan, settled, tables, tables[oid], lsn)
-                like[oid] = model, numbers
+                plan, models[oid] = self._grown(plan, settled, tables, tables[oid], lsn)
         for oid in sorted(step.change.went):
             if str(oid) in before["tables"]:
                 smaller = arms.shrink(plan, oid)
@@ -233,23 +288,26 @@ class Partitions:
                     raise _NotFollowedError("no partition is left, or one is read by itself")
                 plan = smaller
         new = {
-            str(oid): {"columns": dict.fromkeys(map(str, numbers.values()))}
-            for oid, (_, numbers) in like.items()
+            str(oid): {"columns": dict.fromkeys(map(str, model.member.numbers.values()))}
+            for oid, model in models.items()
         }
         asked = settled | {"tables": settled["tables"] | new}
         name = self._book.settings.publication_name
         found = Present.read(self._conn, Reliances.of([asked]), name, results.revisions).of(asked)
-        for oid, (model, numbers) in like.items():
-            table = found["tables"].get(str(oid))
-            if table is None or not members.same(before["tables"][str(model)], table, numbers):
-                raise _NotFollowedError("a new partition is unlike the others")
         whole = members.settled(before, now, step.of.change)
         if fingerprint.difference(whole, found) is not None:
+            if members.change(whole, found) is not None:
+                raise _AgainError
             raise _NotFollowedError("more has changed")
+        for oid, model in models.items():
+            table = found["tables"].get(str(oid))
+            like = before["tables"][str(model.like)]
+            if table is None or not members.same(like, table, model.member.numbers):
+                raise _NotFollowedError("a new partition is unlike the others")
         grown = settled | {"tables": settled["tables"] | {oid: found["tables"][oid] for oid in new}}
         if step.change == step.of.change:
             grown = fingerprint.followed(grown, found) or grown
-        return _Next(plan, grown)
+        return _Next(plan, grown, models)
 
     @staticmethod
     def _grown(
@@ -258,13 +316,22 @@ class Partitions:
         tables: Mapping[int, MemberTable],
         table: MemberTable,
         lsn: int,
-    ) -> tuple[PhysicalPlan, int, dict[int, int]]:
-        """``plan`` with a new member, the member that it is like, and its columns by that one's."""
-        for oid, numbers in members.alike(settled, settled, table, tables):
-            member = Member(table.oid, table.schema, table.name, numbers, lsn)
-            grown = arms.grow(plan, oid, member)
+    ) -> tuple[PhysicalPlan, Model]:
+        """``plan`` with a new member, and the member that it is like."""
+        models = [
+            Model(oid, Member(table.oid, table.schema, table.name, numbers, lsn))
+            for oid, numbers in members.alike(settled, settled, table, tables)
+        ]
+        for model in models:
+            grown = arms.grow(plan, model.like, model.member)
             if grown is not None:
-                return grown, oid, numbers
+                return grown, model
+        if (
+            models
+            and plan.feeds
+            and {s.table_oid for s in plan.sources}.isdisjoint(model.like for model in models)
+        ):
+            return plan, models[0]  # it is read by the view that feeds this one
         raise _NotFollowedError("no partition that is read is like the new one")
 
     def _write(self, step: _Step, after: _Next, tables: Mapping[int, MemberTable]) -> None:
@@ -276,31 +343,27 @@ class Partitions:
         read = [(t.oid, t.schema, t.name) for t in came if t.kind == _LEAF]
         reads.insert_tables(conn, view_id, read)
 
-    def _take(self, step: _Step, after: _Next) -> None:
-        """Have a view compute by its new plan."""
-        view = step.view
-        view.plan = after.plan
-        view.feed_on(view.feeds)
-        if step.change.went:
-            self._missed = {k: lsn for k, lsn in self._missed.items() if k[0] != view.id}
-        came, went = sorted(step.change.came), sorted(step.change.went)
-        view.story.add("members", came=came, went=went)
-        _log.info("view follows partitions", view=view.id, came=came, went=went)
+    def _take(self, steps: Sequence[_Step], made: _Made) -> None:
+        """Have views, and the subplans that they read, compute by their new plans."""
+        book = self._book
+        subplan_members.take(book, made.subplans)
+        for step in steps:
+            view, after = step.view, made.views.get(step.view.id)
+            if after is None:
+                continue
+            view.compute(after.plan)
+            came, went = sorted(step.change.came), sorted(step.change.went)
+            view.story.add("members", came=came, went=went)
+            _log.info("view follows partitions", view=view.id, came=came, went=went)
+        for unit_id in made.views.keys() | made.subplans.keys():
+            unit = book.unit(unit_id)
+            if unit is not None and unit.placed:
+                self._hosts.replan(unit)
+        self._sharing.look()
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
         return self._book.owner.conn
-
-
-def _lsn(conn: psycopg.Connection[Any]) -> int:
-    """Where the source is: what is visible now was committed before."""
-    row = conn.execute("SELECT pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None, "a SELECT without FROM has one row"
-    return parse_lsn(row[0])
-
-
-def _has_rows(view: View, source: str) -> bool:
-    return any(keys for keys, _ in view.here.map(source).scan())
 
 
 def _read(steps: Sequence[_Step]) -> set[int]:
@@ -308,5 +371,5 @@ def _read(steps: Sequence[_Step]) -> set[int]:
     return {int(oid) for step in steps for oid in step.of.before["tables"]}
 
 
-def _refuse(view: View, reason: Exception | None) -> None:
-    _log.info("partitions not followed", view=view.id, reason=str(reason).strip())
+def _refuse(view: View, reason: str) -> None:
+    _log.info("partitions not followed", view=view.id, reason=reason.strip())

@@ -55,6 +55,9 @@ class Shared(Unit):
     it.  As long as the job has a hold."""
     owner: str = ""
     """Of a part of a view that is on another worker: the view's."""
+    coming: plan.PhysicalPlan | None = None
+    """Its plan from when its readers' plans in the catalog read other members of a table; see
+    ``subplan_members.py``."""
 
     @property
     def first(self) -> int:
@@ -171,6 +174,7 @@ class _Record(msgspec.Struct):
     placed: str = ""
     owner: str = ""
     limits: dict[str, int] = {}
+    coming: dict[str, Any] | None = None
 
 
 _RECORDS: Final = msgspec.json.Decoder(_Record)
@@ -216,10 +220,11 @@ def read(
 
 
 def put(meta: Meta, shared: Shared) -> None:
-    """Write down what a new one computes."""
+    """Write down what one computes."""
     record = _Record(
         *(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature),
         *(shared.placed, shared.owner, shared.limits),
+        None if shared.coming is None else plan.to_json(shared.coming),
     )
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 
@@ -248,4 +253,5 @@ def _made(unit_id: int, value: bytes) -> Shared:
         owner=found.owner,
         placed=found.placed,
         limits=found.limits,
+        coming=None if found.coming is None else plan.from_json(found.coming),
     )

@@ -27,6 +27,8 @@ there.
 * Invariant 2: who reads what is written in one batch with the dropping of states, or the making of
   marks: at any moment of a crash a unit has the state that its part of the plan needs.
 * Invariant 3: a shared subplan without readers is dropped.
+* Invariant 4: a shared subplan reads the tables that its readers' plans read below it
+  (``subplan_members.py``).
 
 When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.
 A view that has stopped for good reads nothing any more; filled anew, it may share again.
@@ -39,7 +41,7 @@ without: what is below is nowhere in its plan.
 all that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on
 that worker, what it sends comes here, into its queue, and is read here like that of any other.
 
-* Invariant 4: what a part has sent up to its mark on its worker is in the queue here: the worker
+* Invariant 5: what a part has sent up to its mark on its worker is in the queue here: the worker
   keeps with each mark how far that is (``Shared.told``), and is told to write it after the queue
   was.  Who comes back without that is not believed.
 * In memory a part may be behind its view, after its worker has died: then it catches up alone, for
@@ -71,7 +73,7 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.process import faults
-from headrace.runtime import positions
+from headrace.runtime import positions, subplan_members
 from headrace.runtime import shared as records
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
@@ -130,6 +132,10 @@ class Sharing:
         self._feeds, found = records.read(book.db, book.queues, book.records.last)
         book.subplans.update({made.id: made for made in found})
 
+    def follow(self, views: Iterable[View]) -> None:
+        """Have subplans read the members of tables that ``views``, which are new here, read."""
+        subplan_members.restore(self._book, views, self._feeds)
+
     def restore(self, view: View) -> None:
         """Have a view, whose mark is known, read what it has read before.
 
@@ -142,6 +148,7 @@ class Sharing:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
+        subplan_members.check(self._book, view)
 
     def part(self, view: View) -> Shared:
         """The shared subplan of all that a view computes, which the view itself reads then.
@@ -225,6 +232,7 @@ class Sharing:
             raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
+        subplan_members.check(self._book, view)
         records.put_feeds(meta, kept, {})
         records.put_feeds(meta, view.id, feeds)
 
@@ -407,7 +415,7 @@ class Sharing:
         self._durability.finish()
         # Last those that leave a subplan for a larger one: the larger one may read it by then.
         left: set[int] = set()
-        for unit_id, feeds in sorted(self._joining.items(), key=self._leaves):
+        for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._book)):
             unit = self._book.unit(unit_id)
             if unit is not None and self._durably_together(unit, feeds):
                 left |= set(unit.feeds.values())
@@ -427,11 +435,6 @@ class Sharing:
         # Before that, a snapshot has shown what later txids will bring.
         begun = max(u.start_lsn for u in units) <= self._book.position.lsn
         return begun and len({u.processed for u in units}) == 1
-
-    def _leaves(self, joining: tuple[int, Mapping[str, int]]) -> bool:
-        unit = self._book.unit(joining[0])
-        now = set(unit.feeds.values()) if unit is not None else set()
-        return not now <= set(joining[1].values())
 
     def _durably_together(self, unit: Unit, feeds: Mapping[str, int]) -> bool:
         if not self._together(unit.id, feeds):
@@ -511,6 +514,12 @@ class Sharing:
             book.db.drop_view(shared.id)
         book.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
+
+
+def _leaves(book: Book, joining: tuple[int, Mapping[str, int]]) -> bool:
+    unit = book.unit(joining[0])
+    now = set(unit.feeds.values()) if unit is not None else set()
+    return not now <= set(joining[1].values())
 
 
 def _units(book: Book) -> list[Unit]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -120,6 +120,11 @@ class Unit:
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
 
+    def compute(self, whole: PhysicalPlan) -> None:
+        """Go on by another plan, to which its states fit; REQUIRES: nothing is in flight."""
+        self.plan = whole
+        self.feed_on(self.feeds)
+
     @property
     def whose(self) -> str:
         """Who is to blame for what its expressions do."""
@@ -199,6 +204,10 @@ class Unit:
         if not isinstance(self.store, RocksStore):
             raise BugError(f"view {self.id} has no state here")
         return self.store
+
+    def has_rows(self, sources: Iterable[str]) -> bool:
+        """Whether one of these sources has rows in its states, which are in this process."""
+        return any(keys for name in sources for keys, _ in self.here.map(name).scan())
 
     @property
     def reachable(self) -> bool:

@@ -19,6 +19,7 @@ change in one transaction, and they must not add up over years.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -41,11 +42,11 @@ from headrace.kernels.pgoutput import Changes
 from headrace.postgres import definitions, fingerprint, identity, members
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts, Present, Reliances
+from headrace.postgres.members import Change
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
-from headrace.runtime.partitions import Difference, Partitions
 from headrace.runtime.views import Unit, View
 from headrace.sql import reads, results, states, watched
 from headrace.sql.status import Status
@@ -60,13 +61,35 @@ _Done = frozenset[tuple[int, int]] | None
 """What has been done for a view, by unit; None: something is under way."""
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs for one view: its facts, those of now, and the members in them."""
+
+    view: View
+    before: Facts
+    now: Facts
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What came of views for which the members of a table differ; any other is asked again."""
+
+    facts: dict[int, Facts]
+    """By id of those that go on: what they rely on from now on."""
+    refused: frozenset[int]
+    """Those that have to be filled anew."""
+
+
+Follow = Callable[[Sequence[Difference], Collection[int]], Following]
+"""Has views follow what differs (``partitions.py``); the ids: views that are about to stop."""
+
+
 class Watch:
     """What the views of one engine rely on; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book, drain: Callable[[], None]) -> None:
-        """``drain`` waits until nothing is in flight."""
+    def __init__(self, book: Book) -> None:
         self._book = book
-        self._partitions = Partitions(book, drain)
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
@@ -87,8 +110,10 @@ class Watch:
         self.withdrawn: Final[set[int]] = set()
         """Entries of pg_publication_rel removed for want of a replica identity; any thread adds."""
 
-    def poll(self, fail: Callable[[View, HeadraceError], None]) -> None:
+    def poll(self, fail: Callable[[View, HeadraceError], None], follow: Follow) -> None:
         """Look at everything if it is time to; ``fail`` the views that cannot go on.
+
+        ``follow`` is called with those for which only the members of a table have changed.
 
         Raises:
             ContinuityLost: the publication is not the one that fed the views.
@@ -107,9 +132,15 @@ class Watch:
             errors = self._check_all(moving)
         except psycopg.errors.LockNotAvailable as locked:
             raise _locked(locked) from locked
+        found = follow(moving, errors.keys())
         if moving:
-            errors |= self._partitions.settle(moving, self._facts)
+            self._facts |= found.facts
             self._asked = None
+        for difference in moving:
+            if difference.view.id in found.refused:
+                wrong = fingerprint.difference(difference.before, difference.now)
+                assert wrong is not None, "the members differ"
+                errors[difference.view.id] = wrong
         lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
         if lost and self.publication_replaced():
             raise lost[0]

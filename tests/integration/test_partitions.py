@@ -37,6 +37,18 @@ QUERIES = {
     "twice": "SELECT a.id, b.v FROM {t} a LEFT JOIN {t} b ON b.id = a.id + 1 AND b.v > 7",
     "united": "SELECT id FROM {t} UNION ALL SELECT k FROM {t}_names",
 }
+JOINED = "FROM {t} t JOIN {t}_names n USING (k)"
+TWICE = "FROM {t} a JOIN {t} b ON b.id = a.id + 1 AND b.v > 7"
+SHARED = {
+    "rows": f"SELECT n.name, t.v {JOINED}",
+    "sums": f"SELECT n.name, sum(t.v) AS s {JOINED} GROUP BY n.name",
+    "most": f"SELECT n.name, max(t.v) AS m {JOINED} GROUP BY n.name",
+    "over": "SELECT name, s + 1 AS s FROM {t}_view_sums WHERE s > 20",
+    "pairs": f"SELECT a.v, b.k {TWICE}",
+    "paired": f"SELECT b.k, count(a.v) AS n {TWICE} GROUP BY b.k",
+}
+"""Queries whose views keep joins over the table together, one of them of the table with itself."""
+FED = "SELECT count(*) AS n, sum(m) AS s FROM {t}_view_most"
 
 
 class Views:
@@ -57,6 +69,9 @@ class Views:
             self.commander.execute(call, (view, self.queries[view], options))
         self.ids = self.now()
 
+    def call(self, verb: str, name: str) -> None:
+        self.commander.execute(f"CALL headrace.{verb}(%s)", (f"{self.table}_view_{name}",))
+
     def now(self) -> dict[str, int]:
         rows = self.source.execute(
             "SELECT view_name, id FROM headrace.views WHERE view_name = ANY (%s)",
@@ -67,8 +82,11 @@ class Views:
     def run(self, statements: str) -> None:
         self.source.execute(statements.format(t=self.table))
 
-    def are_right(self) -> None:
+    def are_right(self, *but: str) -> None:
+        left_out = [f"{self.table}_view_{name}" for name in but]
         for view, query in self.queries.items():
+            if view in left_out:
+                continue
             self.source.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (view,))
             assert not differs(self.source, view, query)
 
@@ -102,11 +120,30 @@ class Views:
         assert self.now() == self.ids
         self.are_right()
 
-    def drop(self) -> None:
+    def share(self) -> bool:
+        """Whether each view shares something with another one."""
         for view in self.queries:
+            call = "SELECT * FROM headrace.explain_view(%s, 'physical')"
+            lines = map(str, self.commander.execute(call, (view,)).fetchall())
+            if not any("kept once" in line for line in lines):
+                return False
+        return True
+
+    def drop(self) -> None:
+        for view in reversed(self.queries):
             self.commander.execute("CALL headrace.drop_view(%s, if_exists => true)", (view,))
         self.run("DROP TABLE IF EXISTS {t}, {t}_names CASCADE")
 
+
+REFUSED = (
+    psycopg.errors.CheckViolation,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.WrongObjectType,
+    psycopg.errors.InvalidObjectDefinition,
+)
+"""Why a step of a history may have no effect."""
 
 together = pytest.mark.shared_engine
 
@@ -232,6 +269,24 @@ def test_a_partition_that_comes_with_rows_is_filled(views):
 
 
 @together
+def test_only_views_of_the_table_that_gets_rows_are_filled(views):
+    other = Views(views.commander, views.source, f"{views.table}_other")
+    for one in (views, other):
+        one.run(ROOT + OTHER + FILL)
+        one.create({"sums": QUERIES["sums"]})
+    with views.source.transaction():
+        for one in (views, other):
+            one.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+        other.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5)")
+    wait_until(lambda: views.read("0", "2") and other.read("0", "2"), "both are read")
+    for one in (views, other):
+        one.come_right()
+    assert views.now() == views.ids
+    assert other.now() != other.ids
+    other.drop()
+
+
+@together
 def test_a_partition_that_is_being_written_is_filled(views, engine):
     """Nobody waits long for the engine, and no row is lost."""
     views.run(ROOT + OTHER + FILL)
@@ -261,15 +316,8 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.run(ROOT + OTHER + (REST if rng.random() < 0.5 else "") + FILL)
     views.create({name: ALIKE[name] for name in rng.sample(sorted(ALIKE), 3)})
     for _ in range(25):
-        with contextlib.suppress(
-            psycopg.errors.CheckViolation,
-            psycopg.errors.UniqueViolation,
-            psycopg.errors.DuplicateTable,
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.WrongObjectType,
-            psycopg.errors.InvalidObjectDefinition,
-        ):
-            views.run(_step(rng))
+        with contextlib.suppress(*REFUSED):
+            views.run(step(rng))
         if rng.random() < 0.2:
             wait_until(lambda: not stopped(views), "they run")
     views.come_right()
@@ -277,67 +325,187 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.come_right()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["cp26", "cp26b"])
-def test_killed_while_it_follows(start_engine, database, tmp_path, point):
-    """Whoever starts again reads the new partition, or fills the view with its rows."""
-    traps = tmp_path / "traps"
-    traps.mkdir()
-    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
-    with (
-        psycopg.connect(engine.source, autocommit=True) as source,
-        psycopg.connect(engine.dsn, autocommit=True) as commander,
-    ):
-        views = Views(commander, source, "t")
-        views.run(ROOT + OTHER + MORE + FILL)
-        views.create({name: QUERIES[name] for name in ("rows", "sums", "twice")})
-        for number, action in enumerate(
-            ("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "DROP TABLE {t}_2")
-        ):
-            (traps / f"{point}.sprung").unlink(missing_ok=True)
-            (traps / point).write_text("kill:1")
-            views.run(action)
-            wait_until((traps / f"{point}.sprung").exists, "it was killed")
-            if number == 0:
-                views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 1, 50)")
-                views.come_right()
-                views.run("DELETE FROM {t} WHERE k = 20")
-                views.come_right()
-        views.run("UPDATE {t} SET v = v + 1")
-        views.come_right()
-
-
-@pytest.mark.slow
-def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
-    """What is on disk has those rows still, and what has removed them is done again."""
-    engine = start_engine(
-        database, HEADRACE_CHECKPOINT_INTERVAL_MS="5000", HEADRACE_CHECKPOINT_TXIDS="100000"
+@together
+def test_views_that_share_follow_together(views):
+    views.run(ROOT + OTHER + MORE + FILL)
+    views.create(SHARED, "{}")
+    views.commander.execute(
+        "CALL headrace.create_connection_point('p', %s)", (f"{views.table}_view_most",)
     )
-    with psycopg.connect(engine.source, autocommit=True) as source:
-        with psycopg.connect(engine.dsn, autocommit=True) as commander:
-            views = Views(commander, source, "t")
-            views.run(ROOT + OTHER + MORE + FILL)
-            views.create({name: QUERIES[name] for name in ("rows", "sums")})
-        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 5), (2, 11, 50), (3, 12, 7)")
-        views.are_right()
-        # Whatever is on disk has these rows from now on.
-        engine.stop()
-        engine.start()
-        views.run("DELETE FROM {t} WHERE k >= 10")
-        views.are_right()
-        views.run("DROP TABLE {t}_1")
-        wait_until(lambda: views.read("0"), "the views read one partition")
-        engine.kill9()
-        engine.start()
-        assert views.now() == views.ids
-        views.run(MORE)
-        wait_until(lambda: views.read("0", "1"), "the views read two partitions")
-        views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 1), (100, 1, 1)")
-        views.are_right()
-        assert views.now() == views.ids
+    views.create({"fed": FED}, '{"from": "p"}')
+    wait_until(views.share, "all share")
+    views.follow(
+        "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30);"
+        " CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (30) TO (50) PARTITION BY RANGE (k);"
+        " CREATE TABLE {t}_3a PARTITION OF {t}_3 FOR VALUES FROM (30) TO (40)",
+        *("0", "1", "2", "3a"),
+    )
+    views.run("INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 20, i FROM generate_series(1, 30) i")
+    views.are_right()
+    assert views.share()
+    views.run("UPDATE {t} SET k = 25 WHERE k = 3; DELETE FROM {t} WHERE id % 7 = 0")
+    views.are_right()
+    views.run("DELETE FROM {t}_2; UPDATE {t} SET id = id + 100, k = 1 WHERE k = 31")
+    views.run("DELETE FROM {t}_3a")
+    views.are_right()
+    views.follow("ALTER TABLE {t} DETACH PARTITION {t}_2; DROP TABLE {t}_3", "0", "1")
+    views.run("INSERT INTO {t}_2 (id, k, v) VALUES (77, 28, 7); UPDATE {t} SET v = v + 1")
+    views.are_right()
+    assert views.share()
+    assert views.now() == views.ids
 
 
-def _step(rng: random.Random) -> str:
+@together
+def test_a_view_that_is_paused_follows_those_it_shares_with(views):
+    views.run(ROOT + OTHER + MORE + FILL)
+    names = ("rows", "sums", "most")
+    views.create({name: SHARED[name] for name in names}, "{}")
+    wait_until(views.share, "all share")
+    views.call("pause_view", "sums")
+    views.run("UPDATE {t} SET v = v + 1; INSERT INTO {t} (id, k, v) VALUES (8, 15, 3)")
+    views.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+    wait_until(lambda: views.read("0", "1", "2"), "they read it")
+    views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 21, 50)")
+    views.are_right("sums")
+    # Another one stands before its rows come and go.
+    views.call("resume_view", "sums")
+    views.are_right()
+    views.call("pause_view", "most")
+    views.run("INSERT INTO {t} (id, k, v) VALUES (7, 20, 500); DELETE FROM {t}_2")
+    views.run("ALTER TABLE {t} DETACH PARTITION {t}_2; UPDATE {t} SET v = v + 1")
+    views.are_right("most")
+    assert views.read("0", "1", "2")  # for the rows that one of them lacks
+    views.call("resume_view", "most")
+    wait_until(lambda: views.read("0", "1"), "they read it no more")
+    views.are_right()
+    assert views.share()
+    assert views.now() == views.ids
+
+
+@pytest.mark.slow
+@together
+def test_a_partition_that_is_gone_and_locked_is_waited_for(views, engine):
+    views.run(ROOT + OTHER + MORE + FILL)
+    views.create({name: QUERIES[name] for name in ("rows", "sums")})
+    for name in ("rows", "sums"):
+        views.call("pause_view", name)
+    views.run("INSERT INTO {t} (id, k, v) VALUES (1, 11, 5); DELETE FROM {t}_1")
+    views.run("ALTER TABLE {t} DETACH PARTITION {t}_1")
+    with psycopg.connect(engine.source) as other:
+        other.execute(f"LOCK TABLE {views.table}_1 IN SHARE MODE")
+        for name in ("rows", "sums"):
+            views.call("resume_view", name)
+        refused = (
+            "SELECT FROM pg_locks WHERE relation = %s::regclass AND NOT granted"
+            " AND mode = 'ShareUpdateExclusiveLock'"
+        )
+        table = (f"{views.table}_1",)
+        for _ in range(2):
+            wait_until(lambda: views.source.execute(refused, table).rowcount, "it is tried")
+            wait_until(lambda: not views.source.execute(refused, table).rowcount, "it is refused")
+        views.run("UPDATE {t} SET v = v + 1")
+        views.are_right()
+        # A new one does not wait for it.
+        views.follow(
+            "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "0", "1", "2"
+        )
+    wait_until(lambda: views.read("0", "2"), "it is read no more")
+    views.run("INSERT INTO {t} (id, k, v) VALUES (1, 21, 5)")
+    views.are_right()
+    assert views.now() == views.ids
+
+
+PLACED = {
+    "rows": (SHARED["rows"], '"w1"'),
+    "sums": (SHARED["sums"], '{"join": "w1"}'),
+    "paired": (SHARED["paired"], '"w2"'),
+    "both": (
+        f"SELECT a.name, a.s, b.n FROM ({SHARED['sums']}) a"
+        f" FULL JOIN ({SHARED['paired']}) b ON a.s % 10 = b.k",
+        '{"reduce_1": "w1", "reduce_2": "w2"}',
+    ),
+}
+"""Views on other workers, or cut over several."""
+
+
+@together
+def test_views_on_other_workers_follow(views):
+    views.run(ROOT + OTHER + MORE + FILL)
+    place(views)
+    views.create({"pairs": SHARED["pairs"]}, "{}")
+    new = "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)"
+    views.follow(new, "0", "1", "2")
+    views.run("INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 10, i FROM generate_series(1, 30) i")
+    views.are_right()
+    views.run("UPDATE {t} SET k = 25 WHERE k = 3; DELETE FROM {t} WHERE id % 7 = 0")
+    views.are_right()
+    views.run("DELETE FROM {t}_2")
+    views.are_right()
+    views.follow("DROP TABLE {t}_2", "0", "1")
+    views.run("UPDATE {t} SET v = v + 1")
+    views.are_right()
+    assert views.now() == views.ids
+
+
+def place(views: Views) -> None:
+    """Create views on other workers, which are added if there are none."""
+    known = {row[0] for row in views.commander.execute("SELECT * FROM headrace.workers()")}
+    for worker in {"w1", "w2"} - known:
+        views.commander.execute("CALL headrace.add_worker(%s)", (worker,))
+    for name, (query, where) in PLACED.items():
+        views.create({name: query}, f'{{"placement": {where}}}')
+
+
+@together
+@pytest.mark.parametrize("seed", seeds(2, 8))
+def test_any_history_of_views_that_share(views, seed):
+    """As for views by themselves; and one of them stands still now and then."""
+    rng = random.Random(seed)
+    views.run(ROOT + OTHER + (REST if rng.random() < 0.5 else "") + FILL)
+    chosen = rng.choice((("rows", "sums", "over", "most"), ("pairs", "paired", "rows", "most")))
+    views.create({name: SHARED[name] for name in chosen}, "{}")
+    wait_until(views.share, "all share")
+    paused: str | None = None
+    for _ in range(25):
+        with contextlib.suppress(*REFUSED):
+            views.run(step(rng))
+        if paused is None and rng.random() < 0.3:
+            wait_until(lambda: not stopped(views) and views.read(*members(views)), "they follow")
+        if paused is None and rng.random() < 0.1:
+            paused = rng.choice(chosen)
+            once_it_runs(views, "pause_view", paused)
+        elif paused is not None and rng.random() < 0.2:
+            once_it_runs(views, "resume_view", paused)
+            paused = None
+    if paused is not None:
+        once_it_runs(views, "resume_view", paused)
+    views.come_right()
+    views.run("UPDATE {t} SET v = v + 1; DELETE FROM {t} WHERE id % 5 = 1")
+    views.come_right()
+
+
+def members(views: Views) -> list[str]:
+    """Names of the partitions that there are, without that of the table."""
+    rows = views.source.execute(
+        "SELECT relid::regclass::text FROM pg_partition_tree(%s) WHERE isleaf", (views.table,)
+    )
+    return [name.removeprefix(f"{views.table}_") for (name,) in rows]
+
+
+def once_it_runs(views: Views, verb: str, name: str) -> None:
+    """Pause or resume a view, which may be being filled anew."""
+
+    def done() -> bool:
+        try:
+            views.call(verb, name)
+        except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.ObjectInUse):
+            return False
+        return True
+
+    wait_until(done, f"{verb} {name}")
+
+
+def step(rng: random.Random) -> str:
     n = rng.randrange(1, 5)
     part, bounds = f"{{t}}_{n}", f"FOR VALUES FROM ({10 * n}) TO ({10 * n + 10})"
     new = f"CREATE TABLE {part} PARTITION OF {{t}} {bounds}"

@@ -136,7 +136,7 @@ def stopped(conn: psycopg.Connection, name: str, *codes: str) -> str:
 def polled(running: Running) -> None:
     """Return after a look at the catalog that began after the call."""
     running.on(lambda: setattr(running.engine.watch, "due", 0.0))
-    running.on(lambda: running.engine.watch.poll(running.engine.leaving.fail))
+    running.on(running.engine.look_at_catalog)
 
 
 def test_looks_cost_little_where_nothing_has_changed(source, start, database, monkeypatch):

@@ -1,0 +1,141 @@
+"""Members of tables that went: when the views that read them may go on without.
+
+The rows that a view has of such a member are what its state has once the view is beyond the
+moment at which the member was missed.  What is on disk counts as well: after a crash the stream
+brings once more what has removed the last rows, when there is no arm that takes it.
+
+Views that share a subplan over the member go on together, so one that stands still keeps the arm
+for the others.  An arm without rows changes no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import psycopg
+
+from headrace.errors import OutOfReach
+from headrace.runtime.away import AwayStore
+from headrace.runtime.book import Book
+from headrace.runtime.views import Unit, View
+from headrace.runtime.watch import Difference
+from headrace.state.rocks import RocksStore
+from headrace.types import parse_lsn
+
+
+class Departures:
+    """Members that views have missed; every method runs on the engine's thread."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._missed: dict[tuple[int, int], int] = {}
+        """Where the source was when a view first missed a member, by view and member."""
+
+    def note(self, found: Sequence[Difference]) -> None:
+        """Take note of members that are missed now; ``found`` are all the views that miss any."""
+        missed = {(d.view.id, leaf) for d in found for leaf in leaves(d)}
+        new = missed - self._missed.keys()
+        self._missed = {key: lsn for key, lsn in self._missed.items() if key in missed}
+        if new:
+            self._missed |= dict.fromkeys(new, position(self._book.owner.conn))
+
+    def had_rows(self, difference: Difference) -> bool:
+        """Whether a view has rows of a member that went, and will not lose them any more."""
+        view = difference.view
+        return any(
+            self._is_beyond(view, leaf) and self._has_rows(view, leaf)
+            for leaf in leaves(difference)
+        )
+
+    def ready(
+        self, found: Sequence[Difference], stopping: Collection[int], *, durably: bool
+    ) -> Mapping[int, frozenset[int]]:
+        """Return, by view, the members that it can go on without.
+
+        ``stopping``: views that read nothing in a moment.  ``durably``: on disk is what is in
+        memory, or the view is not ready.
+        """
+        missing: dict[int, set[int]] = {}
+        for difference in found:
+            for leaf in leaves(difference):
+                if difference.view.id not in stopping:
+                    missing.setdefault(leaf, set()).add(difference.view.id)
+        fit = {
+            (view_id, leaf)
+            for leaf, view_ids in missing.items()
+            for view_id in view_ids
+            if self._is_fit(self._book.views[view_id], leaf, durably=durably)
+        }
+        return {
+            d.view.id: frozenset(
+                leaf
+                for leaf in leaves(d)
+                if all((i, leaf) in fit for i in self._together(d.view, leaf) - set(stopping))
+            )
+            for d in found
+        }
+
+    def _together(self, view: View, leaf: int) -> set[int]:
+        """A view, and those that share a subplan over a member with it."""
+        found: set[int] = set()
+        left = [view]
+        while left:
+            one = left.pop()
+            if one.id in found:
+                continue
+            found.add(one.id)
+            for shared in self._book.needed([one]):
+                if _reads(shared, leaf):
+                    left += [v for v in self._book.views_of(shared) if v.owned and _reads(v, leaf)]
+        return found
+
+    def _is_fit(self, view: View, leaf: int, *, durably: bool) -> bool:
+        units = self._over(view, leaf)
+        if durably and any(unit.mark.txid != unit.durable.txid for unit in units):
+            return False
+        return self._is_beyond(view, leaf) and self._has_rows(view, leaf) is False
+
+    def _is_beyond(self, view: View, leaf: int) -> bool:
+        """Whether a view, and what it reads, have all from before the member was missed."""
+        marks = [mark for unit in self._over(view, leaf) for mark in (unit.mark, unit.durable)]
+        return min(map(self._book.covered, marks)) >= self._missed[view.id, leaf]
+
+    def _over(self, view: View, leaf: int) -> list[Unit]:
+        """A view and the subplans that it needs over a member."""
+        return [view, *(shared for shared in self._book.needed([view]) if _reads(shared, leaf))]
+
+    def _has_rows(self, view: View, leaf: int) -> bool | None:
+        """Whether there are rows of a member in the states of a view; None: nobody can tell."""
+        found = [_rows(unit, leaf) for unit in self._over(view, leaf)]
+        return True if True in found else None if None in found else False
+
+
+def leaves(difference: Difference) -> frozenset[int]:
+    """Return the members that went whose rows a view reads."""
+    return frozenset(o for o in difference.change.went if str(o) in difference.before["tables"])
+
+
+def position(conn: psycopg.Connection[tuple[object, ...]]) -> int:
+    """Where the source is: what is visible now was committed before."""
+    row = conn.execute("SELECT pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    return parse_lsn(str(row[0]))
+
+
+def _reads(unit: Unit, table: int) -> bool:
+    return any(source.table_oid == table for source in unit.plan.sources)
+
+
+def _rows(unit: Unit, table: int) -> bool | None:
+    """Whether a unit's own state has rows of a table; None: it is out of reach."""
+    sources = [source.id for source in unit.own.sources if source.table_oid == table]
+    if not sources:
+        return False
+    if isinstance(unit.store, RocksStore):
+        return unit.has_rows(sources)
+    if isinstance(unit.store, AwayStore) and unit.store.up:
+        try:
+            return unit.store.has_rows(sources)
+        except OutOfReach:
+            return None
+    return None

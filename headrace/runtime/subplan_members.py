@@ -1,0 +1,155 @@
+"""Shared subplans whose tables get or lose members: they follow with the views that read them.
+
+    subplan: new plan beside the old one, synced ─► catalog: plans of all its readers ─► new plan
+
+The catalog decides.  What the state database has of a subplan is its plan, and beside it the one
+that is coming; whoever starts after a crash takes the one that reads the tables that the plans
+of its readers read below it.  A reader for which neither does must be filled anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from headrace.collections import members as arms
+from headrace.collections import subplans
+from headrace.collections.members import Model
+from headrace.collections.plan import FeedSpec, PhysicalPlan
+from headrace.errors import RESYNC, StateDamaged
+from headrace.runtime import shared as records
+from headrace.runtime.book import Book
+from headrace.runtime.positions import Meta
+from headrace.runtime.shared import Shared
+from headrace.runtime.views import Unit, View
+
+_log = structlog.get_logger(__name__)
+
+Plans = Mapping[int, PhysicalPlan]
+"""New plans, by unit."""
+
+
+def below(
+    book: Book, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
+) -> dict[int, PhysicalPlan] | None:
+    """Return the plans of the subplans that ``unit`` reads, when its own is ``whole``.
+
+    ``models``: the members that are new in it; ``known``: new plans of subplans.  None: a subplan
+    cannot compute what the plan says.
+    """
+    found: dict[int, PhysicalPlan] = {}
+    read = arms.tables(whole)
+    meanings = subplans.meanings(whole, unit.settings) if unit.feeds else {}
+    for node, feeder in unit.feeds.items():
+        if node not in read:
+            return None
+        if isinstance(whole.node(node), FeedSpec):
+            continue
+        shared = book.subplans[feeder]
+        made = known.get(feeder) or arms.follow(shared.plan, read[node], models)
+        if made is None or not _computes(shared, made, meanings[node]):
+            return None
+        more = below(book, shared, made, models, known)
+        if more is None:
+            return None
+        found |= {feeder: made} | more
+    return found
+
+
+def unequal(book: Book, plans: Plans) -> set[int]:
+    """Return the views that do not read the tables that a subplan below them reads by ``plans``."""
+    found: set[int] = set()
+    for unit_id in plans.keys() & book.subplans.keys():
+        for reader in book.readers(book.subplans[unit_id]):
+            other = _others(plans.get(reader.id, reader.plan), reader.feeds)
+            if any(f == unit_id and other(n, plans[f]) for n, f in reader.feeds.items()):
+                found |= {view.id for view in book.views_of(reader)}
+    return found
+
+
+def prepare(book: Book, plans: Plans) -> None:
+    """Have the state database know of new plans of subplans, which the catalog will decide on."""
+    meta: Meta = {}
+    for unit_id, made in plans.items():
+        shared = book.subplans[unit_id]
+        shared.coming = made
+        records.put(meta, shared)
+    if meta:
+        book.db.put_meta(meta, sync=True)
+
+
+def take(book: Book, unit_ids: Iterable[int]) -> None:
+    """Have subplans compute by the plans that were coming; REQUIRES: nothing is in flight."""
+    meta: Meta = {}
+    for unit_id in unit_ids:
+        shared = book.subplans[unit_id]
+        if shared.coming is not None:
+            _take(shared, shared.coming)
+            records.put(meta, shared)
+    if meta:
+        # A crash that loses it leaves the plan that was coming.
+        book.db.put_meta(meta, sync=False)
+
+
+def restore(book: Book, views: Iterable[View], feeds: Mapping[int, Mapping[str, int]]) -> None:
+    """Take the plans that were coming where the catalog has those of readers that fit them.
+
+    ``views``: as the catalog has them; ``feeds``: what each unit reads.
+    """
+    coming = any(shared.coming is not None for shared in book.subplans.values())
+    left: list[Unit] = list(views) if coming else []
+    while left:
+        unit = left.pop()
+        read = feeds.get(unit.id, {})
+        other = _others(unit.plan, read)
+        for node, feeder in read.items():
+            shared = book.subplans.get(feeder)
+            if shared is None:
+                continue
+            if shared.coming is not None and not other(node, shared.coming):
+                take(book, [feeder])
+                _log.info("subplan follows its readers", subplan=feeder, reader=unit.id)
+            left.append(shared)
+
+
+def check(book: Book, view: View) -> None:
+    """Raise StateDamaged unless what a view reads is computed of the tables that its plan says."""
+    for unit in (view, *book.needed([view])):
+        other = _others(unit.plan, unit.feeds)
+        if any(other(node, book.subplans[f].plan) for node, f in unit.feeds.items()):
+            raise StateDamaged("a subplan that it shares reads other tables", hint=RESYNC)
+
+
+def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, PhysicalPlan], bool]:
+    """Return whether a node of a plan is computed of other tables than a subplan.
+
+    For a node that stands for another view's rows any subplan will do.
+    """
+    if not feeds:
+        return lambda _, __: False
+    read = arms.tables(whole)
+    fed = {node.id for node in whole.feeds}
+
+    def others(node: str, shared: PhysicalPlan) -> bool:
+        return node not in fed and read.get(node) != arms.tables(shared)[shared.sink.id]
+
+    return others
+
+
+def _computes(shared: Shared, made: PhysicalPlan, meaning: str) -> bool:
+    """Whether a subplan that gets the plan ``made`` computes what has that meaning."""
+    if made is shared.plan:
+        return True
+    return subplans.meanings(made, shared.settings)[made.sink.input] == meaning
+
+
+def _take(shared: Shared, coming: PhysicalPlan) -> None:
+    before = subplans.signatures(shared.plan, shared.settings).get(shared.plan.sink.input)
+    after = subplans.signatures(coming, shared.settings).get(coming.sink.input)
+    if shared.signature == before and after is not None:
+        shared.signature = after
+    elif not shared.placed:
+        shared.signature = f"output of subplan {shared.id}"  # which no other view has
+    shared.coming = None
+    shared.compute(coming)
