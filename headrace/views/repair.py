@@ -1,7 +1,7 @@
 """Calls of users about a view that the server itself is filling anew.
 
-Users cannot know when the server does so, and only the server can cancel it: such a call waits until
-the view is filled, instead of failing.
+Users cannot know when the server does so, and only the server can cancel it: such a call waits
+until the view is filled, instead of failing.
 """
 
 from __future__ import annotations
