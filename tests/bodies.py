@@ -109,7 +109,6 @@ REFUSED = {
     "plpgsql_returns": ("plpgsql", "s text", "date", "BEGIN RETURN s; END"),
     "plpgsql_casts": ("plpgsql", "x int", "pair", "DECLARE p pair; BEGIN p := x; RETURN p; END"),
     "plpgsql_domain": ("plpgsql", "at timestamptz", "text", "DECLARE d timely := at; BEGIN RETURN d; END"),
-    "plpgsql_reads": ("plpgsql", "x int", "text", "DECLARE r text; BEGIN SELECT o.s INTO r FROM other o WHERE o.id = x; RETURN r; END"),
     "plpgsql_row": ("plpgsql", "x int", "text", "DECLARE r other%ROWTYPE; BEGIN RETURN r.s; END"),
     "plpgsql_record": ("plpgsql", "x int", "text", "DECLARE r record; BEGIN RETURN x; END"),
     "plpgsql_cursor": ("plpgsql", "x int", "int", "DECLARE c CURSOR FOR SELECT 1; BEGIN RETURN x; END"),

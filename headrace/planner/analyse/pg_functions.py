@@ -43,6 +43,8 @@ class Function:
     """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
     doubt: str = ""
     """Why that is not known."""
+    untranslated: bool = False
+    """Whether it reads tables by statements that no query can stand for."""
 
     @property
     def builtin(self) -> bool:
@@ -85,6 +87,10 @@ class FunctionFacts:
         doubt = self.doubt(function)
         self._looking.discard(function.oid)
         return replace(function, trusted=doubt is None, doubt=doubt or "")
+
+    def set_untranslated(self, oid: int, reason: str) -> None:
+        """Note of a function that reads tables why no query can stand for its statements."""
+        self._known[oid] = replace(self[oid], doubt=reason, untranslated=True)
 
     def of_users(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""

@@ -192,7 +192,11 @@ class Sources:
                 continue
             if function.oid in self._inside:
                 continue
-            found = self._trust.query(function, call)
+            try:
+                found = self._trust.query(function, call)
+            except UnsupportedError as error:
+                self._catalog.functions.set_untranslated(function.oid, error.message)
+                continue
             if found is None or (rows and _whole_rows(tree, call.number("funcresulttype"))):
                 continue
             query, routine = found
@@ -202,6 +206,8 @@ class Sources:
             self.texts.append(routine.printed)
             if rows:
                 inline.put_rows(node, query)
+            elif query.kind != "QUERY":
+                inline.put_expression(call, query, strict=routine.strict)
             else:
                 inline.put_value(call, query, strict=routine.strict)
 
