@@ -120,7 +120,7 @@ class Generator:
         )
         result = rng.choice(list(VARIABLES))
         kind = VARIABLES[result].split("(")[0]
-        inside = self._statements(rng.randint(2, 5), 0)
+        inside = self._statements(rng.randint(2, 4), 0)
         text = f"DECLARE {declared} BEGIN {inside} RETURN {self._value(result)}; END"
         return "c int, e int", kind.replace("char", "text") if result == "p" else kind, text
 
@@ -128,9 +128,9 @@ class Generator:
         return " ".join(self._statement(depth) for _ in range(number))
 
     def _statement(self, depth: int) -> str:
-        """Nested in so many others."""
+        """A statement that is nested in so many others."""
         simple = (self._assignment, self._into, self._two, self._divided)
-        nested = (self._if, self._if, self._case) if depth < 2 else ()
+        nested = (self._if, self._if, self._case) if depth < 1 else ()
         at = self._rng.randrange(len(simple) + len(nested))
         return simple[at]() if at < len(simple) else nested[at - len(simple)](depth)
 
