@@ -71,6 +71,25 @@ def only(query: Node, place: int) -> Node:
     return Node(query.kind, {**query.fields, "targetList": numbered})
 
 
+def row(query: Node, oid: int, names: list[str]) -> Node:
+    """``query`` with one column, a row of composite type ``oid`` of those that it has."""
+    shown = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
+    fields: dict[str, object] = {
+        **{"args": [e.child("expr") for e in shown], "row_typeid": str(oid), "row_format": "0"},
+        **{"colnames": list(names), "location": "-1"},
+    }
+    entry = {"expr": Node("ROWEXPR", fields), "resno": "1", "resname": "row"}
+    more = {"ressortgroupref": "0", "resorigtbl": "0", "resorigcol": "0", "resjunk": "false"}
+    sorting = [
+        Node(e.kind, {**e.fields, "resjunk": "true", "resno": str(n)})
+        for n, e in enumerate(
+            (e for e in query.nodes("targetList") if e.number("ressortgroupref")), 2
+        )
+    ]
+    made = Node("TARGETENTRY", {**entry, **more})
+    return Node(query.kind, {**query.fields, "targetList": [made, *sorting]})
+
+
 def sublink(query: Node, kind: int) -> Node:
     """A subquery in an expression; ``kind``: EXISTS or VALUE."""
     return Node(

@@ -19,7 +19,7 @@ from headrace.planner.analyse.catalog import Catalog, mentioned
 from headrace.planner.analyse.nodetree import Node, read_node, read_nodes, same
 from headrace.planner.analyse.nodetypes import targets, type_of
 from headrace.planner.analyse.pg_functions import Function
-from headrace.planner.bodies import inline, plpgsql, routines
+from headrace.planner.bodies import inline, plpgsql, routines, trees
 from headrace.planner.bodies.cardinality import Cardinality
 from headrace.planner.bodies.routines import Routine
 from headrace.planner.bodies.statements import Body
@@ -145,20 +145,22 @@ class Trust:
         if routine.language != "sql":
             return None
         try:
-            trees = self.trees(routine)
-            if len(trees) != 1 or any(map(_writes, trees[0].walk())):
+            [tree, *more] = self.trees(routine)
+            if more or any(map(_writes, tree.walk())):
                 return None
-            direct = self._reads_tables(routine, routine.inputs, routine.sql, trees[0])
-            if not direct and not self._calls_readers(trees[0]):
+            direct = self._reads_tables(routine, routine.inputs, routine.sql, tree)
+            if not direct and not self._calls_readers(tree):
                 return None
         except UnsupportedError:
             return None
-        [tree] = trees
         if tree.fields.get("limitCount") and not routine.returns_set:
             return None
         if routine.stored is None and not _collates(call, tree):
             return None
-        return (tree, routine) if self._shows(routine, tree) else None
+        if not self._shows(routine, tree):
+            return None
+        made = tree if routine.returns_set else self._value(routine, tree)
+        return None if made is None else (made, routine)
 
     def _replaceable(self, routine: Routine, call: Node) -> bool:
         """Whether something else may stand for ``call``, whatever the body is."""
@@ -176,11 +178,24 @@ class Trust:
         exact = [type_of(expr) for expr in shown] == list(self._columns(routine, len(shown)))
         if not exact or routine.outputs or self._catalog.types[routine.result].kind != "c":
             return exact
-        modifiers = [a.typmod for a in self._catalog.types.attributes(routine.result)]
-        return len(modifiers) != len(shown) or all(
-            modifier in (-1, expr.number("vartypmod", -1))
-            for modifier, expr in zip(modifiers, shown, strict=True)
+        fields = self._catalog.types.attributes(routine.result)
+        if len(fields) != len(shown):
+            return not routine.returns_set  # One column that is the whole row.
+        # A dropped column of the type has a number still.
+        return [f.number for f in fields] == list(range(1, len(fields) + 1)) and all(
+            field.typmod in (-1, expr.number("vartypmod", -1))
+            for field, expr in zip(fields, shown, strict=True)
         )
+
+    def _value(self, routine: Routine, tree: Node) -> Node | None:
+        """The query of a function that gives one value, with a column for this."""
+        if len(targets(tree)) == 1 and type_of(targets(tree)[0]) == routine.result:
+            return tree
+        several = ("setOperations", "distinctClause", "groupClause")
+        if self._catalog.types[routine.result].kind != "c" or any(map(tree.fields.get, several)):
+            return None
+        fields = self._catalog.types.attributes(routine.result)
+        return trees.row(tree, routine.result, [f.name for f in fields])
 
     def _translated(self, routine: Routine, call: Node) -> Node | None:
         """What stands for a call of a PL/pgSQL function, if that reads tables."""
@@ -238,6 +253,24 @@ class Trust:
             raise UnsupportedError("its query has columns of other types than the function")
         if not _collates(call, made):
             raise UnsupportedError("it is called with another collation than the default one")
+
+    def gives_rows(self, oid: int) -> bool:
+        """Whether a set-returning function of composite type never gives NULL for a row.
+
+        PL/pgSQL gives a row of NULLs for it.  The query of an SQL function gives NULL only as the
+        value of a single column of the type.
+        """
+        routine = routines.read(self._conn, oid)
+        if routine is None or routine.language not in ("sql", "plpgsql"):
+            return False
+        if routine.language == "plpgsql":
+            return True
+        try:
+            shown = targets(self.trees(routine)[-1])
+        except (UnsupportedError, IndexError):
+            return False
+        kinds = [self._catalog.types[type_of(expr) or 0].kind for expr in shown if type_of(expr)]
+        return len(kinds) == len(shown) and (len(kinds) > 1 or kinds not in (["c"], ["d"], ["p"]))
 
     def _reads_tables(
         self, routine: Routine, variables: Sequence[Variable], text: str, tree: Node
