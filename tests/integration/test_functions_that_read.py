@@ -48,6 +48,18 @@ def test_views_follow_the_tables_that_functions_read(commander, source):
             assert differs(source, view, query) == [], (change, query)
 
 
+def test_rows_of_functions_are_values(commander, source):
+    query = " UNION ALL ".join(
+        f"SELECT '{name}' AS n, ROW(q.*)::text AS r FROM ({query}) q"
+        for name, query in bodies.ROWS.items()
+    )
+    commander.execute("CALL headrace.create_view('rows', %s)", (query,))
+    for change in ("SELECT", *RENEWING):
+        source.execute(change)
+        commander.execute("CALL headrace.wait_for('rows')")
+        assert differs(source, "rows", query) == [], change
+
+
 def test_views_follow_the_tables_that_statements_read(commander, source):
     """One view calls every function whose statements become an expression."""
     queries = []
@@ -131,6 +143,19 @@ def test_a_view_notices_that_such_a_function_is_replaced(commander, source):
     wait_until(stopped, "the view has stopped")
 
 
+def test_the_name_of_a_type_is_followed(commander, source):
+    source.execute("CREATE TYPE named AS ENUM ('x')")
+    query = "SELECT id, pg_typeof('x'::named)::text AS n FROM client"
+    commander.execute("CALL headrace.create_view('named_types', %s)", (query,))
+    assert differs(source, "named_types", query) == []
+    source.execute("ALTER TYPE named RENAME TO renamed")
+    source.execute("UPDATE client SET region = 7")
+    wait_until(
+        lambda: differs(source, "named_types", query.replace("::named", "::renamed")) == [],
+        "the view has the new name",
+    )
+
+
 @pytest.mark.parametrize(
     ("function", "call"),
     [
@@ -144,6 +169,11 @@ def test_a_view_notices_that_such_a_function_is_replaced(commander, source):
         ("locking(c int) RETURNS int LANGUAGE sql AS 'SELECT id FROM client WHERE id = c FOR UPDATE'", "locking(id)"),
         ("again(c int) RETURNS bigint LANGUAGE sql AS 'SELECT count(again(c - 1)) FROM client WHERE c > 0'", "again(id)"),
         ("counted(c bigint) RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM client WHERE id = c'", "counted(sum(id))"),
+        ("narrow_read(c int) RETURNS SETOF narrowed LANGUAGE sql AS 'SELECT n.* FROM narrowed n, client WHERE id = c'", "(SELECT max(e) FROM narrow_read(id))"),
+        ("as_one(c int) RETURNS SETOF worth LANGUAGE sql AS 'SELECT s FROM (SELECT id, amount FROM sale) s WHERE id = c'", "(SELECT max(sale) FROM as_one(id))"),
+        ("rounded_rows(c int) RETURNS SETOF setting LANGUAGE sql AS 'SELECT k, region, v / 3 FROM setting WHERE region = c'", "(SELECT max(v) FROM rounded_rows(id))"),
+        ("cased(c text) RETURNS bool LANGUAGE sql AS 'SELECT c < max(name) FROM client'", """cased('a' COLLATE "C")"""),
+        ("doubled_rows(c int) RETURNS SETOF worth LANGUAGE sql IMMUTABLE AS 'SELECT c, 1.0'", "doubled_rows(id), generate_series(1, 3)"),
         ("strict_rows(c int) RETURNS SETOF client STRICT LANGUAGE sql AS 'SELECT * FROM client'", "(SELECT count(*) FROM strict_rows(id))"),
         ("other_path(c int) RETURNS bigint LANGUAGE sql SET search_path = apart, public AS 'SELECT count(*) FROM client'", "other_path(id)"),
     ],

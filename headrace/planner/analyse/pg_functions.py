@@ -61,6 +61,8 @@ class FunctionFacts:
         self._trusted = trusted
         self.doubt: Callable[[Function], str | None] = lambda _: ""
         """Says why the result of a function may depend on more than its arguments, or ``None``."""
+        self.gives_rows: Callable[[int], bool] = lambda _: False
+        """Says of a set-returning function of composite type whether it never gives NULL."""
         self._known: dict[int, Function] = {}
         self._looking: set[int] = set()
         """Functions whose bodies are being looked at: one that calls itself is not trusted."""

@@ -36,6 +36,14 @@ _TREE: Final = """
 SELECT p.prosqlbody::text FROM pg_proc p
  WHERE p.pronamespace = pg_my_temp_schema() AND p.proname = %s ORDER BY p.oid DESC LIMIT 1"""
 _TYPE: Final = "SELECT pg_catalog.to_regtype(%s)::pg_catalog.oid::pg_catalog.int8"
+_NAME: Final = """
+SELECT pg_catalog.format_type(t.oid, NULL),
+       pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname)
+  FROM pg_catalog.pg_type t
+  JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) t.typnamespace
+ WHERE t.oid OPERATOR(pg_catalog.=) %s::pg_catalog.oid AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_type o WHERE o.typname OPERATOR(pg_catalog.=) t.typname
+          AND o.typnamespace OPERATOR(pg_catalog.=) 11)"""
 _SCHEMA: Final = """
 SELECT pg_catalog.quote_ident(pg_catalog.current_schema())::pg_catalog.regnamespace
        ::pg_catalog.oid::pg_catalog.int8"""
@@ -112,6 +120,19 @@ class Twins:
         except psycopg.ProgrammingError:
             return None
         return None if row is None or row[0] is None else int(row[0])
+
+    def type_name(self, oid: int) -> str | None:
+        """The name of a type under the path of the caller.
+
+        None where a type that is created later may change that: one of the same name in a schema
+        that comes before.
+        """
+        if oid not in self._catalog.mentioned:
+            return None
+        with self._analysis.analysing() as conn:
+            conn.execute(_PATH, (self.path,))
+            row: Any = conn.execute(_NAME, (oid,)).fetchone()
+        return None if row is None or row[1] not in (None, 1) else str(row[0])
 
     def modifier(self, oid: int, declared: str) -> int:
         """The modifier that ``declared`` gives the type ``oid``.
