@@ -95,7 +95,7 @@ class TypeFacts:
         self._attributes: dict[int, tuple[CompositeField, ...]] = {}
 
     def name_for_caller(self, oid: int) -> str | None:
-        """What the caller of the plan sees as the name of a type, if nothing may come to hide it."""
+        """The name of a type as the caller of the plan sees it, if nothing may come to hide it."""
         found = self.shown(oid)
         self.named = self.named or found is not None
         return found

@@ -159,7 +159,7 @@ class Trust:
             return None
         if not self._shows(routine, tree):
             return None
-        made = tree if routine.returns_set else self._value(routine, tree)
+        made = tree if routine.returns_set else _of_one_column(self._catalog, routine, tree)
         return None if made is None else (made, routine)
 
     def _replaceable(self, routine: Routine, call: Node) -> bool:
@@ -186,16 +186,6 @@ class Trust:
             field.typmod in (-1, expr.number("vartypmod", -1))
             for field, expr in zip(fields, shown, strict=True)
         )
-
-    def _value(self, routine: Routine, tree: Node) -> Node | None:
-        """The query of a function that gives one value, with a column for this."""
-        if len(targets(tree)) == 1 and type_of(targets(tree)[0]) == routine.result:
-            return tree
-        several = ("setOperations", "distinctClause", "groupClause")
-        if self._catalog.types[routine.result].kind != "c" or any(map(tree.fields.get, several)):
-            return None
-        fields = self._catalog.types.attributes(routine.result)
-        return trees.row(tree, routine.result, [f.name for f in fields])
 
     def _translated(self, routine: Routine, call: Node) -> Node | None:
         """What stands for a call of a PL/pgSQL function, if that reads tables."""
@@ -476,6 +466,18 @@ class Trust:
         except UnsupportedError:
             self._sound.discard(oid)
             raise
+
+
+def _of_one_column(catalog: Catalog, routine: Routine, tree: Node) -> Node | None:
+    """The query of a function that gives one value, with one column for this."""
+    shown = targets(tree)
+    if len(shown) == 1 and type_of(shown[0]) == routine.result:
+        return tree
+    several = ("setOperations", "distinctClause", "groupClause")
+    if catalog.types[routine.result].kind != "c" or any(map(tree.fields.get, several)):
+        return None
+    fields = catalog.types.attributes(routine.result)
+    return trees.row(tree, routine.result, [f.name for f in fields])
 
 
 def _collates(call: Node, tree: Node) -> bool:
