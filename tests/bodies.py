@@ -109,7 +109,6 @@ REFUSED = {
     "plpgsql_returns": ("plpgsql", "s text", "date", "BEGIN RETURN s; END"),
     "plpgsql_casts": ("plpgsql", "x int", "pair", "DECLARE p pair; BEGIN p := x; RETURN p; END"),
     "plpgsql_domain": ("plpgsql", "at timestamptz", "text", "DECLARE d timely := at; BEGIN RETURN d; END"),
-    "plpgsql_reads": ("plpgsql", "x int", "text", "DECLARE r text; BEGIN SELECT o.s INTO r FROM other o WHERE o.id = x; RETURN r; END"),
     "plpgsql_row": ("plpgsql", "x int", "text", "DECLARE r other%ROWTYPE; BEGIN RETURN r.s; END"),
     "plpgsql_record": ("plpgsql", "x int", "text", "DECLARE r record; BEGIN RETURN x; END"),
     "plpgsql_cursor": ("plpgsql", "x int", "int", "DECLARE c CURSOR FOR SELECT 1; BEGIN RETURN x; END"),
@@ -154,6 +153,19 @@ CREATE FUNCTION sales_of(c int, lowest numeric) RETURNS TABLE (sale int, amount 
   'WITH w AS (SELECT * FROM sale s WHERE s.client = c) SELECT w.id, w.amount FROM w WHERE w.amount >= lowest';
 CREATE FUNCTION clients(r int) RETURNS SETOF client LANGUAGE sql AS
   'SELECT * FROM client WHERE region = r';
+CREATE FUNCTION one_client(c int) RETURNS client LANGUAGE sql AS
+  'SELECT * FROM client WHERE id = c';
+CREATE TYPE worth AS (sale int, amount numeric);
+CREATE FUNCTION last_sale(c int) RETURNS worth LANGUAGE sql AS
+  'SELECT id, amount FROM sale WHERE client = c ORDER BY at DESC, id DESC';
+CREATE FUNCTION doubles(c int) RETURNS SETOF worth LANGUAGE sql IMMUTABLE AS
+  'SELECT i, NULLIF(i * 2, 4) FROM generate_series(1, c % 4) i';
+CREATE FUNCTION triples(c int) RETURNS SETOF worth LANGUAGE plpgsql IMMUTABLE AS
+  'BEGIN RETURN NEXT NULL; RETURN QUERY SELECT i, i * 3.0 FROM generate_series(1, c % 3) i; END';
+CREATE TABLE narrowed (a int, x int, b text, e int);
+ALTER TABLE narrowed DROP COLUMN x;
+CREATE FUNCTION narrow(c int) RETURNS SETOF narrowed LANGUAGE plpgsql IMMUTABLE AS
+  'BEGIN RETURN QUERY SELECT c, ''b'' || c, c + 1; END';
 CREATE FUNCTION has_sales(c int) RETURNS bool LANGUAGE sql AS
   'SELECT EXISTS (SELECT FROM sale WHERE sale.client = (SELECT k.id FROM client k WHERE k.id = c))';
 """
@@ -172,7 +184,19 @@ READING = {
     "rows": "SELECT c.id, s.sale, s.amount FROM client c, sales_of(c.id, 10) s",
     "outer rows": "SELECT c.id, s.* FROM client c LEFT JOIN LATERAL sales_of(c.id, c.id * 7) s ON true",
     "table's rows": "SELECT r, k.id, k.name FROM generate_series(1, 3) r, clients(r) k",
+    "whole rows": "SELECT r, k FROM generate_series(1, 3) r, clients(r) k",
+    "rows as values": "SELECT id, doubles(id) AS d FROM client",
     "view": "SELECT * FROM reading_view",
     "case": "SELECT id, CASE WHEN id > 2 THEN total(id) ELSE latest(id) END AS n FROM client",
 }  # fmt: skip
 """Queries that call functions that read tables."""
+ROWS = {
+    "outer whole rows": "SELECT c.id, k FROM client c LEFT JOIN LATERAL clients(c.region + 2) k ON k.id > 1",
+    "one row": "SELECT id, one_client(client) AS k, (one_client(client)).name, last_sale(id) IS NULL AS n FROM sale",
+    "first row": "SELECT id, last_sale(id) AS s, (last_sale(id)).amount AS a FROM client",
+    "texts of rows as values": "SELECT id, triples(id)::text AS d FROM client",
+    "rows beside a dropped column": "SELECT id, n.b, n.e, n.a, n FROM client, narrow(id) n",
+    "fields beside a dropped column": "SELECT id, (narrow(id)).e, (narrow(id)).b FROM client",
+    "joined rows": "SELECT id, f.* FROM client, ROWS FROM (narrow(id), doubles(id)) f",
+}  # fmt: skip
+"""Queries with rows of functions as values."""

@@ -155,8 +155,11 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     session.pin(conn)
     trusted = trust.resolve(conn, request.trust_stable)
     catalog = Catalog(conn, trusted)
-    bodies = trust.Trust(conn, catalog, Twins(analysis, catalog, settings[FUNCTION_PATH]))
+    twins = Twins(analysis, catalog, settings[FUNCTION_PATH])
+    bodies = trust.Trust(conn, catalog, twins)
+    catalog.types.shown = twins.type_name
     catalog.functions.doubt = bodies.doubt
+    catalog.functions.gives_rows = bodies.gives_rows
     clock = partial(functions.reads_clock, catalog)
     check.refuse_clock_literals(bound.tree, written, bound.position, clock)
     sources = Sources(conn, analysis, catalog, settings, bodies, request.over)
@@ -266,7 +269,7 @@ def _named(
 
 def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:
     """The settings that the view needs."""
-    if catalog.functions.of_users():
+    if catalog.functions.of_users() or catalog.types.named:
         return settings
     return {name: value for name, value in settings.items() if name != FUNCTION_PATH}
 

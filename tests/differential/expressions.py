@@ -75,6 +75,8 @@ CASES: list[tuple[int, str]] = [
         "jsonb_set(jb, '{a}', '5')", "jb - 'a'", "jb #- '{a,b}'", "j -> 'a'", "j ->> 'a'",
         "json_typeof(j)", "jsonb_array_length('[1,2]'::jsonb)",
         "jsonb_populate_record(NULL::comp, '{\"a\": 5, \"b\": \"x\"}')",
+        "pg_typeof(m)::text", "pg_typeof(di)::text", "pg_typeof(h)::text", "pg_typeof(sp)::text",
+        "pg_typeof(cs)::varchar", "pg_typeof((h).c)::text", "pg_typeof(upper(dom))::text",
         "CASE m WHEN 'ok' THEN 1 ELSE 2 END", "m > 'sad'", "m::text", "greatest(m, 'ok')",
         "s::mood = m OR s IS NULL OR true", "m = ANY ('{sad,happy}')",
         "pt <-> point '(0,0)'", "pt ~= point '(1,1)'", "box '(0,0),(2,2)' @> pt",

@@ -49,6 +49,12 @@ VIEWS = {
     " (PARTITION BY k ORDER BY id) AS z, first_value(w) OVER (PARTITION BY k ORDER BY id) AS f FROM lines",
     "amounts": "SELECT id, lag((deal).a) OVER (ORDER BY id) AS a, last_value((deal).a) OVER"
     " (ORDER BY id ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS l FROM pieces",
+    "records": "SELECT k, array_agg(ROW(n, i, w) ORDER BY id)::text AS a, cardinality(array_agg((id, n)"
+    " ORDER BY id) FILTER (WHERE n > 0)) AS c, array_length(array_agg(ROW(id)), 1) AS l FROM lines GROUP BY k",
+    "named_records": "SELECT k, to_jsonb(array_agg(q ORDER BY id)) AS j, array_to_json(array_agg(q"
+    " ORDER BY id DESC), true)::text AS p FROM (SELECT id, k, n, cost FROM pieces) q GROUP BY k",
+    "all_records": "SELECT array_agg((k, l.w) ORDER BY l.id)::text AS a, count(*) AS c FROM lines l WHERE k = 2"
+    " HAVING to_jsonb(array_agg((k, l.w) ORDER BY l.id)) IS DISTINCT FROM '[]'",
     "filtered": "SELECT n FROM (SELECT cost, count(*) AS n FROM pieces GROUP BY cost) g"
     " WHERE (cost).n > 0",
 }  # fmt: skip

@@ -9,6 +9,9 @@ from headrace.planner import PlanRequest, plan
 
 QUERIES = {
     # A query, and how many nodes of each kind its plan has.
+    "SELECT a.id, (SELECT max(b.id) FROM t b WHERE b.k = a.k) AS m, 1 + (SELECT max(b.id) FROM t b"
+    " WHERE b.k = a.k) AS n, CASE WHEN a.k > 1 THEN (SELECT max(b.id) FROM t b WHERE b.k = a.k)"
+    " END AS o FROM t a": {"Reduce": 1, "Join": 1},
     "WITH x AS (SELECT k, count(*) AS c FROM t GROUP BY k) SELECT a.k FROM x a JOIN x b ON"
     " a.k = b.k AND a.c = b.c": {"Reduce": 1, "Join": 1},
     "SELECT k, sum(id) AS s FROM t GROUP BY k UNION ALL SELECT k AS j, sum(id) FROM t GROUP BY 1": {

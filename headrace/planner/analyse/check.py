@@ -20,6 +20,8 @@ Finding = tuple[str, str | None, Node | None]
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION = 0, 1, 2, 3, 4
 VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
 """RTEKind."""
+WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
+"""``limitOption`` of FETCH FIRST … WITH TIES."""
 
 
 def _query(node: Node) -> Iterator[Finding]:

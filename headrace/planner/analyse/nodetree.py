@@ -10,7 +10,7 @@ a node kind that nobody expects is refused by whoever meets it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -121,6 +121,17 @@ def same(left: object, right: object) -> bool:
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(same, left, right))
     return left == right
+
+
+def frozen(value: object) -> Hashable:
+    """A tree as a key: two are equal where the trees are the ``same``."""
+    if isinstance(value, Node):
+        fields = sorted(value.fields.items())
+        return value.kind, *((name, frozen(v)) for name, v in fields if name not in _IGNORED)
+    if isinstance(value, list):
+        return tuple(map(frozen, value))
+    assert isinstance(value, Hashable), "texts and bytes are left"
+    return value
 
 
 class _Reader:

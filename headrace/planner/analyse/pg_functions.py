@@ -43,6 +43,8 @@ class Function:
     """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
     doubt: str = ""
     """Why that is not known."""
+    untranslated: bool = False
+    """Whether it reads tables by statements that no query can stand for."""
 
     @property
     def builtin(self) -> bool:
@@ -59,6 +61,8 @@ class FunctionFacts:
         self._trusted = trusted
         self.doubt: Callable[[Function], str | None] = lambda _: ""
         """Says why the result of a function may depend on more than its arguments, or ``None``."""
+        self.gives_rows: Callable[[int], bool] = lambda _: False
+        """Says of a set-returning function of composite type whether it never gives NULL."""
         self._known: dict[int, Function] = {}
         self._looking: set[int] = set()
         """Functions whose bodies are being looked at: one that calls itself is not trusted."""
@@ -85,6 +89,10 @@ class FunctionFacts:
         doubt = self.doubt(function)
         self._looking.discard(function.oid)
         return replace(function, trusted=doubt is None, doubt=doubt or "")
+
+    def set_untranslated(self, oid: int, reason: str) -> None:
+        """Note of a function that reads tables why no query can stand for its statements."""
+        self._known[oid] = replace(self[oid], doubt=reason, untranslated=True)
 
     def of_users(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,8 +88,17 @@ class TypeFacts:
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
+        self.shown: Callable[[int], str | None] = lambda _: None
+        self.named = False
+        """Whether the plan depends on the names that the caller sees."""
         self._known: dict[int, Type] = {}
         self._attributes: dict[int, tuple[CompositeField, ...]] = {}
+
+    def name_for_caller(self, oid: int) -> str | None:
+        """The name of a type as the caller of the plan sees it, if nothing may come to hide it."""
+        found = self.shown(oid)
+        self.named = self.named or found is not None
+        return found
 
     def __getitem__(self, oid: int) -> Type:
         """The type of that OID."""

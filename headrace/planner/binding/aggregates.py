@@ -21,8 +21,9 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.analyse.nodetypes import type_of
+from headrace.planner.analyse.nodetypes import targets, type_of
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
 from headrace.planner.logical.nodes import Agg, Col
@@ -35,6 +36,13 @@ from headrace.planner.scalars.typekeys import key_class
 NewColumn = Callable[[str, Expr], Col]
 
 _NUMBERS: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC, t.FLOAT4, t.FLOAT8})
+_OF_RECORDS: Final = frozenset(
+    {
+        *("to_json", "to_jsonb", "array_to_json", "array_to_string", "cardinality"),
+        *("array_length", "array_lower", "array_upper", "array_ndims", "array_dims"),
+    }
+)
+"""Functions that make something else of an array of records."""
 _BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
 _UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
 """Aggregates whose value does not depend on the order of their input."""
@@ -90,9 +98,21 @@ class AggregateCalls:
         self._column = column
         self._group = group
 
-    def bind(self, node: Tree, scope: Scope) -> Agg:
-        """The aggregate of an AGGREF; ``scope`` is that of its arguments."""
+    def bind(self, node: Tree, scope: Scope, converted: Tree | None = None) -> Agg:
+        """The aggregate of an AGGREF; ``scope`` is that of its arguments.
+
+        ``converted``: the conversion that is computed with it (``converted_records``).
+        """
         call = self._lower(node, scope)
+        if converted is not None:
+            oid, collation = (
+                type_of(converted) or 0,
+                converted.number(
+                    "resultcollid" if converted.kind == "COERCEVIAIO" else "funccollid"
+                ),
+            )
+            column = self._column(_label(call), Const(None, oid, -1, collation))
+            return self._remote(call, column, node, converted)
         result = Const(
             None,
             self._lowering.catalog.types.base(node.number("aggtype")),
@@ -237,11 +257,13 @@ class AggregateCalls:
 
     # -- remote
 
-    def _remote(self, call: _Call, column: Col, node: Tree) -> Agg:
+    def _remote(self, call: _Call, column: Col, node: Tree, converted: Tree | None = None) -> Agg:
         lowering = self._lowering
         if lowering.catalog.types[column.oid].kind == "p":
             kind = lowering.type_name(column.oid)
-            lowering.refuse(f'aggregate function "{call.name}" with a result of type {kind}', node)
+            hint = f"Convert it: to_jsonb({call.name}(…)), or {call.name}(…)::text."
+            what = f'aggregate function "{call.name}" with a result of type {kind}'
+            lowering.refuse(what, node, hint=hint if column.oid == t.RECORD_ARRAY else None)
         inputs = _Inputs(domains=call.domains)
         args = [self._write(e, inputs, node) for e in call.args]
         if args and node.flag("aggvariadic") and not call.within:
@@ -250,6 +272,8 @@ class AggregateCalls:
         inputs.first = len(inputs.exprs)
         direct = [self._write(e, inputs, node) for e in call.direct]
         sql = _sql(call, args, ordered, direct, variadic=node.flag("aggvariadic"))
+        if converted is not None:
+            sql = self._conversion(converted, sql)
         exprs = inputs.exprs
         users = [column.oid, *(e.oid for e in exprs)]
         agg = Agg(
@@ -270,8 +294,22 @@ class AggregateCalls:
             and not (call.distinct or call.within)
             and shows_order(call.function),
         )
-        self._prove(node, agg)
+        self._prove(node, agg, converted)
         return agg
+
+    def _conversion(self, node: Tree, sql: str) -> str:
+        """SQL of what ``node`` makes of the aggregate whose SQL is ``sql``."""
+        lowering = self._lowering
+        if node.kind == "COERCEVIAIO":
+            return f"({sql})::{lowering.type_name(node.number('resulttype'))}"
+        function = lowering.catalog.functions[node.number("funcid")]
+        args = [
+            sql
+            if arg.kind == "AGGREF"
+            else lowering.sql(lowering.lower(arg, Scope(_nowhere)), lambda _: "")
+            for arg in node.nodes("args")
+        ]
+        return f"{function.quoted}({', '.join(args)})"
 
     def _inline(self, expr: Expr) -> bool:
         """Whether ``expr`` is a row, which is built inside of the aggregate's SQL."""
@@ -300,7 +338,7 @@ class AggregateCalls:
         kind = self._lowering.catalog.types[oid]
         return self._lowering.plain_type(kind.element or oid)
 
-    def _prove(self, node: Tree, agg: Agg) -> None:
+    def _prove(self, node: Tree, agg: Agg, converted: Tree | None) -> None:
         """Postgres must understand our SQL of the aggregate as it did the query."""
         lowering = self._lowering
         exprs = [e for e in (agg.argument, *agg.more) if e is not None]
@@ -329,6 +367,39 @@ class AggregateCalls:
         [found_node] = [n for n in tree.walk() if n.kind == "AGGREF"][:1]
         if _signature(found_node, placed="$0" in agg.sql) != _signature(node):
             lowering.refuse(f'this call of aggregate function "{agg.name}"', node)
+        if converted is not None:
+            [shown] = targets(tree)
+            names = ("funcid", "funcresulttype", "resulttype", "inputcollid")
+            if [shown.number(n) for n in names] != [converted.number(n) for n in names]:
+                lowering.refuse(f'this conversion of aggregate function "{agg.name}"', node)
+
+
+def converted_records(catalog: Catalog, node: Tree) -> Tree | None:
+    """The aggregate that ``node`` makes text, JSON or a number of, if its result is record[].
+
+    An array of records without a type exists only where Postgres evaluates it: so the conversion
+    is computed with the aggregate.
+    """
+    if node.kind == "COERCEVIAIO":
+        args = [node.child("arg")] if node.number("resulttype") in (t.TEXT, t.VARCHAR) else []
+    elif node.kind == "FUNCEXPR":
+        function = catalog.functions[node.number("funcid")]
+        known = function.builtin and function.strict and function.name in _OF_RECORDS
+        args = node.nodes("args") if known else []
+    else:
+        return None
+    found = [a for a in args if a.kind == "AGGREF" and a.number("aggtype") == t.RECORD_ARRAY]
+    others = [a for a in args if a.kind != "AGGREF"]
+    plain = (
+        len(found) == 1
+        and not found[0].number("agglevelsup")
+        and all(a.kind == "CONST" for a in others)
+    )
+    return found[0] if plain and len(found) + len(others) == len(args) else None
+
+
+def _nowhere(varno: int, attno: int) -> Expr:
+    raise AssertionError(f"column {attno} of entry {varno} in a constant")
 
 
 def _sql(

@@ -34,6 +34,7 @@ from headrace.planner.logical.scalar import (
 from headrace.planner.scalars import casts, functions
 from headrace.planner.scalars.calls import arguments, require_constant_defaults
 from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.rowtypes import composite
 from headrace.planner.scalars.scope import Scope, Site
 from headrace.postgres import tokens
 from headrace.types import INT8, TEXT
@@ -103,6 +104,10 @@ def _refusal(function: Function) -> str | None:
     return functions.refusal(dataclasses.replace(function, returns_set=False))
 
 
+_Shape = tuple[str, int, int, int]
+"""Name, type, typmod and collation of a column."""
+
+
 # -- FROM
 
 
@@ -115,17 +120,22 @@ def bind_functions(
     lowering: Lowering, entry: Tree, calls: tuple[Call, ...], column: NewColumn, below: Node
 ) -> Node:
     """The ``calls`` of an entry over ``below``, whose columns are not shown."""
-    shapes = []
+    shapes: list[_Shape | None] = []
     dated: list[int] = []
     for call, item in zip(calls, entry.nodes("functions"), strict=True):
-        mine = _shape(lowering, call)
-        _refuse_clock(lowering, item.child("funcexpr"), [oid for _, oid, _, _ in mine])
+        mine = _numbered_shape(lowering, call, item.number("funccolcount"))
+        _refuse_clock(lowering, item.child("funcexpr"), [s[1] for s in mine if s is not None])
         dated += _dated(lowering, item) or [0] * len(mine)
         shapes += mine
     names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
     outputs: list[Col] = []
     shown: list[tuple[Col, Expr]] = []
-    for number, (name, oid, typmod, collation) in enumerate(shapes):
+    for number, shape in enumerate(shapes):
+        if shape is None:
+            dropped = Const(None, TEXT)
+            shown.append((column("", dropped), dropped))
+            continue
+        name, oid, typmod, collation = shape
         label = names[number] if number < len(names) else name
         made = Const(None, lowering.catalog.types.base(oid), typmod, collation)
         outputs.append(column(label, made))
@@ -138,7 +148,7 @@ def bind_functions(
         ordinality = column(names[-1], Const(None, INT8))
         shown.append((ordinality, ordinality.ref))
     node = FunctionsNode(below, calls, tuple(outputs), ordinality)
-    if any(dated):
+    if any(dated) or None in shapes:
         return ProjectNode(node, tuple(shown))
     return with_only(node, tuple(c for c, _ in shown))
 
@@ -215,7 +225,21 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
     return f" AS ({', '.join(columns)})"
 
 
-def _shape(lowering: Lowering, call: Call) -> list[tuple[str, int, int, int]]:
+def _numbered_shape(lowering: Lowering, call: Call, count: int = 0) -> list[_Shape | None]:
+    """``_shape`` by the numbers of columns; None for those that a row type has dropped.
+
+    ``count``: how many columns there are, if that is known.
+    """
+    found = _shape(lowering, call)
+    base = lowering.catalog.types.base(call.oid)
+    if lowering.catalog.types[base].kind != "c":
+        return list(found)
+    numbers = [a.number for a in lowering.catalog.types.attributes(base)]
+    known = dict(zip(numbers, found, strict=True))
+    return [known.get(n) for n in range(1, max((count, *numbers)) + 1)]
+
+
+def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
     """(name, type, typmod, collation) of the columns of ``call``."""
     query, _ = _query(lowering, "f.*", (_unchecked(call),))
     try:
@@ -276,12 +300,12 @@ def _numbered(found: list[Ref]) -> Callable[[int, int], Expr]:
 class _SetCall:
     """A set-returning call of the select list.
 
-    ``field`` is the 1-based column of its composite result that is wanted, 0 for a scalar one.
+    ``fields`` are the columns of its composite result that are wanted, by their numbers; the
+    result of another one is number 0.
     """
 
     tree: Tree
-    column: Col
-    field: int
+    fields: dict[int, Col]
     args: list[Tree]
     level: int
 
@@ -301,6 +325,8 @@ class TargetSets:
         if not query.flag("hasTargetSRFs"):
             return
         grouped = _grouped(query)
+        # Beside another call its rows may be missing, which is not a row of NULLs.
+        self._alone = sum(map(_count_sets, query.nodes("targetList"))) == 1
         windowed = {
             c.number("tleSortGroupRef")
             for w in query.nodes("windowClause")
@@ -325,20 +351,40 @@ class TargetSets:
             return max((self._register(t, mine) for t in _parts(target)), default=0)
         inner = [a.child("arg") if a.kind == "NAMEDARGEXPR" else a for a in target.nodes("args")]
         level = max((self._register(t, mine) for t in inner), default=0)
+        function = self._lowering.catalog.functions[target.number("funcid")]
         if field:
             oid, collation = tree.number("resulttype"), tree.number("resultcollid")
         else:
             oid, collation = (target.number("funcresulttype"), target.number("funccollid"))
             if target.kind != "FUNCEXPR" or _composite(self._lowering.catalog, oid):
-                self._lowering.refuse(
-                    "a set-returning function of composite type in the select list", target
-                )
-        function = self._lowering.catalog.functions[target.number("funcid")]
+                mine.append(_SetCall(target, self._whole(target, function), inner, level))
+                return level + 1
         made = Const(None, self._lowering.catalog.types.base(oid), -1, collation)
         column = self._column(function.name, made)
         self._lowering.known[id(tree)] = column.ref
-        mine.append(_SetCall(target, column, field, inner, level))
+        mine.append(_SetCall(target, {field: column}, inner, level))
         return level + 1
+
+    def _whole(self, target: Tree, function: Function) -> dict[int, Col]:
+        """The columns of the row that a call gives; its value is the row of these."""
+        catalog = self._lowering.catalog
+        oid = catalog.types.base(target.number("funcresulttype"))
+        known = target.kind == "FUNCEXPR" and catalog.types[oid].kind == "c"
+        if not known or not self._alone or not catalog.functions.gives_rows(function.oid):
+            self._lowering.refuse(
+                "a set-returning function of composite type in the select list",
+                target,
+                hint=f"Call function {function.quoted} in FROM, and select its rows there.",
+            )
+        columns = {
+            a.number: self._column(
+                a.name, Const(None, catalog.types.base(a.oid), a.typmod, a.collation)
+            )
+            for a in catalog.types.attributes(oid)
+        }
+        row = composite(self._lowering, oid, [column.ref for column in columns.values()])
+        self._lowering.known[id(target)] = row
+        return columns
 
     def below(self, site: Site, scope: Scope) -> None:
         """Put the calls that GROUP BY needs over the node of ``site``."""
@@ -373,15 +419,16 @@ class TargetSets:
             mine = [(c, e) for c, e in calls if c.level == level]
             outputs: list[Col] = []
             for call, expr in mine:
-                if not call.field:
-                    outputs.append(call.column)
+                if 0 in call.fields:
+                    outputs.append(call.fields[0])
                     continue
-                for number, (name, oid, typmod, collation) in enumerate(
-                    _shape(self._lowering, expr), 1
-                ):
+                for number, shape in enumerate(_numbered_shape(self._lowering, expr), 1):
+                    if shape is None:
+                        continue
+                    name, oid, typmod, collation = shape
                     base = self._lowering.catalog.types.base(oid)
                     made = self._column(name, Const(None, base, typmod, collation))
-                    outputs.append(call.column if number == call.field else made)
+                    outputs.append(call.fields.get(number, made))
             node = FunctionsNode(node, tuple(e for _, e in mine), tuple(outputs))
         return node
 
@@ -389,6 +436,13 @@ class TargetSets:
 def _grouped(query: Tree) -> set[int]:
     """Numbers of the entries of the select list that GROUP BY names."""
     return {c.number("tleSortGroupRef") for c in query.nodes("groupClause")}
+
+
+def _count_sets(tree: Tree) -> int:
+    """How many set-returning calls of this query ``tree`` has."""
+    if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
+        return 0
+    return is_set(tree) + sum(map(_count_sets, _parts(tree)))
 
 
 def _composite(catalog: Catalog, oid: int) -> bool:

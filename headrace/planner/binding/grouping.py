@@ -10,7 +10,7 @@ from headrace import types as t
 from headrace.expressions import keys
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
-from headrace.planner.binding.aggregates import AggregateCalls, NewColumn
+from headrace.planner.binding.aggregates import AggregateCalls, NewColumn, converted_records
 from headrace.planner.binding.subqueries import has_subquery
 from headrace.planner.logical import nodes
 from headrace.planner.logical.alignment import aligned
@@ -208,6 +208,9 @@ class Grouping:
         levels = node.number("agglevelsup")
         if node.kind == "AGGREF":
             return self._add(self._calls.bind(node, self._arguments(node, levels)))
+        if (records := converted_records(self._lowering.catalog, node)) is not None:
+            scope = self._arguments(records, records.number("agglevelsup"))
+            return self._add(self._calls.bind(records, scope, node))
         if node.kind == "GROUPINGFUNC":
             return self._grouping(node)
         if node.kind == "JSONCONSTRUCTOREXPR" and (json := self._json(node)) is not None:

@@ -21,6 +21,7 @@ from typing import Final
 import psycopg
 
 from headrace.collections.plan import RunningSpec
+from headrace.planner.analyse.check import WITH_TIES
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.nodes import (
     Col,
@@ -36,8 +37,6 @@ from headrace.planner.logical.scalar import Const, Expr, Ref
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope, Site
 from headrace.types import INT8, RECORD
-
-_WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
 
 _NUMBER_THEM: Final = (
     "Number the rows in a subquery, row_number() OVER (ORDER BY …) AS n, and compare n."
@@ -156,7 +155,7 @@ class Ordering:
             return self._numbered(node, order, scope)
         limit = self._count("limitCount", "LIMIT", scope)
         offset = self._count("limitOffset", "OFFSET", scope) or 0
-        ties = self._query.text("limitOption") in _WITH_TIES
+        ties = self._query.text("limitOption") in WITH_TIES
         if ties and limit is None:
             self._lowering.refuse("WITH TIES without a number of rows")
         if limit is not None and limit >= _ROWS_MAX:
@@ -172,7 +171,7 @@ class Ordering:
 
     def _numbered(self, node: Node, order: tuple[OrderNode, ...], scope: Scope) -> Node:
         """Counts that are computed: each row by its number in the order."""
-        if self._query.text("limitOption") in _WITH_TIES:
+        if self._query.text("limitOption") in WITH_TIES:
             self._lowering.refuse("WITH TIES for a number of rows that is not constant")
         number = self._column("row_number", Const(None, INT8))
         call = WindowCall(

@@ -192,8 +192,12 @@ class Sources:
                 continue
             if function.oid in self._inside:
                 continue
-            found = self._trust.query(function, call)
-            if found is None or (rows and _whole_rows(tree, call.number("funcresulttype"))):
+            try:
+                found = self._trust.query(function, call)
+            except UnsupportedError as error:
+                self._catalog.functions.set_untranslated(function.oid, error.message)
+                continue
+            if found is None:
                 continue
             query, routine = found
             self._inside.append(function.oid)
@@ -202,6 +206,8 @@ class Sources:
             self.texts.append(routine.printed)
             if rows:
                 inline.put_rows(node, query)
+            elif query.kind != "QUERY":
+                inline.put_expression(call, query, strict=routine.strict)
             else:
                 inline.put_value(call, query, strict=routine.strict)
 
@@ -369,14 +375,6 @@ class Sources:
             or any(f.volatility != "i" for f in functions_of(self._catalog, node))
             for node in tree.walk()
         )
-
-
-def _whole_rows(tree: Tree, oid: int) -> bool:
-    """Whether ``tree`` has a whole row of that type, which rows of a subquery are not."""
-    return any(
-        n.kind == "VAR" and not n.number("varattno") and n.number("vartype") == oid
-        for n in tree.walk()
-    )
 
 
 def _dropped(what: str) -> UndefinedError:

@@ -17,11 +17,13 @@ equal, no y is NULL, and x is not NULL or S is empty.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.nodetree import frozen
 from headrace.planner.logical import facts
 from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
@@ -48,6 +50,32 @@ _UNKNOWN: Final = Const(None, t.BOOL)
 _ZERO: Final = Const("0", t.INT8)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The value of a subquery that may stand at several places."""
+
+    scope: Scope
+    when: tuple[tuple[str, Expr], ...]
+    """As in ``Scope``: what a row fulfils that the subquery runs for."""
+    value: Expr
+
+    def serves(self, scope: Scope) -> bool:
+        """Whether the same subquery has the value in another scope, too."""
+        mine = self.scope
+        if len(scope.sites) != 1 or len(mine.sites) != 1 or scope.sites[0] is not mine.sites[0]:
+            return False
+        [site] = scope.sites
+        return (
+            isinstance(site, Site)
+            and scope.special is mine.special
+            and scope.case_value is mine.case_value
+            and scope.above is mine.above
+            and scope.depth == mine.depth
+            and self.when in ((), scope.when)
+            and refs(self.value) <= ids(site.node)
+        )
+
+
 class Subqueries:
     """Makes expressions, and semi and anti joins, of the subqueries of one query level."""
 
@@ -66,26 +94,41 @@ class Subqueries:
         self._lowering = lowering
         self._column = column
         self._bind = bind
+        self._known: dict[tuple[int, Hashable], list[_Shared]] = {}
+        self._asked = False
+        """Whether a subquery runs only for rows that ask for it."""
 
     # -- as a value
 
     def value(self, node: Tree, scope: Scope) -> Expr:
         """What the subquery is to the expression around it."""
         kind = node.number("subLinkType")
-        if kind == EXISTS:
-            return self._positive(self._count(node, scope))
-        if kind == EXPR:
-            [value] = self._one(node, scope)
-            return value
+        if kind in (EXISTS, EXPR):
+            return self._shared(node, kind, scope)
         kinds = {ALL: self._all, ANY: self._any, ROWCOMPARE: self._row, ARRAY: self._array}
         found = kinds.get(kind)
         if found is None:
             self._lowering.refuse("this kind of subquery", node)
         return found(node, scope)
 
+    def _shared(self, node: Tree, kind: int, scope: Scope) -> Expr:
+        """The value of EXISTS or of a scalar subquery: those that mean the same hang once."""
+        known = self._known.setdefault((kind, frozen(node.child("subselect"))), [])
+        for each in known:
+            if each.serves(scope):
+                return each.value
+        self._asked = False
+        if kind == EXISTS:
+            value = self._positive(self._count(node, scope))
+        else:
+            [value] = self._one(node, scope)
+        known.append(_Shared(scope, scope.when if self._asked else (), value))
+        return value
+
     def _hang(self, scope: Scope, right: Node) -> None:
         """Join ``right``; what may fail in it runs only where the expression asks for it."""
         asks = self._asks(scope) if serious(right) else ()
+        self._asked = self._asked or bool(asks)
         read = frozenset().union(free(right), *map(refs, asks))
         home(scope.sites, read).hang(right, asks=asks)
 

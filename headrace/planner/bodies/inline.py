@@ -12,6 +12,7 @@ from typing import Final
 from headrace import types as t
 from headrace.planner.analyse.check import CTE, FUNCTION, SUBQUERY
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.bodies import trees
 
 _LEVELS: Final = {
     "VAR": "varlevelsup",
@@ -53,7 +54,7 @@ def put_value(call: Node, query: Node, *, strict: bool) -> None:
     arguments = call.nodes("args")
     inner = _bound(query, arguments, 0)
     assert isinstance(inner, Node), "a query is a node"
-    if not _is_single(inner):
+    if not trees.is_single(inner):
         inner.fields["limitCount"] = _one()
     link = Node(
         "SUBLINK",
@@ -63,6 +64,19 @@ def put_value(call: Node, query: Node, *, strict: bool) -> None:
         },
     )
     made = _unless_null(call, arguments, link) if strict and arguments else link
+    call.kind, call.fields = made.kind, made.fields
+
+
+def put_expression(call: Node, value: Node, *, strict: bool) -> None:
+    """Make of ``call`` the expression ``value``; ``strict``: NULL for NULL.
+
+    REQUIRES: its arguments are ``movable``.
+    """
+    arguments = call.nodes("args")
+    made = _bound(value, arguments, 0)
+    assert isinstance(made, Node), "an expression is a node"
+    if strict and arguments:
+        made = _unless_null(call, arguments, made)
     call.kind, call.fields = made.kind, made.fields
 
 
@@ -83,16 +97,6 @@ def is_call(entry: Node) -> bool:
         len(items) == 1
         and items[0].child("funcexpr").flag("funcretset")
         and not items[0].items("funccolnames")
-    )
-
-
-def _is_single(query: Node) -> bool:
-    """Whether ``query`` gives one row, whatever its tables hold."""
-    several = ("groupClause", "groupingSets", "setOperations", "havingQual")
-    return (
-        query.flag("hasAggs")
-        and not query.flag("hasTargetSRFs")
-        and not any(query.fields.get(name) for name in several)
     )
 
 

@@ -1,4 +1,4 @@
-"""The expressions in the body of a PL/pgSQL function of simple statements.
+"""Reads the body of a PL/pgSQL function of simple statements.
 
 PL/pgSQL splits its text at keywords and semicolons, and hands each expression to SQL, where its
 variables are parameters.  ``parse`` does the same for statements that change nothing but
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from headrace.errors import UnsupportedError
+from headrace.planner.bodies import statements as st
 from headrace.planner.bodies.routines import Routine
+from headrace.planner.bodies.statements import Body, Expression, Statement
 from headrace.planner.bodies.twin import Variable
 from headrace.postgres import tokens
 from headrace.types import BOOL, INT4, TEXT
@@ -28,22 +29,12 @@ ANY: Final = -1
 ELEMENT: Final = -2
 """The value is an array, whose elements are assigned to the variable ``Expression.loop``."""
 NESTING_MAX: Final = 50
+FOUND: Final = "found"
+"""The variable that says whether the last query had a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A statement of SQL, and what its columns are assigned to."""
-
-    text: str
-    variables: tuple[Variable, ...]
-    targets: tuple[int, ...] | None
-    """OIDs of types; None: the columns are not assigned to anything."""
-    loop: int = 0
-    """Type of the variable of FOREACH."""
-
-
-def parse(routine: Routine, type_of: Callable[[str], int | None]) -> list[Expression]:
-    """The expressions of ``routine``, whose language is PL/pgSQL.
+def parse(routine: Routine, type_of: Callable[[str], int | None]) -> Body:
+    """The body of ``routine``, whose language is PL/pgSQL.
 
     ``type_of``: the OID of the type that a declaration names.
 
@@ -89,7 +80,7 @@ class _Reader:
         if not self._accept(*words):
             self._unknown()
 
-    def _unknown(self) -> None:
+    def _unknown(self) -> NoReturn:
         shown = self._raw() or "end of text"
         raise UnsupportedError(f'its body has a statement that is not looked into, at "{shown}"')
 
@@ -130,33 +121,36 @@ class _Parser(_Reader):
         self._found: list[Expression] = []
         # Parameters that only go in come first: $n is the n-th of all parameters.
         outputs = tuple(p for p in routine.outputs if p not in routine.inputs)
-        self._scope = (*routine.inputs, *outputs, Variable("found", BOOL))
+        self._scope = (*routine.inputs, *outputs, Variable(FOUND, BOOL))
+        self._names = {p.name for p in self._scope if p.name}
+        """Names of all variables so far, also of those whose block has ended."""
         if outputs and any(token.kind == "parameter" for token in self._tokens):
             raise UnsupportedError("its body has numbered parameters beside OUT parameters")
 
-    def run(self) -> list[Expression]:
-        self._block()
+    def run(self) -> Body:
+        block = self._block()
         self._accept(";")
         if self._word() != _END:
             self._unknown()
-        return self._found
+        return Body((block,), self._found)
 
     # -- expressions and variables
 
-    def _add(self, text: str, targets: tuple[int, ...] | None, loop: int = 0) -> None:
-        self._found.append(Expression(text, self._scope, targets, loop))
+    def _add(self, text: str, targets: tuple[int, ...] | None, loop: int = 0) -> Expression:
+        found = Expression(text, self._scope, targets, loop)
+        self._found.append(found)
+        return found
 
-    def _value(self, target: int | None, *ends: str) -> None:
+    def _value(self, target: int | None, *ends: str) -> Expression:
         """An expression up to ``ends``, assigned to a variable of type ``target``."""
         text = self._until(*ends)
-        self._add(f"SELECT {text}", None if target is None else (target,))
+        return self._add(f"SELECT {text}", None if target is None else (target,))
 
     def _variable(self) -> Variable:
         called = self._identifier()
         found = next((p for p in reversed(self._scope) if p.name == called), None)
         if found is None or self._word() in (".", "["):
             self._unknown()
-        assert found is not None, "it would have been refused"
         return found
 
     @contextmanager
@@ -175,16 +169,18 @@ class _Parser(_Reader):
 
     # -- statements
 
-    def _block(self) -> None:
+    def _block(self) -> st.Block:
+        declared: list[Statement] = []
         with self._inside():
             if self._accept("declare"):
                 while self._word() != "begin":
-                    self._declaration()
+                    declared.append(self._declaration())
             self._expect("begin")
-            self._statements("end")
+            inside = self._statements("end")
             self._expect("end")
+        return st.Block((*declared, *inside))
 
-    def _declaration(self) -> None:
+    def _declaration(self) -> st.Declaration:
         called = self._identifier()
         self._accept("constant")
         first = self._at
@@ -193,80 +189,98 @@ class _Parser(_Reader):
             if kind not in ("word", "quoted", "number") and self._raw() not in (*".,()[]",):
                 self._unknown()
             self._at += 1
-        declared = self._type_of(self._span(first, self._at))
+        text = self._span(first, self._at)
+        declared = self._type_of(text)
         if declared is None:
             self._unknown()
-        assert declared is not None, "it would have been refused"
-        self._accept("not", "null")
+        not_null = self._accept("not", "null")
+        value = None
         if self._accept(":=") or self._accept("=") or self._accept("default"):
-            self._value(declared, ";")
+            value = self._value(declared, ";")
         self._expect(";")
         if any(p.name == called for p in self._routine.inputs):
             self._unknown()
         kept = tuple(p for p in self._scope if p.name != called)
         self._scope = (*kept, Variable(called, declared))
+        hides = called in self._names
+        self._names.add(called)
+        return st.Declaration(called, text, value, not_null, hides)
 
-    def _statements(self, *ends: str) -> None:
+    def _statements(self, *ends: str) -> tuple[Statement, ...]:
+        found: list[Statement] = []
         while self._word() not in ends:
-            self._statement()
+            found.append(self._statement())
+        return tuple(found)
 
-    def _statement(self) -> None:
+    def _statement(self) -> Statement:
+        found: Statement
         if self._word(1) in (":=", "="):
             target = self._variable()
             self._at += 1
-            self._value(target.type, ";")
+            found = st.Assignment(target.name, self._value(target.type, ";"))
             self._expect(";")
-            return
-        known: dict[str, Callable[[], None]] = {
+            return found
+        known: dict[str, Callable[[], Statement]] = {
             "if": self._if,
             "case": self._case,
+            "perform": self._perform,
+            "return": self._return,
+            "select": self._select,
+            "with": self._select,
+        }
+        others: dict[str, Callable[[], None]] = {
             "while": self._while,
             "loop": self._loop,
             "for": self._for,
             "foreach": self._foreach,
             "exit": self._leave,
             "continue": self._leave,
-            "return": self._return,
             "raise": self._raise,
-            "select": self._select,
-            "with": self._select,
         }
         word = self._word()
         if word in ("declare", "begin"):
-            self._block()
-        elif word == "null":
-            self._at += 1
+            found = self._block()
+        elif self._accept("null"):
+            found = st.Null()
         elif word in known:
             if word not in ("select", "with"):
                 self._at += 1
-            known[word]()
+            found = known[word]()
+        elif word in others:
+            self._at += 1
+            others[word]()
+            found = st.Other(word.upper())
         else:
             self._unknown()
         self._expect(";")
+        return found
 
-    def _if(self) -> None:
-        self._value(BOOL, "then")
-        self._expect("then")
-        self._statements("elsif", "elseif", "else", "end")
+    def _if(self) -> st.Conditional:
+        arms = [self._arm()]
         while self._accept("elsif") or self._accept("elseif"):
-            self._value(BOOL, "then")
-            self._expect("then")
-            self._statements("elsif", "elseif", "else", "end")
-        if self._accept("else"):
-            self._statements("end")
+            arms.append(self._arm())
+        otherwise = self._statements("end") if self._accept("else") else ()
         self._expect("end", "if")
+        return st.Conditional(tuple(arms), otherwise)
 
-    def _case(self) -> None:
+    def _arm(self) -> tuple[Expression, tuple[Statement, ...]]:
+        condition = self._value(BOOL, "then")
+        self._expect("then")
+        return condition, self._statements("elsif", "elseif", "else", "end")
+
+    def _case(self) -> Statement:
         compared = "" if self._word() == "when" else self._until("when")
+        arms = []
         while self._accept("when"):
             text = self._until("then")
             # A searched value is compared as IN does.
-            self._add(f"SELECT ({compared}) IN ({text})" if compared else f"SELECT {text}", (BOOL,))
+            text = f"SELECT ({compared}) IN ({text})" if compared else f"SELECT {text}"
+            condition = self._add(text, (BOOL,))
             self._expect("then")
-            self._statements("when", "else", "end")
-        if self._accept("else"):
-            self._statements("end")
+            arms.append((condition, self._statements("when", "else", "end")))
+        otherwise = self._statements("end") if self._accept("else") else None
         self._expect("end", "case")
+        return st.Other("CASE") if compared else st.Conditional(tuple(arms), otherwise)
 
     def _while(self) -> None:
         self._value(BOOL, "loop")
@@ -302,19 +316,22 @@ class _Parser(_Reader):
         if self._accept("when"):
             self._value(BOOL, ";")
 
-    def _return(self) -> None:
+    def _return(self) -> Statement:
         routine = self._routine
         if self._accept("query"):
             text = self._until(";")
             if text.split(None, 1)[0].lower() not in ("select", "with", "values"):
                 self._unknown()
             columns = tuple(p.type for p in routine.outputs) or (routine.result,)
-            self._add(text, columns)
-            return
-        if self._accept("next") and not routine.returns_set:
+            return st.ReturnQuery(self._add(text, columns))
+        more = self._accept("next")
+        if more and not routine.returns_set:
             self._unknown()
-        if self._word() != ";":
-            self._value(routine.result, ";")
+        value = None if self._word() == ";" else self._value(routine.result, ";")
+        return st.Other("RETURN NEXT") if more else st.Return(value)
+
+    def _perform(self) -> st.Perform:
+        return st.Perform(self._value(None, ";"))
 
     def _raise(self) -> None:
         if self._word() == ";":
@@ -338,7 +355,7 @@ class _Parser(_Reader):
                 if not self._accept(","):
                     return
 
-    def _select(self) -> None:
+    def _select(self) -> st.Into:
         """A query whose row goes INTO variables."""
         first, depth = self._at, 0
         while depth or self._word() != "into":
@@ -349,9 +366,10 @@ class _Parser(_Reader):
             self._at += 1
         before = self._span(first, self._at)
         self._at += 1
-        self._accept("strict")
+        strict = self._accept("strict")
         targets = [self._variable()]
         while self._accept(","):
             targets.append(self._variable())
         behind = "" if self._word() == ";" else self._until(";")
-        self._add(f"{before} {behind}", tuple(p.type for p in targets))
+        query = self._add(f"{before} {behind}", tuple(p.type for p in targets))
+        return st.Into(query, tuple(p.name for p in targets), strict)

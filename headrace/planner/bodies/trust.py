@@ -9,8 +9,9 @@ is.  A body in doubt is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from headrace.errors import UnsupportedError, UserError
@@ -18,9 +19,13 @@ from headrace.planner.analyse.catalog import Catalog, mentioned
 from headrace.planner.analyse.nodetree import Node, read_node, read_nodes, same
 from headrace.planner.analyse.nodetypes import targets, type_of
 from headrace.planner.analyse.pg_functions import Function
-from headrace.planner.bodies import inline, plpgsql, routines
+from headrace.planner.bodies import inline, plpgsql, routines, trees
+from headrace.planner.bodies.cardinality import Cardinality
 from headrace.planner.bodies.routines import Routine
-from headrace.planner.bodies.twin import Twins
+from headrace.planner.bodies.statements import Body
+from headrace.planner.bodies.terms import Terms
+from headrace.planner.bodies.translate import Execution
+from headrace.planner.bodies.twin import Twins, Variable
 from headrace.planner.scalars import functions
 from headrace.postgres.connect import Connection
 from headrace.types import FIRST_USER_OID, TEXT
@@ -53,6 +58,7 @@ _KNOWN: Final = frozenset(
     }
 )
 """Nodes whose value depends on their parts alone."""
+_DEFAULT_COLLATION: Final = 100
 _SELECT: Final = 1
 """``commandType`` of a query that changes nothing."""
 _CONFLICT: Final = "SELECT pg_catalog.current_setting('plpgsql.variable_conflict', true)"
@@ -101,6 +107,8 @@ class Trust:
         self._conn = conn
         self._catalog = catalog
         self._twins = twins
+        self._readers: dict[int, bool] = {}
+        """By OID: whether a function reads tables."""
         self._sound: set[int] = set()
         """Types whose values are read, checked and printed by what is known."""
 
@@ -120,34 +128,143 @@ class Trust:
         return None
 
     def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
-        """The query of an SQL function that reads tables, if it can stand for ``call``."""
-        arguments = call.nodes("args")
+        """What can stand for ``call`` of a function that reads tables.
+
+        The query of an SQL function, or of a single RETURN QUERY; or an expression over the
+        parameters, for the statements of PL/pgSQL.
+
+        Raises:
+            UnsupportedError: it is a PL/pgSQL function that reads tables, and nothing can.
+        """
         routine = routines.read(self._conn, function.oid)
-        if routine is None or routine.language != "sql" or routine.definer:
+        if routine is None or not self._replaceable(routine, call):
             return None
-        if len(arguments) != len(routine.inputs) or not inline.movable(arguments):
-            return None
-        rows = any(self._catalog.types[p.type].kind == "c" for p in routine.inputs)
-        if (routine.stored is not None and routine.settings) or (
-            routine.strict and (rows or routine.returns_set)
-        ):
+        if routine.language == "plpgsql":
+            made = self._translated(routine, call)
+            return None if made is None else (made, routine)
+        if routine.language != "sql":
             return None
         try:
-            trees = self.trees(routine)
-            if len(trees) != 1 or any(map(_writes, trees[0].walk())):
+            [tree, *more] = self.trees(routine)
+            if more or any(map(_writes, tree.walk())):
                 return None
-            if not self._reads_tables(routine, trees[0]):
+            direct = self._reads_tables(routine, routine.inputs, routine.sql, tree)
+            if not direct and not self._calls_readers(tree):
                 return None
         except UnsupportedError:
             return None
-        [tree] = trees
-        shown = [type_of(expr) for expr in targets(tree)]
         if tree.fields.get("limitCount") and not routine.returns_set:
             return None
-        exact = shown == list(self._columns(routine, len(shown)))
-        return (tree, routine) if exact else None
+        if routine.stored is None and not _collates(call, tree):
+            return None
+        if not self._shows(routine, tree):
+            return None
+        made = tree if routine.returns_set else _of_one_column(self._catalog, routine, tree)
+        return None if made is None else (made, routine)
 
-    def _reads_tables(self, routine: Routine, tree: Node) -> bool:
+    def _replaceable(self, routine: Routine, call: Node) -> bool:
+        """Whether something else may stand for ``call``, whatever the body is."""
+        arguments = call.nodes("args")
+        if routine.definer or len(arguments) != len(routine.inputs):
+            return False
+        if not inline.movable(arguments) or (routine.stored is not None and routine.settings):
+            return False
+        rows = any(self._catalog.types[p.type].kind == "c" for p in routine.inputs)
+        return not (routine.strict and (rows or routine.returns_set))
+
+    def _shows(self, routine: Routine, tree: Node) -> bool:
+        """Whether the columns of ``tree`` are those of the result: nothing converts them."""
+        shown = targets(tree)
+        exact = [type_of(expr) for expr in shown] == list(self._columns(routine, len(shown)))
+        if not exact or routine.outputs or self._catalog.types[routine.result].kind != "c":
+            return exact
+        fields = self._catalog.types.attributes(routine.result)
+        if len(fields) != len(shown):
+            return not routine.returns_set  # One column that is the whole row.
+        # A dropped column of the type has a number still.
+        return [f.number for f in fields] == list(range(1, len(fields) + 1)) and all(
+            field.typmod in (-1, expr.number("vartypmod", -1))
+            for field, expr in zip(fields, shown, strict=True)
+        )
+
+    def _translated(self, routine: Routine, call: Node) -> Node | None:
+        """What stands for a call of a PL/pgSQL function, if that reads tables."""
+        try:
+            body = self._body(routine)
+            found = [
+                self._twins.tree(routine.name, each.variables, each.text, routine.path)
+                for each in body.expressions
+            ]
+        except UnsupportedError:
+            return None
+        direct = any(node.number("relid") for tree in found for node in tree.walk())
+        if not direct and not any(map(self._calls_readers, found)):
+            return None
+        try:
+            fixed = partial(self._reads_tables, routine)
+            terms = Terms(self._catalog, self._twins, routine, fixed)
+            execution = Execution(self._catalog, terms, Cardinality(self._conn), routine)
+            if routine.returns_set:
+                made = execution.rows(body)
+            else:
+                made = execution.value(body, call.nodes("args"))
+            self._require_convertible(routine, call, made)
+        except UnsupportedError as error:
+            if not direct:
+                return None
+            raise UnsupportedError(f"it reads tables, and {error.message}") from error
+        return made
+
+    def _calls_readers(self, tree: Node) -> bool:
+        """Whether ``tree`` calls functions of users that read tables."""
+        called = {n.number("funcid") for n in tree.walk() if n.kind == "FUNCEXPR"}
+        found = [self._catalog.functions[oid] for oid in called if oid >= FIRST_USER_OID]
+        return any(not f.trusted and f.volatility != "i" and self._reads(f.oid) for f in found)
+
+    def _reads(self, oid: int) -> bool:
+        """Whether the body of a function reads tables, by itself or by what it calls."""
+        if oid not in self._readers:
+            self._readers[oid] = False  # While its body is looked at: functions call themselves.
+            routine = routines.read(self._conn, oid)
+            try:
+                found = [] if routine is None else [part.tree for part in self._parts(routine)]
+            except UnsupportedError:
+                return False
+            self._readers[oid] = any(
+                any(node.number("relid") for node in tree.walk()) or self._calls_readers(tree)
+                for tree in found
+            )
+        return self._readers[oid]
+
+    def _require_convertible(self, routine: Routine, call: Node, made: Node) -> None:
+        if any(map(_writes, made.walk())):
+            raise UnsupportedError("its body changes or locks rows")
+        if made.kind == "QUERY" and not self._shows(routine, made):
+            raise UnsupportedError("its query has columns of other types than the function")
+        if not _collates(call, made):
+            raise UnsupportedError("it is called with another collation than the default one")
+
+    def gives_rows(self, oid: int) -> bool:
+        """Whether a set-returning function of composite type never gives NULL for a row.
+
+        PL/pgSQL gives a row of NULLs for it.  The query of an SQL function gives NULL only as the
+        value of a single column of the type.
+        """
+        routine = routines.read(self._conn, oid)
+        if routine is None or routine.language not in ("sql", "plpgsql"):
+            return False
+        if routine.language == "plpgsql":
+            return True
+        try:
+            shown = targets(self.trees(routine)[-1])
+        except (UnsupportedError, IndexError):
+            return False
+        kinds = [self._catalog.types[type_of(expr) or 0].kind for expr in shown if type_of(expr)]
+        return len(kinds) == len(shown) and (len(kinds) > 1 or kinds not in (["c"], ["d"], ["p"]))
+
+    def _reads_tables(
+        self, routine: Routine, variables: Sequence[Variable], text: str, tree: Node
+    ) -> bool:
         """Whether ``tree`` reads tables, by names that mean them whatever else is created.
 
         Raises:
@@ -162,9 +279,13 @@ class Trust:
         elsewhere = self._conn.execute(_ELSEWHERE, (oids, first)).fetchone()
         if elsewhere is not None:
             # Only names with their schema are found under a path without any.
-            qualified = self._twins.tree(routine.name, routine.inputs, routine.sql, '""')
+            reason = "its body names a table without its schema"
+            try:
+                qualified = self._twins.tree(routine.name, variables, text, '""')
+            except UnsupportedError as error:
+                raise UnsupportedError(reason) from error
             if not same(qualified, tree):
-                raise UnsupportedError("its body names a table without its schema")
+                raise UnsupportedError(reason)
         return True
 
     def trees(self, routine: Routine) -> list[Node]:
@@ -199,16 +320,20 @@ class Trust:
         return found if len(found) == width and found else (routine.result,)
 
     def _expressions(self, routine: Routine) -> Iterator[_Part]:
-        self._require_plain(routine)
-        row: Any = self._conn.execute(_CONFLICT).fetchone()
-        if row[0] not in (None, "", "error"):
-            raise UnsupportedError("plpgsql.variable_conflict is set")
         path = routine.path
-        for each in plpgsql.parse(routine, lambda text: self._twins.type_of(text, path)):
+        for each in self._body(routine).expressions:
             for variable in each.variables:
                 self._require_sound(variable.type)
             tree = self._twins.tree(routine.name, each.variables, each.text, path)
             yield _Part(tree, each.targets, each.loop)
+
+    def _body(self, routine: Routine) -> Body:
+        """The statements of a PL/pgSQL function."""
+        self._require_plain(routine)
+        row: Any = self._conn.execute(_CONFLICT).fetchone()
+        if row[0] not in (None, "", "error"):
+            raise UnsupportedError("plpgsql.variable_conflict is set")
+        return plpgsql.parse(routine, lambda text: self._twins.type_of(text, routine.path))
 
     def _require_plain(self, routine: Routine) -> None:
         if routine.definer:
@@ -341,6 +466,29 @@ class Trust:
         except UnsupportedError:
             self._sound.discard(oid)
             raise
+
+
+def _of_one_column(catalog: Catalog, routine: Routine, tree: Node) -> Node | None:
+    """The query of a function that gives one value, with one column for this."""
+    shown = targets(tree)
+    if len(shown) == 1 and type_of(shown[0]) == routine.result:
+        return tree
+    several = ("setOperations", "distinctClause", "groupClause")
+    if catalog.types[routine.result].kind != "c" or any(map(tree.fields.get, several)):
+        return None
+    fields = catalog.types.attributes(routine.result)
+    return trees.row(tree, routine.result, [f.name for f in fields])
+
+
+def _collates(call: Node, tree: Node) -> bool:
+    """Whether ``tree`` compares as the function does when it is so called.
+
+    The variables of a function have the collation of its call, those of ``tree`` the default one.
+    """
+    called = call.number("inputcollid")
+    if called in (0, _DEFAULT_COLLATION):
+        return True
+    return not any(node.number("inputcollid") or node.nodes("sortClause") for node in tree.walk())
 
 
 def _writes(node: Node) -> bool:

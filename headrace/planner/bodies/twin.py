@@ -11,12 +11,15 @@ where reading its literals runs nobody's code (``literals.py``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from psycopg.pq import ExecStatus
 
+from headrace import types as t
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner.analyse import check, literals, session
 from headrace.planner.analyse.analysis import Analysis
@@ -33,6 +36,14 @@ _TREE: Final = """
 SELECT p.prosqlbody::text FROM pg_proc p
  WHERE p.pronamespace = pg_my_temp_schema() AND p.proname = %s ORDER BY p.oid DESC LIMIT 1"""
 _TYPE: Final = "SELECT pg_catalog.to_regtype(%s)::pg_catalog.oid::pg_catalog.int8"
+_NAME: Final = """
+SELECT pg_catalog.format_type(t.oid, NULL),
+       pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname)
+  FROM pg_catalog.pg_type t
+  JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) t.typnamespace
+ WHERE t.oid OPERATOR(pg_catalog.=) %s::pg_catalog.oid AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_type o WHERE o.typname OPERATOR(pg_catalog.=) t.typname
+          AND o.typnamespace OPERATOR(pg_catalog.=) 11)"""
 _SCHEMA: Final = """
 SELECT pg_catalog.quote_ident(pg_catalog.current_schema())::pg_catalog.regnamespace
        ::pg_catalog.oid::pg_catalog.int8"""
@@ -40,6 +51,14 @@ _PATH: Final = "SELECT pg_catalog.set_config('search_path', %s, true)"
 _EXPECTED: Final = frozenset({"0A", "22", "23", "2F", "3F", "42", "54"})
 """Classes of the errors that say that a text cannot be analysed."""
 _REGCONFIG: Final = 3734
+_ASSIGNING: Final = "headrace_assigning"
+_ASSIGN: Final = "INSERT INTO pg_temp.headrace_assigning VALUES ($1)"
+_IN_PARENTHESES: Final = re.compile(r"\([-0-9, ]+\)")
+_MODIFIED: Final = {
+    **{t.NUMERIC: "numeric", t.VARCHAR: "varchar", t.BPCHAR: "bpchar"},
+    **{t.TIMESTAMP: "timestamp", t.TIMESTAMPTZ: "timestamptz"},
+}
+"""Types whose modifiers mean the same for a literal as for any other value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,7 @@ class Twins:
         self._analysis = analysis
         self._catalog = catalog
         self.path = path
+        self._assignments: dict[tuple[int, int, int], Node] = {}
 
     def tree(
         self, function: str, parameters: Sequence[Variable], text: str, path: str | None = None
@@ -100,6 +120,71 @@ class Twins:
         except psycopg.ProgrammingError:
             return None
         return None if row is None or row[0] is None else int(row[0])
+
+    def type_name(self, oid: int) -> str | None:
+        """The name of a type under the path of the caller.
+
+        None where a type that is created later may change that: one of the same name in a schema
+        that comes before.
+        """
+        if oid not in self._catalog.mentioned:
+            return None
+        with self._analysis.analysing() as conn:
+            conn.execute(_PATH, (self.path,))
+            row: Any = conn.execute(_NAME, (oid,)).fetchone()
+        return None if row is None or row[1] not in (None, 1) else str(row[0])
+
+    def modifier(self, oid: int, declared: str) -> int:
+        """The modifier that ``declared`` gives the type ``oid``.
+
+        Raises:
+            UnsupportedError: what an assignment makes of values under it is not known.
+        """
+        found = _IN_PARENTHESES.search(declared)
+        if found is None or oid not in _MODIFIED:
+            raise UnsupportedError(f"its body has a variable of type {declared}")
+        query = f"SELECT NULL::pg_catalog.{_MODIFIED[oid]}{found[0]}"
+        with self._analysis.analysing() as conn:
+            result = conn.pgconn.exec_params(query.encode(), None)
+        if result.status != ExecStatus.TUPLES_OK:
+            raise UnsupportedError(f"its body has a variable of type {declared}")
+        return result.fmod(0)
+
+    def assignment(self, source: int, target: int, modifier: int) -> Node:
+        """What PL/pgSQL makes of a value of type ``source``, the parameter $1, to assign it.
+
+        A column is assigned to as a variable is, but that a variable takes any value by its text.
+
+        Raises:
+            UnsupportedError: Postgres has no assignment cast.
+        """
+        key = (source, target, modifier)
+        if key not in self._assignments:
+            self._assignments[key] = self._assignment(*key)
+        return self._assignments[key]
+
+    def _assignment(self, source: int, target: int, modifier: int) -> Node:
+        types = self._catalog.types
+        column = types.with_modifier(target, modifier)
+        prefix = (
+            f"CREATE FUNCTION pg_temp.{_ASSIGNING}({types[source].name})"
+            " RETURNS pg_catalog.void LANGUAGE sql BEGIN ATOMIC "
+        )
+        try:
+            with self._analysis.analysing() as conn:
+                session.make(conn, (f"CREATE TEMPORARY TABLE {_ASSIGNING} (c ", column, ")"))
+                session.make(conn, (prefix, _ASSIGN, "; END"))
+                with acting.own_names(conn):
+                    row: Any = conn.execute(_TREE, (_ASSIGNING,)).fetchone()
+        except HeadraceError as error:
+            if (error.code or "")[:2] != "42":
+                raise
+            raise UnsupportedError(
+                f"its body assigns a value of type {types[source].name} to one of type {column}"
+            ) from error
+        [tree] = read_nodes(row[0][1:-1])
+        [entry] = tree.nodes("targetList")
+        return entry.child("expr")
 
     def first_schema(self, path: str | None) -> int:
         """OID of the schema that ``path`` looks into first, after pg_catalog; 0: there is none."""

@@ -8,7 +8,7 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref
-from headrace.planner.scalars import build, casts, functions
+from headrace.planner.scalars import build, casts, functions, typenames
 from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
 
@@ -51,8 +51,12 @@ def _oid(lowering: Lowering, arg: Expr, oid: int) -> Expr | None:
 
 
 def _through_text(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    arg = lowering.lower(node.child("arg"), scope)
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
+    if oid in (t.TEXT, t.VARCHAR):
+        called = typenames.text_of_type(lowering, node.child("arg"), scope, (oid, -1, collation))
+        if called is not None:
+            return called
+    arg = lowering.lower(node.child("arg"), scope)
     try:
         return casts.cast(lowering, arg, oid, -1, collation)
     except UnsupportedError as error:

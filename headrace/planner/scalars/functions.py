@@ -121,7 +121,8 @@ def remedy(function: Function) -> str | None:
         return "Compare the texts: cast both sides to text."
     if function.builtin or function.kind != "f" or function.volatility == "i":
         return None
-    return (
+    rewritten = "Write it as an SQL function of one query, whose tables the view then follows. "
+    return (rewritten if function.untranslated else "") + (
         "If its result depends on its arguments alone, declare function"
         f" {function.quoted} IMMUTABLE, or name it in option trust_stable."
     )

@@ -22,6 +22,7 @@ from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 
 REGTYPE: Final = 2206
+_PG_TYPEOF: Final = 1619
 _NAME: Final = """
     SELECT (SELECT format_type(t.oid, NULL) FROM pg_type t
              WHERE t.oid = %s::oid AND t.oid < 16384 AND NOT EXISTS (
@@ -92,6 +93,30 @@ def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
         return None
     return build.choice(
         lowering, (build.null_test(lowering, "is_null", value), known, known), (REGTYPE, -1, 0)
+    )
+
+
+def text_of_type(lowering: Lowering, node: Node, scope: Scope, result: build.Result) -> Expr | None:
+    """What ``pg_typeof(…)::text`` is of a value of a user's type: the name as the caller has it.
+
+    The name is kept with the view, which is planned again when the type gets another one.
+    """
+    if node.kind != "FUNCEXPR" or node.number("funcid") != _PG_TYPEOF:
+        return None
+    [arg] = node.nodes("args")
+    oid = type_of(arg)
+    if oid is None or _regtype(lowering, oid) is not None:
+        return None
+    shown = lowering.catalog.types.name_for_caller(oid)
+    value = lowering.lower(arg, scope)
+    row = value.oid == t.RECORD or lowering.catalog.types[value.oid].kind == "c"
+    if shown is None or (row and raises(value)):
+        return None
+    known = Const(shown, *result)
+    if not raises(value):
+        return known
+    return build.choice(
+        lowering, (build.null_test(lowering, "is_null", value), known, known), result
     )
 
 

@@ -1,0 +1,164 @@
+"""Questions about trees of queries and expressions, and small trees."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.analyse.nodetree import Node
+from headrace.types import FIRST_USER_OID
+
+EXISTS, _ALL, _ANY, VALUE = 0, 1, 2, 4
+"""``subLinkType``."""
+_TESTS: Final = (EXISTS, _ALL, _ANY)
+_LABELS: Final = frozenset({"resname", "alias", "eref", "join_using_alias"})
+_COLLATIONS: Final = (
+    *("constcollid", "paramcollid", "varcollid", "funccollid", "opcollid", "casecollid"),
+    *("resultcollid", "coalescecollid", "minmaxcollid", "aggcollid"),
+)
+_PARTS: Final = (
+    *("hasAggs", "hasWindowFuncs", "hasTargetSRFs"),
+    *("limitCount", "limitOffset", "havingQual", "setOperations"),
+    *("groupClause", "groupingSets", "distinctClause", "cteList", "rtable"),
+)
+"""What a query that is no more than its expression does not have."""
+_TOTAL: Final = frozenset(
+    {
+        *("CONST", "PARAM", "VAR", "RELABELTYPE", "NULLTEST", "BOOLEANTEST", "BOOLEXPR"),
+        *("CASEEXPR", "CASEWHEN", "CASETESTEXPR", "COALESCEEXPR", "QUERY", "FROMEXPR"),
+        *("TARGETENTRY", "RANGETBLREF", "RANGETBLENTRY", "RTEPERMISSIONINFO", "ALIAS"),
+        *("JOINEXPR", "SORTGROUPCLAUSE", "SUBLINK", "DISTINCTEXPR"),
+    }
+)
+"""Nodes that fail only where a part of them does."""
+_INT8_OF_INT4: Final = 481
+"""The function in ``LIMIT 1``."""
+_COMPARISONS: Final = frozenset(("=", "<>", "<", "<=", ">", ">="))
+_TOTAL_AGGREGATES: Final = frozenset(("count", "min", "max", "bool_and", "bool_or", "every"))
+
+
+def is_plain(query: Node) -> bool:
+    """Whether ``query`` is one row of expressions: it has no FROM, WHERE and so on."""
+    tree = query.child("jointree")
+    if tree.nodes("fromlist") or tree.node("quals"):
+        return False
+    return not any(query.fields.get(part) not in (None, "false", []) for part in _PARTS)
+
+
+def is_single(query: Node) -> bool:
+    """Whether ``query`` gives one row whatever its tables hold."""
+    more = ("groupClause", "groupingSets", "setOperations", "havingQual")
+    cut = ("limitCount", "limitOffset")
+    return (
+        query.flag("hasAggs")
+        and not query.flag("hasTargetSRFs")
+        and not any(query.fields.get(name) for name in (*more, *cut))
+    )
+
+
+def only(query: Node, place: int) -> Node:
+    """``query`` with one of its columns, and the others as far as its order needs them."""
+    entries: list[Node] = []
+    at = 0
+    for entry in query.nodes("targetList"):
+        shown = not entry.flag("resjunk")
+        if shown and at == place:
+            entries.insert(0, entry)
+        elif entry.number("ressortgroupref"):
+            entries.append(Node(entry.kind, {**entry.fields, "resjunk": "true"}))
+        at += shown
+    numbered = [Node(e.kind, {**e.fields, "resno": str(n + 1)}) for n, e in enumerate(entries)]
+    return Node(query.kind, {**query.fields, "targetList": numbered})
+
+
+def row(query: Node, oid: int, names: list[str]) -> Node:
+    """``query`` with one column, a row of composite type ``oid`` of those that it has."""
+    shown = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
+    fields: dict[str, object] = {
+        **{"args": [e.child("expr") for e in shown], "row_typeid": str(oid), "row_format": "0"},
+        **{"colnames": list(names), "location": "-1"},
+    }
+    entry = {"expr": Node("ROWEXPR", fields), "resno": "1", "resname": "row"}
+    more = {"ressortgroupref": "0", "resorigtbl": "0", "resorigcol": "0", "resjunk": "false"}
+    sorting = [
+        Node(e.kind, {**e.fields, "resjunk": "true", "resno": str(n)})
+        for n, e in enumerate(
+            (e for e in query.nodes("targetList") if e.number("ressortgroupref")), 2
+        )
+    ]
+    made = Node("TARGETENTRY", {**entry, **more})
+    return Node(query.kind, {**query.fields, "targetList": [made, *sorting]})
+
+
+def sublink(query: Node, kind: int) -> Node:
+    """A subquery in an expression; ``kind``: EXISTS or VALUE."""
+    return Node(
+        "SUBLINK",
+        {
+            **{"subLinkType": str(kind), "subLinkId": "0", "testexpr": None, "operName": None},
+            **{"subselect": query, "location": "-1"},
+        },
+    )
+
+
+def null_test(expr: Node) -> Node:
+    """``expr IS NULL``."""
+    fields = {"arg": expr, "nulltesttype": "0", "argisrow": "false", "location": "-1"}
+    return Node("NULLTEST", fields)
+
+
+def collation(expr: Node) -> int | None:
+    """The collation of an expression whose node says it."""
+    return next((expr.number(field) for field in _COLLATIONS if field in expr.fields), None)
+
+
+def fails(catalog: Catalog, expr: Node) -> bool:
+    """Whether evaluating ``expr`` may fail, as far as is known."""
+    for node in expr.walk():
+        if node.kind in ("OPEXPR", "SCALARARRAYOPEXPR"):
+            operator = catalog.operators[node.number("opno")]
+            if not operator.builtin or operator.name not in _COMPARISONS:
+                return True
+        elif node.kind == "AGGREF":
+            function = catalog.functions[node.number("aggfnoid")]
+            if not function.builtin or function.name not in _TOTAL_AGGREGATES:
+                return True
+        elif node.kind == "FUNCEXPR":
+            if node.number("funcid") != _INT8_OF_INT4:
+                return True
+        elif node.kind not in _TOTAL or (node.kind == "SUBLINK" and _may_find_several(node)):
+            return True
+    return False
+
+
+def _may_find_several(link: Node) -> bool:
+    kind = link.number("subLinkType")
+    return kind not in _TESTS and not (kind == VALUE and is_single(link.child("subselect")))
+
+
+def always(expr: Node) -> set[int]:
+    """Numbers of the parameters that are evaluated whenever ``expr`` is."""
+    if expr.kind == "PARAM":
+        return {expr.number("paramid")}
+    if expr.kind == "CASEEXPR":
+        first = expr.node("arg") or expr.nodes("args")[0].child("expr")
+        return always(first)
+    if expr.kind in ("BOOLEXPR", "COALESCEEXPR"):
+        return always(expr.nodes("args")[0])
+    function = expr.number("funcid") or expr.number("opfuncid")
+    if expr.kind in ("OPEXPR", "FUNCEXPR") and function < FIRST_USER_OID:
+        # A strict function is not called for NULL, but all its arguments are evaluated.
+        return set().union(*map(always, expr.nodes("args")))
+    if expr.kind in ("RELABELTYPE", "COERCEVIAIO", "NULLTEST", "BOOLEANTEST", "COERCETODOMAIN"):
+        return always(expr.child("arg"))
+    return set()
+
+
+def unlabelled(value: object) -> object:
+    """A tree without the names of columns and tables."""
+    if isinstance(value, list):
+        return [unlabelled(each) for each in value]
+    if not isinstance(value, Node):
+        return value
+    fields = {k: unlabelled(v) for k, v in value.fields.items() if k not in _LABELS}
+    return Node(value.kind, fields)
