@@ -59,7 +59,7 @@ from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres import fingerprint, publication, reuse
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.sql import origins, points, reads, results, views, watched

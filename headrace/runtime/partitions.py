@@ -26,8 +26,9 @@ from headrace.collections.members import Member
 from headrace.collections.plan import PhysicalPlan, to_json
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import fingerprint, members, publication
-from headrace.postgres.fingerprint import Facts, Present, Reliances
+from headrace.postgres.fingerprint import Present
 from headrace.postgres.members import Change, MemberTable
+from headrace.postgres.reliances import Facts, Reliances
 from headrace.process import faults
 from headrace.runtime.book import Book
 from headrace.runtime.views import View
@@ -238,7 +239,7 @@ class Partitions:
         }
         asked = settled | {"tables": settled["tables"] | new}
         name = self._book.settings.publication_name
-        found = Present.read(self._conn, Reliances.of([asked]), name, results.revisions).of(asked)
+        found = Present.read(self._conn, Reliances([(0, asked)]), name, results.revisions).of(asked)
         for oid, (model, numbers) in like.items():
             table = found["tables"].get(str(oid))
             if table is None or not members.same(before["tables"][str(model)], table, numbers):
