@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.config import Settings
+from headrace.config import Settings, turns_dir
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.receiver import Identity
@@ -93,7 +93,7 @@ class Book:
         """What has come for those who are processed beside the others."""
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
-        self.evaluators: Final = Pool(settings.eval_connections_max)
+        self.evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
         self.grants: Final = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
         """Memory for what views make of the rows they take up."""
         self.opened: RocksDatabase | None = None
