@@ -112,6 +112,11 @@ class Pool:
         if link.key.owner is not None:
             self._terminations.noticed(who, since=link.seen_at, proven=proven)
 
+    def not_opened(self, key: Key, who: str, *, since: float) -> None:
+        """Note that a session for a statement of ``who`` has ended while it was being opened."""
+        if key.owner is not None:
+            self._terminations.noticed(who, since=since, proven=False)
+
     @property
     def proofs(self) -> dict[str, int]:
         """How often owners have terminated sessions lately."""

@@ -16,7 +16,14 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace.errors import HeadraceError, Interrupted, LimitExceeded, SessionsTerminated
+from headrace.errors import (
+    HeadraceError,
+    Interrupted,
+    LimitExceeded,
+    OutOfReach,
+    SessionsTerminated,
+)
+from headrace.expressions import link
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.terminations import TERMINATIONS_MAX
@@ -502,6 +509,8 @@ def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_pat
             attacks.stdin.write("go\n")
             attacks.stdin.flush()
             outcomes.append(attacks.stdout.readline().split()[0])
+            if outcomes[-1] == "refused":
+                break
         assert ask(victim, "$1::text") == "0"
         assert outcomes[-1] == "refused", outcomes
         assert pool.proofs == {"culprit": TERMINATIONS_MAX}
@@ -550,3 +559,30 @@ def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
             with contextlib.suppress(LimitExceeded):
                 ask(one, "public.kills($1, false)")
         assert set(pool.proofs) == {"one"}
+
+
+def test_a_session_that_is_terminated_as_it_is_opened(database, monkeypatch):
+    """Another one is opened: only a server that ends them all is out of reach."""
+    opened: list[int] = []
+    connect = link.for_values
+
+    def opening(dsn: str, *, name: str) -> psycopg.Connection:
+        made = connect(dsn, name=name)
+        opened.append(made.info.backend_pid)
+        if len(opened) < hits:
+            with psycopg.connect(database, autocommit=True) as conn:
+                conn.execute("SELECT pg_terminate_backend(%s, 60000)", (opened[-1],))
+        return made
+
+    monkeypatch.setattr(link, "for_values", opening)
+    with closing(Pool(2)) as pool:
+        hits = 3
+        assert ask(evaluator(database, pool, owner="victim"), "$1::text") == "0"
+        assert len(opened) == 3
+    opened.clear()
+    hits = 9
+    with closing(Pool(2)) as pool:
+        victim = evaluator(database, pool, owner="victim")
+        with pytest.raises(OutOfReach):
+            ask(victim, "$1::text")
+        assert pool.proofs == {}
