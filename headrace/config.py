@@ -48,6 +48,12 @@ _SOURCES: Final = "sources"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
+def turns_dir(settings: Settings) -> Path:
+    """Return where all processes of this machine take turns with code of users."""
+    of_engine = settings.worker and settings.data_dir.parent.name == _WORKERS
+    return settings.data_dir.parent.parent / "run" if of_engine else settings.run_dir
+
+
 def _default_data_dir() -> Path:
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "headrace"

@@ -174,7 +174,7 @@ RECORDS = {
     *("away", "columns", "coordinator", "counted", "culprit", "edges", "gauges", "histogram"),
     *("holds", "incoming", "jobs", "registry", "signatures"),
     *("positions", "packing", "retained", "sent", "shared", "side", "snapshots", "story"),
-    *("suspects", "unit_index", "views"),
+    *("suspects", "unit_feeds", "unit_index", "unit_links", "views"),
 }
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer

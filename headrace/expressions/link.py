@@ -60,6 +60,7 @@ class Unconnected(Exception):
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(str(error))
         self.error: Final = error
+        self.at: Final = clock.monotonic()
 
 
 @dataclass(slots=True)

@@ -19,12 +19,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psycopg
 import structlog
 
 from headrace.errors import HeadraceError, LimitExceeded
+from headrace.expressions import terminations
 from headrace.expressions.link import Key, Link
 from headrace.expressions.terminations import Terminations
 from headrace.postgres import connect
@@ -47,6 +49,8 @@ class _Lost:
     dsn: str
     pid: int
     who: str
+    owned: bool
+    """Whether it runs code of a user."""
     began: str = ""
     """When it was started, as Postgres says: another may have its number later."""
 
@@ -54,7 +58,8 @@ class _Lost:
 class Pool:
     """At most ``size`` connections; for any number of threads."""
 
-    def __init__(self, size: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, size: int = CONNECTIONS_MAX, folder: Path | None = None) -> None:
+        """``folder``: where processes take turns with code of users; None: they do not."""
         self._size = max(size, 1)
         self._turn = threading.Condition()
         self._idle: deque[Link] = deque()
@@ -64,7 +69,7 @@ class Pool:
         self._lost: list[_Lost] = []
         self._reaper: threading.Thread | None = None
         self._closed = threading.Event()
-        self._terminations = Terminations()
+        self._terminations = Terminations() if folder is None else terminations.shared(folder)
 
     @property
     def lost(self) -> int:
@@ -107,6 +112,16 @@ class Pool:
         if link.key.owner is not None:
             self._terminations.noticed(who, since=link.seen_at, proven=proven)
 
+    def not_opened(self, key: Key, who: str, *, since: float) -> None:
+        """Note that a session for a statement of ``who`` has ended while it was being opened."""
+        if key.owner is not None:
+            self._terminations.noticed(who, since=since, proven=False)
+
+    @property
+    def proofs(self) -> dict[str, int]:
+        """How often owners have terminated sessions lately."""
+        return self._terminations.proofs
+
     def search(self) -> contextlib.AbstractContextManager[None]:
         """Inside, this thread may evaluate functions that have terminated sessions."""
         return self._terminations.search()
@@ -128,8 +143,11 @@ class Pool:
         if link.end():
             return
         _log.warning("backend abandoned", pid=pid)
+        owned = link.key.owner is not None
+        if owned:
+            self._terminations.lose_backend()
         with self._turn:
-            self._lost.append(_Lost(link.key.dsn, pid, who))
+            self._lost.append(_Lost(link.key.dsn, pid, who, owned))
             if self._reaper is None:
                 self._reaper = threading.Thread(
                     target=self._reap, name="headrace-reaper", daemon=True
@@ -199,6 +217,8 @@ class Pool:
                     continue
                 if gone:
                     self._lost.remove(lost)
+                    if lost.owned:
+                        self._terminations.find_backend()
             with self._turn:
                 if not self._lost or self._closed.is_set():
                     self._reaper = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -114,13 +115,14 @@ class RemoteEvaluator:
         pool: Pool | None = None,
         owner: str = "",
         value_bytes_max: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        """``pool``: whose connections it uses; None: one of its own.
+        """``pool``: whose connections it uses; None: one of its own, see ``Pool`` for ``folder``.
 
         ``owner`` names who is to blame for untrusted expressions; no two that are called alike may
         have reason to fear each other.  ``value_bytes_max``: of one result; 0: any number.
         """
-        self._own_pool = Pool() if pool is None else None
+        self._own_pool = Pool(folder=folder) if pool is None else None
         for_all = pool or self._own_pool
         assert for_all is not None, "one of both"
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg.pq.abc import PGresult
 
-from headrace import errors
+from headrace import clock, errors
 from headrace.errors import (
     BugError,
     DefiniteFailure,
@@ -43,7 +43,11 @@ _NUMBERS: Final = itertools.count()
 
 _TERMINATED: Final = "57P01"
 """SQLSTATE of a session that ``pg_terminate_backend`` or a server shutdown has ended."""
+_ENDED: Final = {_TERMINATED, None}
+"""None: the connection has ended without a word."""
 _ATTEMPTS_MAX: Final = 3
+_OPENED_S: Final = 2.0
+"""Whoever waits longer for a connection does not try again."""
 _READ_ONLY: Final = "25006"
 """By our own doing everything is so where expressions are evaluated: that will not pass."""
 
@@ -220,9 +224,15 @@ class EvaluatorSession:
         part: Described | None,
     ) -> list[tuple[str | None, ...]]:
         for attempt in range(1, _ATTEMPTS_MAX + 1):
+            began = clock.monotonic()
             try:
                 return self._fetch(sql, params, results, part, fresh=attempt > 1)
             except Unconnected as error:
+                # It may have been terminated as it was opened: a server that is gone says so again.
+                ended = self._key.owner is not None and error.error.sqlstate in _ENDED
+                if ended and attempt < _ATTEMPTS_MAX and error.at < began + _OPENED_S:
+                    self._pool.not_opened(self._key, self._owner, since=began)
+                    continue
                 raise OutOfReach(_message(error.error), sqlstate="08001") from error
             except _Lost as lost:
                 if attempt == _ATTEMPTS_MAX:
@@ -254,7 +264,7 @@ class EvaluatorSession:
                 # An SQLSTATE is whatever a user raises.
                 if link.conn.closed or failures.is_lost(error):
                     link.conn.close()
-                    if error.sqlstate in {_TERMINATED, None}:
+                    if error.sqlstate in _ENDED:
                         proven = fresh and error.sqlstate == _TERMINATED
                         self._pool.terminated(link, self._owner, proven=proven)
                     raise _Lost(error) from error

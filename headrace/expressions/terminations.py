@@ -2,9 +2,13 @@
 
 Functions of all owners run as one role, and a role may terminate its own sessions.  An owner is
 *suspected* for ``PROBATION_S`` if its statement may have run when a session was terminated.  While
-a statement of a suspected owner runs, no other statement of an owner does: so a statement that is
-tried again cannot be hit by that of another owner.  After each of them an idle session of the same
-role, the probe, is asked for an answer.  A probe that was terminated proves which owner did it.
+a statement of a suspected owner runs, no other statement of an owner does, in no process of this
+machine: so a statement that is tried again cannot be hit by that of another owner.  After each of
+them an idle session of the same role, the probe, is asked for an answer.  A probe that was
+terminated proves which owner did it.
+
+The processes take turns, and know what each has found out, by files (``turns.py``).  Those of
+another machine have their own.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -20,6 +25,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import LimitExceeded, SessionsTerminated
+from headrace.expressions.turns import EvaluationTurns, Loss, Proof
 from headrace.postgres.connect import for_values
 from headrace.process import bounds
 
@@ -45,8 +51,13 @@ class _Here(threading.local):
 class Terminations:
     """Orders the statements of owners in one process; for any number of threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """``folder``: where the processes of this machine take turns; None: there is this one."""
         self._turn = threading.Condition()
+        self._turns: Final = EvaluationTurns(folder)
+        """Of the processes; used inside of ``_turn``."""
+        self._learned = self._turns.read().number
+        """The last event of the record that is taken into account."""
         self._queue: deque[object] = deque()
         """Statements that wait for their turn, in the order in which they came."""
         self._running = Counter[str]()
@@ -57,9 +68,10 @@ class Terminations:
         """The owner whose statement runs while no other may."""
         self._proof = False
         """Whether the statement that runs alone has terminated a session."""
+        self._certain = False
+        """Whether nothing but the statement that runs alone can terminate a session."""
         self._suspected: dict[str, float] = {}
         """Until when an owner is suspected."""
-        self._proven: dict[str, deque[float]] = {}
         self._probe: psycopg.Connection | None = None
         self._here = _Here()
 
@@ -116,21 +128,37 @@ class Terminations:
         opened for the statement, and was terminated.
         """
         with self._turn:
-            until = clock.monotonic() + PROBATION_S
-            for name, ended in self._ended.items():
-                if ended >= since:
-                    self._suspected[name] = until
-            self._suspected.update(dict.fromkeys(self._running, until))
+            self._learn()
+            self._turns.add_loss(since, clock.monotonic())
+            self._learn()
             alone = self._alone == owner
         if alone and proven:
-            self._prove(owner)  # no other owner's code was running in this process
+            self._prove(owner)  # no other owner's code was running
+
+    def lose_backend(self) -> None:
+        """Note that a backend runs code of an owner and goes on without us."""
+        with self._turn:
+            self._turns.lose_backend()
+
+    def find_backend(self) -> None:
+        """Note that such a backend has ended."""
+        with self._turn:
+            self._turns.find_backend()
 
     def close(self) -> None:
-        """Close the probe."""
+        """Close the probe, unless a statement relies on it just now."""
         with self._turn:
-            if self._probe is not None:
+            if self._probe is not None and self._alone is None:
                 self._probe.close()
                 self._probe = None
+
+    @property
+    def proofs(self) -> dict[str, int]:
+        """How often owners have terminated sessions lately, whatever process has found it out."""
+        now = clock.monotonic()
+        with self._turn:
+            found = self._turns.read().proofs
+        return dict(Counter(p.owner for p in found if now - WINDOW_S <= p.at <= now))
 
     def _begin(self, owner: str) -> bool:
         """Wait for the turn, in the order of coming; return whether no other statement may run."""
@@ -139,16 +167,20 @@ class Terminations:
             self._queue.append(ticket)
             try:
                 while True:
+                    self._learn()
                     alone = self._is_suspected(owner)
                     free = self._alone is None and not (alone and self._running)
-                    if free and self._queue[0] is ticket:
+                    if free and self._queue[0] is ticket and self._turns.enter(alone=alone):
                         break
                     self._turn.wait(_WAIT_S)
                     bounds.check()
                 self._running[owner] += 1
                 if alone:
                     self._alone, self._proof = owner, False
+                    self._certain = not self._turns.has_lost
             finally:
+                if self._queue[0] is ticket:
+                    self._turns.give_up()
                 self._queue.remove(ticket)
                 self._turn.notify_all()
         return alone
@@ -158,9 +190,22 @@ class Terminations:
             self._running[owner] -= 1
             self._running += Counter()  # without zeros
             self._ended[owner] = clock.monotonic()
+            self._turns.leave(alone=alone)
             if alone:
                 self._alone = None
             self._turn.notify_all()
+
+    def _learn(self) -> None:
+        """Take into account what any process has found out."""
+        for event in self._turns.read().events:
+            if event.number <= self._learned:
+                continue
+            self._learned, until = event.number, event.at + PROBATION_S
+            if isinstance(event, Loss):
+                names = {name for name, ended in self._ended.items() if ended >= event.since}
+                self._suspected |= dict.fromkeys((*names, *self._running), until)
+            elif isinstance(event, Proof):  # the other owners are cleared
+                self._suspected = {event.owner: until}
 
     def _is_suspected(self, owner: str) -> bool:
         until = self._suspected.get(owner)
@@ -170,16 +215,16 @@ class Terminations:
         return until is not None or self._here.searching
 
     def _prove(self, owner: str) -> None:
-        """Note a termination by the statement that runs alone: the other owners are cleared."""
+        """Note a termination by the statement that runs alone."""
         with self._turn:
-            if self._proof:
+            if self._proof or not self._certain:
                 return
             self._proof = True
             now = clock.monotonic()
-            self._suspected = {owner: now + PROBATION_S}
-            times = self._proven.setdefault(owner, deque(maxlen=TERMINATIONS_MAX))
-            times.append(now)
-        _log.warning("function terminates sessions", owner=owner, times=len(times))
+            self._learn()
+            self._turns.add_proof(owner, now, now - WINDOW_S, TERMINATIONS_MAX)
+            self._learn()
+        _log.warning("function terminates sessions", owner=owner, times=self._times(owner))
 
     def _judge(self, owner: str) -> None:
         """Raise SessionsTerminated if a proven termination is the last that is borne."""
@@ -189,13 +234,7 @@ class Terminations:
 
     def _times(self, owner: str) -> int:
         """How often the owner has terminated sessions lately."""
-        with self._turn:
-            times = self._proven.get(owner)
-            if times is None:
-                return 0
-            while times and times[0] < clock.monotonic() - WINDOW_S:
-                times.popleft()
-            return len(times)
+        return self.proofs.get(owner, 0)
 
     def _probed(self, dsn: str) -> bool:
         """Return whether the probe answers; else open another.  REQUIRES: the turn."""
@@ -210,6 +249,18 @@ class Terminations:
         except psycopg.Error:
             self._probe = None
         return False
+
+
+_shared: dict[Path, Terminations] = {}
+_sharing: Final = threading.Lock()
+
+
+def shared(folder: Path) -> Terminations:
+    """Return that of this process for a folder, which is there as long as the process."""
+    with _sharing:
+        if folder not in _shared:
+            _shared[folder] = Terminations(folder)
+        return _shared[folder]
 
 
 def _detail(times: int) -> str:

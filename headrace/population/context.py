@@ -49,6 +49,7 @@ class SparkPopulation(Protocol):
         sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
+        owner: str,
     ) -> int:
         """Fill ``staged`` with the result rows and states; returns the rows."""
 

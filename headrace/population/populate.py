@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headrace import clock, events
 from headrace.collections.plan import SourceSpec
-from headrace.config import Settings
+from headrace.config import Settings, turns_dir
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
@@ -37,6 +37,7 @@ from headrace.population import (
     choice,
     elsewhere,
     local,
+    names,
     placing,
     reader,
     rights,
@@ -59,7 +60,7 @@ from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres import fingerprint, publication, reuse
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
 from headrace.sql import origins, points, reads, results, views, watched
@@ -109,8 +110,8 @@ def plan_with_facts(
                 sqlstate="22023",
             )
         if options.key is not None:
-            names = [field.name for field in planned.columns]
-            told = uniquekeys.given(planned.optimised, names, options.key)
+            columns = [field.name for field in planned.columns]
+            told = uniquekeys.given(planned.optimised, columns, options.key)
             physical = planned.physical.keyed(options.key)
             planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
         costs = CostFacts(planned.shown_sizes, view_id=view_id)
@@ -387,23 +388,30 @@ class Population:
         planned = self._planned
         if mode == choice.SPARK:
             rows = self._context.spark.populate(
-                self._job, planned.physical, snapshot, sizes, planned.settings, staged
+                *(self._job, planned.physical, snapshot, sizes, planned.settings, staged),
+                _whose(self._dsn, self._planned_under),
             )
             return rows, _nothing  # the executors have
         limits = bounds.of_filling(self._settings, self._options.limits)
         bound = Bound(limits, "a step of its population")
-        remote = RemoteEvaluator(
-            self._dsn,
-            planned.settings,
-            self._settings.eval_dsn or None,
-            value_bytes_max=limits.value_bytes,
-        )
+        remote = self._evaluator(limits.value_bytes)
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 inputs = local.Inputs(planned.physical, sizes, self._feeding, self._elsewhere)
                 return local.populate(self._job, self._dsn, inputs, snapshot.ref, remote, staged)
         finally:
             remote.close()
+
+    def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
+        """Return what evaluates the query's expressions; the caller closes it."""
+        return RemoteEvaluator(
+            self._dsn,
+            self._planned.settings,
+            self._settings.eval_dsn or None,
+            owner=_whose(self._dsn, self._planned_under),
+            value_bytes_max=value_bytes_max,
+            folder=turns_dir(self._settings),
+        )
 
     def _publish(
         self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]
@@ -534,3 +542,9 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
         )
     if start_lsn and row[1]:
         raise SnapshotLost("the stream went on past the snapshot of the population")
+
+
+def _whose(dsn: str, facts: Facts) -> str:
+    """Return who is to blame for what a view's expressions do, as ``View.whose`` has it."""
+    with reuse.lent(dsn) as conn:
+        return f"owner {names.role_of(conn, facts['owner']).name}"

@@ -96,6 +96,10 @@ class Spec:
     """now() of what reads the clock, the same in all tasks: microseconds since 2000-01-01 UTC."""
     idle_ms: int = 0
     """Milliseconds that a step may take; 0: any time."""
+    owner: str = ""
+    """Who is to blame for what expressions do."""
+    turns: str = ""
+    """Where the processes of this machine take turns with code of users; '': this is another."""
 
     def write(self) -> Path:
         """Put it where the tasks find it."""
@@ -203,7 +207,8 @@ def _drive(
 ) -> Iterator[pa.RecordBatch]:
     """Typed diffs of the segment's last collection; its states are written at the end."""
     store = MemoryStore(undo=False)
-    remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn)
+    turns = Path(spec.turns) if spec.turns else None
+    remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn, owner=spec.owner, folder=turns)
     try:
         chain = _chain(spec, segment, store, remote)
         sent: Counter[int] = Counter()

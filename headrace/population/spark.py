@@ -24,7 +24,7 @@ import structlog
 from headrace import clock
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
-from headrace.config import Settings
+from headrace.config import Settings, turns_dir
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
 from headrace.population import division, edges, local, merging, segments, tables, tasks
 from headrace.population.job import Job
@@ -167,8 +167,11 @@ class Spark:
         sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
+        owner: str,
     ) -> int:
         """Fill ``staged`` with the result rows and states; returns the rows.
+
+        ``owner`` is to blame for what expressions do.
 
         Raises:
             HeadraceError: of a task, as it was raised there; TransientError if Spark failed.
@@ -187,6 +190,8 @@ class Spark:
                 division.divided(physical, {name: size.rows for name, size in sizes.items()}),
                 local.instant(self._settings.source, snapshot.ref) if physical.temporal else 0,
                 self._settings.population_idle_ms_max,
+                owner,
+                "" if self._settings.spark_cluster else str(turns_dir(self._settings)),
             )
             path = str(spec.write())
             total = sum(size.rows for size in sizes.values())

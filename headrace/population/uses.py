@@ -14,7 +14,7 @@ from headrace.population import names
 from headrace.population.tables import TableChanged
 from headrace.postgres import fingerprint, privileges
 from headrace.postgres.connect import Connection
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 from headrace.postgres.uses import Uses
 
 

@@ -30,8 +30,8 @@ added with a default) stops the view as well: it cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import psycopg
@@ -47,26 +47,15 @@ from headrace.errors import (
 from headrace.postgres import definitions, identity, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
+from headrace.postgres.reliances import Facts, Reliances, Thing, rights_of
 from headrace.postgres.uses import Uses
 from headrace.postgres.widening import widens
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
 
-Facts = dict[str, Any]
 Revisions = Callable[[Connection, list[int]], Facts]
 """Facts of the views with these result tables, where Headrace is installed."""
-"""JSON: ``owner`` (OID of a role), ``publication``, ``seen`` (the snapshot they are of), by OID the
-``_KINDS``, ``rights``, which of them are ``lacks``, and ``definitions``.
-
-``ended``: the view has stopped because it lacked a right.
-
-``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
-of snapshot and attributes.  They are what rows still to come may have been written under.
-
-``relations``, ``views``, ``results`` and ``rights`` are missing from facts that an earlier version
-took: a table was then what it is named as.
-"""
 
 _EARLIER_MAX: Final = 16
 """Observations that are kept of a table; a column of one altered more often may find no number."""
@@ -176,60 +165,16 @@ def read(
 ) -> list[Facts]:
     """For each of ``known``, the present facts of the same things, all of one moment."""
     views = list(known)
-    found = Present.read(conn, Reliances.of(views), publication, revisions)
+    asked = Reliances(enumerate(views))
+    found = Present.read(conn, asked, publication, revisions)
     return [found.of(view) for view in views]
 
 
 @dataclass(frozen=True, slots=True)
-class Reliances:
-    """The things that a number of views rely on, each once."""
-
-    columns: frozenset[tuple[int, int]]
-    oids: dict[str, list[int]]
-    rights: frozenset[Right]
-    objects: frozenset[str]
-    words: frozenset[tuple[str, ...]]
-
-    @classmethod
-    def of(cls, views: Sequence[Facts]) -> Self:
-        """Return the things that ``views`` rely on."""
-        # By views that an earlier version has made, nothing of their definitions is known.
-        defined = [view["definitions"] for view in views if "definitions" in view]
-        return cls(
-            frozenset(
-                (int(table), int(attnum))
-                for view in views
-                for table, facts in view["tables"].items()
-                for attnum in facts["columns"] or ()
-            ),
-            {
-                kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
-                for kind in _KINDS[1:]
-            },
-            frozenset(right for view in views for right in rights_of(view)),
-            frozenset(key for known in defined for key in known["objects"]),
-            frozenset(tuple(known.get("words", ())) for known in defined),
-        )
-
-    def joined(self, other: Self) -> Self:
-        """Return the things that either relies on."""
-        return type(self)(
-            self.columns | other.columns,
-            {kind: sorted({*oids, *other.oids[kind]}) for kind, oids in self.oids.items()},
-            self.rights | other.rights,
-            self.objects | other.objects,
-            self.words | other.words,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Present:
-    """What the catalog says now of the things that a number of views rely on.
+    """What the catalog says now of the things that a number of views rely on."""
 
-    Two are equal if nothing has changed in between for any of these views.
-    """
-
-    seen: str = field(compare=False)
+    seen: str
     """The snapshot that it is of."""
     found: Facts
     objects: dict[str, Any]
@@ -240,10 +185,22 @@ class Present:
         cls, conn: Connection, asked: Reliances, publication: str, revisions: Revisions
     ) -> Self:
         """Read it."""
-        columns, rights = sorted(asked.columns), list(asked.rights)
-        found = _read(conn, columns, asked.oids, rights, publication, revisions)
-        objects, called = definitions.present(conn, asked.objects, asked.words)
+        oids = {kind: asked.of(kind) for kind in _KINDS[1:]}
+        found = _read(conn, asked.of("columns"), oids, asked.of("rights"), publication, revisions)
+        objects, called = definitions.present(conn, asked.of("objects"), asked.of("words"))
         return cls(found.pop("seen"), found, objects, called)
+
+    def changed(self, before: Present) -> set[Thing] | None:
+        """Return the things that are not as they were, or were not asked for; None: all may be."""
+        if self.found["publication"] != before.found["publication"]:
+            return None
+        out: set[Thing] = set()
+        for kind in _KINDS:
+            now, then = self.found[kind], before.found[kind]
+            out |= {(kind, int(oid)) for oid in _unlike(now, then)}
+        out |= {("rights", right) for right in _unlike(self.found["lacks"], before.found["lacks"])}
+        out |= {("objects", key) for key in _unlike(self.objects, before.objects)}
+        return out | {("words", words) for words in _unlike(self.called, before.called)}
 
     def of(self, view: Facts) -> Facts:
         """Return the facts of one of the views."""
@@ -253,6 +210,15 @@ class Present:
             called = self.called.get(tuple(known.get("words", ())))
             out["definitions"] = definitions.narrow(known, self.objects, called)
         return out
+
+
+def _unlike(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
+    """Return the keys whose values differ."""
+    if now == then:
+        return set()
+    return {
+        k for k in now.keys() | then.keys() if k not in now or k not in then or now[k] != then[k]
+    }
 
 
 def snapshot(conn: Connection) -> str:
@@ -270,11 +236,6 @@ def _with_roles(uses: Uses) -> list[Right]:
         *(("reader", role, 0, (), through) for role, through in sorted(readers)),
         *sorted(uses.rights),
     ]
-
-
-def rights_of(view: Facts) -> list[Right]:
-    """What the view has to be allowed."""
-    return privileges.from_json(view.get("rights", ()))
 
 
 def difference(

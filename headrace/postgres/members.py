@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.postgres import fingerprint
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 
 Connection = psycopg.Connection[Any]
 

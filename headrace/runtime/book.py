@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.config import Settings
+from headrace.config import Settings, turns_dir
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.receiver import Identity
@@ -37,7 +37,7 @@ from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, StateMark
-from headrace.runtime.registry import Readers, Registry
+from headrace.runtime.registry import Registry
 from headrace.runtime.retained import Retained
 from headrace.runtime.shared import Shared
 from headrace.runtime.side import Side
@@ -60,7 +60,6 @@ class Book:
         self.views: Final[Registry[View]] = Registry(self.index)
         self.subplans: Final[Registry[Shared]] = Registry(self.index)
         """Subplans that views share, by id."""
-        self._readers: Final = Readers(self.views, self.subplans)
         self.hosts: Final[dict[str, Outpost]] = {}
         """Other workers, by name, once a view was placed there."""
         self.holds: Final = Holds()
@@ -94,7 +93,7 @@ class Book:
         """What has come for those who are processed beside the others."""
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
-        self.evaluators: Final = Pool(settings.eval_connections_max)
+        self.evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
         self.grants: Final = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
         """Memory for what views make of the rows they take up."""
         self.opened: RocksDatabase | None = None
@@ -240,7 +239,7 @@ class Book:
 
     def readers(self, shared: Shared) -> list[Unit]:
         """Those who read it directly."""
-        return self._readers.of(shared.id)
+        return self.index.links.readers(shared.id)
 
     def all_readers(self, shared: Shared) -> set[int]:
         """Ids of those who read it, directly or by other subplans."""

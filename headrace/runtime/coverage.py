@@ -68,7 +68,8 @@ class Coverage:
             if self._samples and self._samples[-1][1] == lsn:
                 self._samples.pop()
             self._samples.append((before, lsn))
-        views = [v for v in list(self._book.views.values()) if covered.asked_as(v.id) in asked]
+        links = self._book.index.links
+        views = [view for key in sorted(asked) for view in links.asked_as(key)]
         covered.put(conn, [told for view in views if (told := self._told(view)) is not None])
 
     def _told(self, view: View) -> Covered | None:

@@ -18,7 +18,6 @@ from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.positions import Position
 from headrace.runtime.shared import Shared
 from headrace.runtime.urgency import Urgency
-from headrace.runtime.views import Unit
 
 _CHECK_S: Final = 1.0
 
@@ -105,11 +104,6 @@ class Durability:
                 lsns.append(book.needs(mark))
         return min(lsns)
 
-    def _held(self) -> list[Unit]:
-        """Those for which the source, or we, keep what they lack."""
-        book = self._book
-        return [*(view for view in book.views.values() if view.owned), *book.parts]
-
     def _left_out(self) -> set[int]:
         """Units that a checkpoint would leave out now.
 
@@ -148,9 +142,8 @@ class Durability:
         """Begin a checkpoint of everything that is committed; REQUIRES: none is under way."""
         faults.point(faults.BEFORE_CHECKPOINT)
         book = self._book
-        owned = [view for view in book.views.values() if view.owned]
         left_out = self._left_out()
-        units = [u for u in (*owned, *book.subplans.values()) if u.id not in left_out]
+        units = [unit for unit in book.index.undurable if unit.id not in left_out]
         book.side.left_out = bool(book.side.working)
         for host in book.hosts.values():
             host.large = False
@@ -168,9 +161,11 @@ class Durability:
         for host in book.hosts.values():
             host.crowded = False
         # What readers need has changed if one has moved, or a job has ended that awaited some.
-        moved = bool(what.marks)
-        self.trim(shared for shared in book.subplans.values() if moved or shared.awaited)
-        self.urgency.tend(moved=moved)
+        moved = {f for unit in map(book.unit, what.marks) if unit for f in unit.feeds.values()}
+        read = (book.subplans.get(feeder) for feeder in moved)
+        awaited = (shared for shared in book.subplans.values() if shared.awaited)
+        self.trim({shared.id: shared for shared in (*read, *awaited) if shared}.values())
+        self.urgency.tend(moved=bool(what.marks))
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)
         self._forget()
@@ -181,8 +176,8 @@ class Durability:
     def _forget(self) -> None:
         """Forget batches that nobody can ask for, and all records but the last before them."""
         book = self._book
-        needed = [unit.durable.txid for unit in self._held()]
-        needed += book.holds.txids()
+        # Views that are owned, and parts: the source, or we, keep what they lack.
+        needed = [*book.index.durable_txids, *book.holds.txids()]
         # What is still to be replayed for a view that has left meanwhile comes as it was cut, too.
         least = min([book.durable.txid, book.taken.txid, *needed])
         meta: positions.Meta = {}

@@ -32,7 +32,7 @@ from psycopg.conninfo import make_conninfo
 from headrace import clock, errors, events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
-from headrace.config import Settings
+from headrace.config import Settings, turns_dir
 from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
 from headrace.network.ends import Near
@@ -102,7 +102,7 @@ class Host:
         _empty(self._files)
         self._db: Final = _opened(settings)
         self._suspects: Final = Suspects(settings.run_dir)
-        self._evaluators: Final = Pool(settings.eval_connections_max)
+        self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
         self._processor = _processor(settings, self._suspects, self._evaluators)
         self._units: dict[int, Placed] = {}
         self._writing: Final = ThreadPoolExecutor(1, "headrace-host-checkpoint")

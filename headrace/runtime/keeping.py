@@ -41,9 +41,7 @@ class Keeping:
             return "it does not run"
         if view.placed or view.parts or book.missing(view) is not None:
             return "other workers have states of it"
-        if any(
-            feed.table_oid == view.target.oid for v in book.views.values() for feed in v.plan.feeds
-        ):
+        if book.index.links.fed_from(view.target.oid):
             return "other views are fed from it"
         if not view.feeds.keys() <= set(nodes):
             return "what it has in common with other views is no part of the new query"

@@ -67,7 +67,8 @@ class Leaving:
         """Forget the state of a view that is gone."""
         # A checkpoint that is being written may hold the view's mark.
         self._durability.still()
-        if view_id in positions.views(self._book.db) and views.heir(self._book.settings, view_id):
+        known = positions.view(self._book.db, view_id)
+        if known is not None and views.heir(self._book.settings, view_id):
             return  # until another has them (``loading.py``)
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)

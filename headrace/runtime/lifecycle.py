@@ -49,7 +49,7 @@ class Lifecycle:
         view.suspend(None)
         try:
             found = views.load_one(self._book.owner.conn, view.id)
-            view.target = found.target
+            view.write_to(found.target)
             self._book.owner.forget(view.id)
             if (found.placed, found.parts) != (view.placed, view.parts):
                 # Whoever moved it has ended amid that.

@@ -69,7 +69,7 @@ class Loading:
         for view_id, view in listed.items():
             known = book.views.get(view_id)
             if known is not None:
-                known.target = view.target  # it may have been renamed
+                known.write_to(view.target)  # it may have been renamed
             if known is None or not known.owned:
                 book.views[view_id] = view
                 if view_id in book.suspects.guilty:
@@ -105,8 +105,9 @@ class Loading:
         self._durability.still()
         mark, known = positions.view(book.db, view.id), book.views.get(view.id)
         with book.suspects.during(view.id, LOADING):
-            for fed in self._fed_before([] if mark else [view], list(book.views.values())):
-                self._leaving.fail(fed, _refilled())
+            for fed in [] if mark else book.index.links.fed_from(view.target.oid):
+                if fed.owned and fed.id != view.id:
+                    self._leaving.fail(fed, _refilled())
             try:
                 if view.placed:
                     mark = self._hosts.mark(view)
@@ -170,9 +171,9 @@ class Loading:
 
     def _replace(self, view: View) -> None:
         """Forget who has written a view's table: two may never do so."""
-        for other in list(self._book.views.values()):
+        for other in self._book.index.links.writing(view.target.oid):
             # A resync has put this one in its place.
-            if other.id != view.id and other.target.oid == view.target.oid:
+            if other.id != view.id:
                 self._book.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 

@@ -44,9 +44,7 @@ class Moving:
             return False
         if len(book.parts_of(view)) < len(view.feeds):
             return False  # some are shared
-        if any(
-            feed.table_oid == view.target.oid for v in book.views.values() for feed in v.plan.feeds
-        ):
+        if book.index.links.fed_from(view.target.oid):
             return False
         self._lifecycle.suspend(view_id, job)
         return True

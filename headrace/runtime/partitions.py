@@ -29,8 +29,9 @@ from headrace.collections.members import Member, Model
 from headrace.collections.plan import PhysicalPlan, to_json
 from headrace.errors import PrerequisiteError
 from headrace.postgres import fingerprint, members, publication
-from headrace.postgres.fingerprint import Facts, Present, Reliances
+from headrace.postgres.fingerprint import Present
 from headrace.postgres.members import Change, MemberTable
+from headrace.postgres.reliances import Facts, Reliances
 from headrace.process import faults
 from headrace.runtime import departures, subplan_members
 from headrace.runtime.book import Book
@@ -293,7 +294,7 @@ class Partitions:
         }
         asked = settled | {"tables": settled["tables"] | new}
         name = self._book.settings.publication_name
-        found = Present.read(self._conn, Reliances.of([asked]), name, results.revisions).of(asked)
+        found = Present.read(self._conn, Reliances([(0, asked)]), name, results.revisions).of(asked)
         whole = members.settled(before, now, step.of.change)
         if fingerprint.difference(whole, found) is not None:
             if members.change(whole, found) is not None:

@@ -3,11 +3,18 @@
 Each table has a *sign*, which changes when somebody drops, renames or alters it, grants a right on
 it or makes an index.  Only then is it looked at closely: a view whose table is gone or altered
 stops, and what users have made of the table is written down (sink/kept.py), in case that it goes.
+
+Postgres has no index of what has changed in its catalog.  So one look is at no more than ``_TURN``
+tables, in turn, besides those of views that have come or changed: with thousands of views it is a
+while until a table has its turn, and a look costs the same.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import psycopg
 import structlog
@@ -22,7 +29,7 @@ from headrace.sink import table, trouble
 from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
-_Looked = tuple[str, int]
+_TURN: Final = 100
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
@@ -82,9 +89,15 @@ class ResultTables:
         """``fail`` stops a view."""
         self._book = book
         self._fail = fail
-        self._signs: dict[int, str] = {}
-        self._looked: _Looked | None = None
-        """The source's snapshot and the changes of views when all was last looked at."""
+        self._changes = book.index.links.follow()
+        self._changed: set[int] = set()
+        """Views to be looked at, whoever's turn it is."""
+        self._signs: OrderedDict[int, str | None] = OrderedDict()
+        """Of live views, the next one first; None: it is not known yet."""
+        self._snapshot = ""
+        """The source's at the last look."""
+        self._left = 0
+        """Number of views that have not had their turn since a transaction ended there."""
         self.due = 0.0
         """When to look next, on the monotonic clock."""
 
@@ -96,17 +109,22 @@ class ResultTables:
         if now < self.due:
             return
         self.due = now + book.settings.catalog_poll_ms / 1000
-        if not book.views:
+        live = {view.id: view for view in self._take_changes()}
+        if not self._signs:
             return
         # DDL and GRANT take effect by transactions, so an idle source costs one short query.
-        at = (fingerprint.snapshot(conn), book.index.changes)
-        if at == self._looked:
+        snapshot = fingerprint.snapshot(conn)
+        if snapshot != self._snapshot:
+            self._snapshot, self._left = snapshot, len(self._signs)
+        for view_id in list(itertools.islice(self._signs, min(self._left, _TURN))):
+            self._signs.move_to_end(view_id)
+            live[view_id] = book.views[view_id]
+        self._left = max(self._left - _TURN, 0)
+        if not live:
             return
-        self._looked = None
-        live = {view.id: view for view in book.views.values() if view.live}
+        self._changed.update(live)  # until they were looked at
         found = results.signs(conn, live)
-        new = {i: sign for i, sign in found.items() if self._signs.get(i) != sign}
-        self._signs = {i: sign for i, sign in self._signs.items() if i in live}
+        new = {i: sign for i, sign in found.items() if self._signs[i] != sign}
         try:
             wrong = find_unwritable(book, [live[view_id] for view_id in new])
         except psycopg.errors.LockNotAvailable:
@@ -117,7 +135,22 @@ class ResultTables:
         self._signs.update((view_id, new[view_id]) for view_id in sound)
         if sound:
             self._note(conn, sound)
-        self._looked = at
+        self._changed.clear()
+
+    def _take_changes(self) -> list[View]:
+        """Give the views that live a turn, and no others; returns those that are new or changed."""
+        book = self._book
+        self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
+        found = []
+        for view_id in self._changed:
+            view = book.views.get(view_id)
+            if view is not None and view.live:
+                self._signs.setdefault(view_id, None)
+                found.append(view)
+            else:
+                self._signs.pop(view_id, None)
+        self._changed = {view.id for view in found}
+        return found
 
     def _note(self, conn: Connection, views: list[int]) -> None:
         try:

@@ -81,6 +81,7 @@ from headrace.runtime.hosts import Hosts
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
 from headrace.runtime.signatures import Signatures
+from headrace.runtime.unit_feeds import UnitFeeds
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
@@ -109,9 +110,11 @@ class Sharing:
         self._durability = durability
         self._watch = watch
         self._drain = drain
-        self._feeds: dict[int, dict[str, int]] = {}
-        """What each unit reads, as the state database has it."""
+        self._feeds: Final = UnitFeeds()
+        self._links: Final = book.index.links
         self._signatures: Final = Signatures()
+        self._changes: Final = book.index.links.follow()
+        """Units whose signatures may not be known yet."""
         self._affected: set[int] = set()
         """Units that may be able to read more or less than when ``look_at`` was called last."""
         self._joining: dict[int, dict[str, int]] = {}
@@ -129,7 +132,8 @@ class Sharing:
         book = self._book
         book.subplans.clear()
         self._joining.clear()
-        self._feeds, found = records.read(book.db, book.queues, book.records.last)
+        feeds, found = records.read(book.db, book.queues, book.records.last)
+        self._feeds.load(feeds, (made.id for made in found))
         book.subplans.update({made.id: made for made in found})
 
     def follow(self, views: Iterable[View]) -> None:
@@ -142,7 +146,7 @@ class Sharing:
         Raises:
             StateDamaged: that is not there.
         """
-        feeds = self._feeds.get(view.id, {})
+        feeds = self._feeds.get(view.id)
         for feeder in feeds.values():
             if feeder not in self._book.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
@@ -169,7 +173,7 @@ class Sharing:
         if top in view.feeds:
             return self._book.subplans[view.feeds[top]]
         signature = self._signatures.of(view).get(top, f"output of view {view.id}")
-        known = any(s.signature == signature for s in self._book.subplans.values())
+        known = self._links.outputs(signature)
         if known or not self._durably_together(view, view.feeds):
             raise TransientError("the view has not caught up", sqlstate="55006")
         number = next(
@@ -193,7 +197,7 @@ class Sharing:
         view.feed_on({top: made.id})
         view.restore(self._book.db.view(view.id, mark.txid), mark)
         if made.feeds:
-            self._feeds[made.id] = dict(made.feeds)
+            self._feeds.put(made.id, made.feeds)
         self.divided(view, [made], mark)
         self.look()
         return made
@@ -213,7 +217,7 @@ class Sharing:
 
     def cut(self, view_id: int) -> dict[str, str]:
         """The parts that a view has, as the state database says: workers by node."""
-        feeds = self._feeds.get(view_id, {})
+        feeds = self._feeds.get(view_id)
         known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
 
@@ -227,7 +231,7 @@ class Sharing:
         Raises:
             StateDamaged: it would not have all that it needs.
         """
-        feeds = self._feeds.get(kept, {})
+        feeds = self._feeds.get(kept)
         if not (feeds.keys() <= set(nodes) and self._book.subplans.keys() >= set(feeds.values())):
             raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
@@ -237,11 +241,11 @@ class Sharing:
         records.put_feeds(meta, view.id, feeds)
 
         def inherited() -> None:
-            self._feeds.pop(kept, None)
+            self._feeds.drop(kept)
             self._signatures.forget(kept)
             self._joining.pop(kept, None)
             if view.feeds:
-                self._feeds[view.id] = dict(view.feeds)
+                self._feeds.put(view.id, view.feeds)
 
         return inherited
 
@@ -331,19 +335,23 @@ class Sharing:
             shared.open(self._book.queues, None)
             shared.keep_for({view.id: mark.txid})
             self._book.subplans[shared.id] = shared
+            self._feeds.add(shared.id)
             self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
             view.story.add("shares", subplan=shared.id)
         if view.feeds:
-            self._feeds[view.id] = dict(view.feeds)
+            self._feeds.put(view.id, view.feeds)
 
     def _common(self, view: View) -> list[str]:
         """The largest subplans of a new view that others keep for themselves."""
         if not _may(self._book, view):
             return []
-        self._signatures.learn(_units(self._book))
+        # The signatures of all units that may share are known then.
+        for unit in map(self._book.unit, self._changes.take()):
+            if unit is not None and _shares(self._book, unit):
+                self._signatures.of(unit)
         mine = self._signatures.of(view)
-        outputs = {shared.signature for shared in self._book.subplans.values()}
+        outputs = {s for s in mine.values() if self._links.outputs(s)}
         kept = {
             s
             for s in mine.values()
@@ -373,7 +381,7 @@ class Sharing:
         """Find out which units could read more than they do."""
         self._joining = {}
         self._affected.clear()
-        self._find(_units(self._book))
+        self._find([unit for unit in self._book.units if _shares(self._book, unit)])
         self._durability.trim(self._book.subplans.values())
 
     def look_at(self, *unit_ids: int, trimmed: Iterable[int] = ()) -> None:
@@ -395,10 +403,13 @@ class Sharing:
     def _find(self, units: Iterable[Unit]) -> None:
         """Put those of ``units`` into ``_joining`` that could read more than they do."""
         self._retry_at = 0.0
-        ids = {s.signature: s.id for s in self._book.subplans.values() if not s.placed}
         for unit in units:
-            signed = self._signatures.of(unit)
-            other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
+            other = {
+                node: shared.id
+                for node, signature in self._signatures.of(unit).items()
+                for shared in self._links.outputs(signature)
+                if not shared.placed and shared.id != unit.id
+            }
             other |= unit.feeds  # of these it keeps no state
             found = {n: other[n] for n in subplans.largest(unit.plan, other)}
             if found != unit.feeds:
@@ -444,9 +455,11 @@ class Sharing:
         at |= {txid for u in units for txid in (u.mark.txid, u.durable.txid)}
         if at != {self._book.position.txid}:
             return False
-        # A view of before a change of the catalog, which it was not told of, must not join.
-        views = {v.id: v for u in units for v in self._book.views_of(u)}
-        return not self._watch.check(v for v in views.values() if v.owned)
+        # A view of before a change of the catalog, which it was not told of, must not join.  What
+        # any one reader relies on has all that the subplan does.
+        readers = (filter(_is_owned, self._book.views_of(u)) for u in units)
+        views = {view.id: view for found in readers for view in itertools.islice(found, 1)}
+        return not self._watch.check(views.values())
 
     def _join(self, unit: Unit, feeds: dict[str, int]) -> None:
         """Drop what ``unit`` keeps of subplans that are shared now, and read them."""
@@ -456,7 +469,7 @@ class Sharing:
         faults.point(faults.BEFORE_JOIN)
         self._book.db.drop_states(unit.id, lambda state: subplans.keeps(own, state), meta)
         faults.point(faults.JOINED)
-        self._feeds[unit.id] = dict(feeds)
+        self._feeds.put(unit.id, feeds)
         unit.feed_on(feeds)
         unit.story.add("joined", subplans=list(feeds.values()))
         _log.info("subplan joined", unit=unit.id, subplans=list(feeds.values()))
@@ -469,17 +482,17 @@ class Sharing:
             view.feed_on({})
             view.dataflow = None
         self._signatures.forget(unit_id)
-        feeds = self._feeds.pop(unit_id, None)
-        if feeds is not None:
+        feeds = self._feeds.drop(unit_id)
+        if feeds:
             meta: Meta = {}
             records.put_feeds(meta, unit_id, {})
             self._book.db.put_meta(meta, sync=False)
         self._drop_unread()
-        self.look_at(unit_id, trimmed=(feeds or {}).values())
+        self.look_at(unit_id, trimmed=feeds.values())
 
     def prune(self) -> None:
         """Forget what nobody reads: all views that should run are known."""
-        for unit_id in [i for i in self._feeds if i > 0]:
+        for unit_id in self._feeds.views:
             view = self._book.views.get(unit_id)
             if view is None or not view.owned:
                 self.left(unit_id)
@@ -487,13 +500,10 @@ class Sharing:
         self.look()
 
     def _drop_unread(self) -> None:
-        while True:
-            read = {f for feeds in self._feeds.values() for f in feeds.values()}
-            unread = [s for s in self._book.subplans.values() if s.id not in read]
-            if not unread:
-                return
-            for shared in unread:
-                self._drop(shared)
+        while unread := self._feeds.take_unread():
+            for shared in map(self._book.subplans.get, unread):
+                if shared is not None:
+                    self._drop(shared)
 
     def _drop(self, shared: Shared) -> None:
         book = self._book
@@ -505,7 +515,7 @@ class Sharing:
         # That its readers have left it, too, must be on disk before its state is gone from there.
         book.db.put_meta(meta, sync=True)
         del book.subplans[shared.id]
-        self._feeds.pop(shared.id, None)
+        self._feeds.drop(shared.id)
         self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
         self._signatures.forget(shared.id)
         if shared.placed:
@@ -522,9 +532,8 @@ def _leaves(book: Book, joining: tuple[int, Mapping[str, int]]) -> bool:
     return not now <= set(joining[1].values())
 
 
-def _units(book: Book) -> list[Unit]:
-    """Everything that may share."""
-    return [unit for unit in book.units if _shares(book, unit)]
+def _is_owned(view: View) -> bool:
+    return view.owned
 
 
 def _shares(book: Book, unit: Unit) -> bool:

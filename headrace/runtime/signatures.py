@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from headrace.collections import subplans
@@ -27,12 +26,6 @@ class Signatures:
             for signature in known[1].values():
                 self._holders.setdefault(signature, set()).add(unit.id)
         return known[1]
-
-    def learn(self, units: Iterable[Unit]) -> None:
-        """Compute the signatures of those of ``units`` that are not known yet."""
-        for unit in units:
-            if unit.id not in self._signed:
-                self.of(unit)
 
     def holders(self, signature: str) -> set[int]:
         """Return the units that have a node with that signature, shared or not."""

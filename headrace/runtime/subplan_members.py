@@ -22,6 +22,7 @@ from headrace.runtime import shared as records
 from headrace.runtime.book import Book
 from headrace.runtime.positions import Meta
 from headrace.runtime.shared import Shared
+from headrace.runtime.unit_feeds import UnitFeeds
 from headrace.runtime.views import Unit, View
 
 _log = structlog.get_logger(__name__)
@@ -92,7 +93,7 @@ def take(book: Book, unit_ids: Iterable[int]) -> None:
         book.db.put_meta(meta, sync=False)
 
 
-def restore(book: Book, views: Iterable[View], feeds: Mapping[int, Mapping[str, int]]) -> None:
+def restore(book: Book, views: Iterable[View], feeds: UnitFeeds) -> None:
     """Take the plans that were coming where the catalog has those of readers that fit them.
 
     ``views``: as the catalog has them; ``feeds``: what each unit reads.
@@ -101,7 +102,7 @@ def restore(book: Book, views: Iterable[View], feeds: Mapping[int, Mapping[str, 
     left: list[Unit] = list(views) if coming else []
     while left:
         unit = left.pop()
-        read = feeds.get(unit.id, {})
+        read = feeds.get(unit.id)
         other = _others(unit.plan, read)
         for node, feeder in read.items():
             shared = book.subplans.get(feeder)

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Final
 
 from headrace.runtime.shared import Shared
+from headrace.runtime.unit_links import UnitLinks
 from headrace.runtime.views import Unit, View
 from headrace.sql.status import Status
 from headrace.state.rocks import RocksStore
@@ -32,6 +33,7 @@ class UnitIndex:
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
+        self.links: Final = UnitLinks(self._lock)
         self.changes = 0
         """Changes of units so far, but for those of their marks."""
         # Guarded by the lock, all of them; by id of the unit, where not said otherwise.
@@ -53,6 +55,12 @@ class UnitIndex:
         """These units, by that txid."""
         self._staged: Final[dict[int, Unit]] = {}
         """Those whose first states are still staged."""
+        self._undurable: Final[dict[int, Unit]] = {}
+        """Owned views and subplans whose mark no checkpoint holds."""
+        self._durable: Final[dict[int, int]] = {}
+        """The durable txid of an owned view or a part."""
+        self._durable_at: Final = Counter[int]()
+        """Number of these units, by that txid."""
 
     # --- answers
 
@@ -61,6 +69,12 @@ class UnitIndex:
         """The least of the latencies that live views allow; 0 without any."""
         with self._lock:
             return min(self._latencies, default=0)
+
+    @property
+    def any_live(self) -> bool:
+        """Whether there is a live view."""
+        with self._lock:
+            return bool(self._live)
 
     @property
     def standing(self) -> list[View]:
@@ -103,6 +117,18 @@ class UnitIndex:
             }
             return list((found | self._staged).values())
 
+    @property
+    def undurable(self) -> list[Unit]:
+        """Owned views and subplans whose mark no checkpoint holds."""
+        with self._lock:
+            return list(self._undurable.values())
+
+    @property
+    def durable_txids(self) -> list[int]:
+        """The txids that owned views and parts have in the last checkpoint, each once."""
+        with self._lock:
+            return list(self._durable_at)
+
     def owned(self, unit_ids: Collection[int]) -> list[Unit]:
         """Return those of the units that are owned views or parts."""
         with self._lock:
@@ -127,20 +153,23 @@ class UnitIndex:
                 self._count(unit)
 
     def update_mark(self, unit: Unit) -> None:
-        """Count a unit at its mark, where that alone has changed."""
+        """Count a unit at its marks, where these alone have changed."""
         with self._lock:
-            before = self._marks.get(unit.id)
-            txid = unit.mark.txid
-            if before is None or before == txid or self._known[unit.id] is not unit:
+            if self._known.get(unit.id) is not unit:
                 return
-            self._leave_mark(unit.id)
-            self._put_mark(unit, txid)
+            before, txid = self._marks.get(unit.id), unit.mark.txid
+            if before is not None and before != txid:
+                self._leave_mark(unit.id)
+                self._put_mark(unit, txid)
+            if unit.id in self._durable or isinstance(unit, Shared):
+                self._count_durable(unit)
 
     def remove(self, unit: Unit) -> None:
         """Count a unit no more; nothing happens if another one has its id by now."""
         with self._lock:
             if self._known.get(unit.id) is unit:
                 self._uncount(unit.id)
+                self.links.remove(unit.id)
                 self.changes += 1
 
     # --- under the lock
@@ -149,6 +178,7 @@ class UnitIndex:
         self._uncount(unit.id)
         self.changes += 1
         self._known[unit.id] = unit
+        self.links.put(unit)
         if not isinstance(unit.store, RocksStore):
             self._elsewhere[unit.id] = unit
         if isinstance(unit, View):
@@ -160,8 +190,11 @@ class UnitIndex:
                 self._parts[unit.id] = unit
         if owned:
             self._put_mark(unit, unit.mark.txid)
+            self._put_durable(unit)
             if unit.staged:
                 self._staged[unit.id] = unit
+        if owned or isinstance(unit, Shared):
+            self._count_durable(unit)
 
     def _count_view(self, view: View) -> None:
         if view.status in _STANDING:
@@ -178,9 +211,10 @@ class UnitIndex:
     def _uncount(self, unit_id: int) -> None:
         for units in (
             *(self._known, self._standing, self._clocked, self._placed, self._parts),
-            *(self._elsewhere, self._staged),
+            *(self._elsewhere, self._staged, self._undurable),
         ):
             units.pop(unit_id, None)
+        self._leave_durable(unit_id)
         if unit_id in self._marks:
             self._leave_mark(unit_id)
         if unit_id in self._live:
@@ -201,3 +235,23 @@ class UnitIndex:
         del self._at[txid][unit_id]
         if not self._at[txid]:
             del self._at[txid]
+
+    def _count_durable(self, unit: Unit) -> None:
+        if unit.mark == unit.durable:
+            self._undurable.pop(unit.id, None)
+        else:
+            self._undurable[unit.id] = unit
+        if unit.id in self._durable and self._durable[unit.id] != unit.durable.txid:
+            self._leave_durable(unit.id)
+            self._put_durable(unit)
+
+    def _put_durable(self, unit: Unit) -> None:
+        txid = self._durable[unit.id] = unit.durable.txid
+        self._durable_at[txid] += 1
+
+    def _leave_durable(self, unit_id: int) -> None:
+        txid = self._durable.pop(unit_id, None)
+        if txid is not None:
+            self._durable_at[txid] -= 1
+            if not self._durable_at[txid]:
+                del self._durable_at[txid]

@@ -16,7 +16,8 @@ from typing import Final
 
 from headrace import clock
 from headrace.runtime.book import Book
-from headrace.runtime.views import Unit
+from headrace.runtime.shared import Shared
+from headrace.runtime.views import Unit, View
 from headrace.storage.queue import Queue
 
 _TARGET_MS: Final = 50
@@ -68,19 +69,19 @@ class Urgency:
     def write(self) -> bool:
         """Write it into the table, and where they read on; returns whether anybody waits."""
         book = self._book
-        targets = _targets(book)
+        targets: dict[int, int | None] = {}
         last = book.records.get(book.records.last)
         now_us = last.commit_time_us if last is not None else 0
         waits = False
-        for unit in book.units:
-            for feeder in set(unit.feeds.values()):
-                queue = book.subplans[feeder].queue
-                if queue is not None:
-                    at = unit.processed
-                    waits |= self._note(queue, unit.id, at, targets.get(unit.id), now_us)
+        for shared in book.subplans.values():
+            if shared.queue is None:
+                continue
+            for unit in book.readers(shared):
+                target = _target(book, unit, targets)
+                waits |= self._note(shared.queue, unit.id, unit.processed, target, now_us)
         queue, reader = book.retained.queue, book.retained.READER
         if queue is not None:
-            target = min(targets.values(), default=None)
+            target = book.index.latency_ms if book.index.any_live else None
             waits |= self._note(queue, reader, book.taken.txid, target, now_us)
         return waits
 
@@ -100,20 +101,15 @@ class Urgency:
         return urgency > 0
 
 
-def _targets(book: Book) -> dict[int, int]:
-    """How late units may be, milliseconds, by id: as late as the least view that needs them.
+def _target(book: Book, unit: Unit, known: dict[int, int | None]) -> int | None:
+    """Return how late a unit may be, milliseconds: as late as the least view that needs it.
 
-    Those of which every view stands still are left out.
+    None: every view that needs it stands still.  ``known``: the answers so far, by id.
     """
-    out = {view.id: view.latency_ms for view in book.views.values() if view.live}
-    found: list[Unit] = list(book.views.values())
-    while found:
-        unit = found.pop()
-        target = out.get(unit.id)
-        for feeder in set(unit.feeds.values()):
-            shared = book.subplans.get(feeder)
-            if shared is None or target is None or out.get(feeder, math.inf) <= target:
-                continue
-            out[feeder] = target
-            found.append(shared)
-    return out
+    if isinstance(unit, View):
+        return unit.latency_ms if unit.live else None
+    if unit.id not in known:
+        assert isinstance(unit, Shared), "the other kind of unit"
+        found = (_target(book, reader, known) for reader in book.readers(unit))
+        known[unit.id] = min((target for target in found if target is not None), default=None)
+    return known[unit.id]

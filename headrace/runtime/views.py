@@ -8,8 +8,9 @@ resync and hold back nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -58,15 +59,15 @@ class UnitListener(Protocol):
         """Take note that something about a unit has changed."""
 
     def update_mark(self, unit: Any, /) -> None:
-        """Take note that the mark of a unit has changed, and nothing else."""
+        """Take note that a mark of a unit has changed, and nothing else."""
 
 
 @dataclass(slots=True)
 class Unit:
     """What has a state and a dataflow of its own: a view, or a subplan that views share."""
 
-    refeeds: ClassVar[int] = 0
-    """How often any unit has begun to read other subplans."""
+    clock: ClassVar[Iterator[int]] = itertools.count(1)
+    """Moments in the order in which the work of any unit begins and ends."""
 
     id: int
     plan: PhysicalPlan
@@ -91,6 +92,8 @@ class Unit:
     story: Story = field(default_factory=Story, kw_only=True)
     works: int = field(default=0, kw_only=True)
     """How often it has begun a txid."""
+    stirred: int = field(default=0, kw_only=True)
+    """When work of it last began or ended, by ``clock``: its values are those of then."""
     limits: dict[str, int] = field(default_factory=dict, kw_only=True)
     """What a txid may cost it where that is not what the settings say (``bounds.NAMES``)."""
     brief: bool = field(default=False, kw_only=True)
@@ -110,15 +113,16 @@ class Unit:
 
     def __post_init__(self) -> None:
         """Nothing is shared to begin with."""
+        self.stirred = next(Unit.clock)
         self.temporal = self.plan.temporal
         self.feed_on({})
 
     def feed_on(self, feeds: Mapping[str, int]) -> None:
         """Take the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
         self.feeds = dict(feeds)
-        Unit.refeeds += 1
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
+        self._changed()
 
     def compute(self, whole: PhysicalPlan) -> None:
         """Go on by another plan, to which its states fit; REQUIRES: nothing is in flight."""
@@ -166,6 +170,7 @@ class Unit:
         self.processed = mark.txid
         self.dataflow = None
         self._begun.clear()
+        self.stirred = next(Unit.clock)
         self._marks = {mark.txid: mark}
         self._changed()
 
@@ -224,6 +229,7 @@ class Unit:
         """Its dataflow is about to write what ``txid`` changes."""
         assert self.store is not None, "live views have state"
         self.works += 1
+        self.stirred = next(Unit.clock)
         if self.bound is not None:
             self.bound.begin()
         self.store.begin(txid)
@@ -235,6 +241,7 @@ class Unit:
         if self._begun and self._begun[0] == mark.txid:
             self.store.commit(mark.txid)
             del self._begun[0]
+            self.stirred = next(Unit.clock)
         self._marks[mark.txid] = mark
         self._move(mark)
 
@@ -244,6 +251,8 @@ class Unit:
         if isinstance(self.store, AwayStore):
             self.store.durable = mark.txid
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
+        if self.listener is not None:
+            self.listener.update_mark(self)
 
     def note(self, meta: Meta) -> None:
         """Add to a checkpoint, besides its mark, what else must be there with it."""
@@ -263,6 +272,7 @@ class Unit:
         if self.store is None or not any(begun >= txid for begun in self._begun):
             return
         self.dataflow = None
+        self.stirred = next(Unit.clock)
         found = self.store.rollback(txid)
         self._begun = [begun for begun in self._begun if begun <= found]
         self.processed = min(self.processed, found)
@@ -323,6 +333,11 @@ class View(Unit):
     def suspended(self) -> str | None:
         """The job for which nothing is written just now, because it replaces the contents."""
         return self._suspended
+
+    def write_to(self, target: ResultTable) -> None:
+        """Have its rows go there: the table of its name may be another one by now."""
+        self.target = target
+        self._changed()
 
     def turn(self, status: Status) -> None:
         """Give it another status; the catalog is the caller's to change."""

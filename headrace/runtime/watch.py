@@ -41,10 +41,11 @@ from headrace.errors import (
 from headrace.kernels.pgoutput import Changes
 from headrace.postgres import definitions, fingerprint, identity, members
 from headrace.postgres.definitions import Definitions
-from headrace.postgres.fingerprint import Facts, Present, Reliances
+from headrace.postgres.fingerprint import Present
 from headrace.postgres.members import Change
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
+from headrace.postgres.reliances import Facts, Reliances, rights_of
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
 from headrace.runtime.views import Unit, View
@@ -56,9 +57,6 @@ _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
 _WITHDRAW_MS: Final = 50
 """Longest wait of the engine for a table's lock; the commander tries for longer."""
-
-_Done = frozenset[tuple[int, int]] | None
-"""What has been done for a view, by unit; None: something is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +91,20 @@ class Watch:
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
-        self._quiet: dict[int, frozenset[tuple[int, int]]] = {}
-        """What had been done for a view, by unit, when it was looked at with nothing under way."""
+        self._found_right: dict[int, int] = {}
+        """When a view was last compared and found to be right, by the clock of the units."""
+        self._all_right = 0
+        """When all but the ``_unsure`` last were, because nothing had changed."""
         self._columns = Columns(self._observations)
-        self._asked: Reliances | None = None
-        """What ``_facts`` rely on, at least; None: they have changed since."""
+        self._reliances = Reliances()
+        """What ``_facts`` rely on."""
         self._present: Present | None = None
-        """What the last poll has read; each of ``_compared`` goes on under it."""
-        self._compared: set[int] = set()
-        self._batches = -1
-        """Our number of batches when ``_quiet`` was noted of all views last."""
+        """What the last poll has read: all but the ``_unsure`` go on under it."""
+        self._unsure: set[int] = set()
+        """Views that the last poll has not found to be right."""
+        self._changes = book.index.links.follow()
+        self._changed: set[int] = set()
+        """Views to be compared by the next poll, though nothing has changed that they rely on."""
         self._polled: tuple[str, int] | None = None
         """The source's snapshot and our number of batches when a poll last found all well."""
         self.due = 0.0
@@ -135,7 +137,8 @@ class Watch:
         found = follow(moving, errors.keys())
         if moving:
             self._facts |= found.facts
-            self._asked = None
+            for view_id, facts in found.facts.items():
+                self._reliances.put(view_id, facts)
         for difference in moving:
             if difference.view.id in found.refused:
                 wrong = fingerprint.difference(difference.before, difference.now)
@@ -153,28 +156,25 @@ class Watch:
     def _check_all(self, moving: list[Difference]) -> dict[int, HeadraceError]:
         """Compare all views with the present, which most views have in common.
 
-        A view is compared by itself only if it is new, or the present is another one.  See
-        ``_compare`` for ``moving``.
+        A view is compared by itself only if it has changed, or something has that it relies on.
+        See ``_compare`` for ``moving``.
         """
-        views = {v.id: v for v in self._book.views.values() if v.owned}
-        self._load(list(views))
-        if self._asked is None:
-            self._asked = Reliances.of(list(self._facts.values()))
-        name = self._book.settings.publication_name
-        present = Present.read(self._conn, self._asked, name, results.revisions)
-        if present != self._present:
-            self._compared.clear()
-        self._present = present
-        wanted = [i for i in views if i not in self._compared]
-        # Before a batch nothing can have been done for the others.
-        noted = self._compared if self._book.batches != self._batches else set()
-        done = {i: _done(self._book, views[i]) for i in (*wanted, *noted) if i in views}
-        self._batches = self._book.batches
-        errors = self._compare(wanted, done, present, moving)
-        for view_id in noted & done.keys():
-            self._note_quiet(view_id, done[view_id])
-        unsure = {difference.view.id for difference in moving}
-        self._compared = {i for i in views if i in self._facts} - errors.keys() - unsure
+        book, at = self._book, next(Unit.clock)
+        self._take_changes(())
+        again = self._changed | self._unsure
+        self._load([i for i in again if i in book.views and book.views[i].owned])
+        name = book.settings.publication_name
+        present = Present.read(self._conn, self._reliances, name, results.revisions)
+        changed = present.changed(self._present) if self._present is not None else None
+        concerned = self._facts.keys() if changed is None else self._reliances.views_on(changed)
+        found = [book.views[i] for i in sorted(again.union(concerned)) if i in book.views]
+        wanted = [view for view in found if view.owned]
+        quiet = {view.id: self._is_quiet(view) for view in wanted}
+        # Until each of these was compared, only the others are known to be right.
+        self._unsure, self._present, self._all_right = set(quiet), present, at
+        errors = self._compare(wanted, quiet, at, present, moving)
+        self._changed.clear()
+        self._unsure = errors.keys() | {difference.view.id for difference in moving}
         return errors
 
     def _reconsider(self) -> None:
@@ -237,7 +237,7 @@ class Watch:
     def relied_on(self, view: View) -> tuple[Definitions | None, list[Right]]:
         """What the sink has to look at: definitions and rights."""
         facts = self._facts.get(view.id, {})
-        return self.definitions(view), fingerprint.rights_of(facts)
+        return self.definitions(view), rights_of(facts)
 
     def definitions(self, view: View) -> Definitions | None:
         """What its values depend on besides its tables; None: nothing that can be altered."""
@@ -260,14 +260,14 @@ class Watch:
         """
         self._columns.describe(found)
         tables = {description.relation.oid for description in found}
-        return self._check_with(self._readers(tables), {d.xid for d in found})
+        return self._check_with(self._readers(sorted(tables)), {d.xid for d in found})
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
         """See ``Columns``."""
         return self._columns.numbered(changes, xid, read)
 
     def _observations(self, table: int, xid: int) -> Iterator[Observation]:
-        views = self._readers({table})
+        views = self._readers([table])
         if not any(self._shows(view, {xid}) for view in views):
             self._check_with(views, {xid})
         for view in views:
@@ -275,17 +275,12 @@ class Watch:
                 if view.id in known:
                     yield from fingerprint.observations(known[view.id], table)
 
-    def _readers(self, tables: set[int]) -> list[View]:
-        return [
-            v
-            for v in self._book.views.values()
-            if v.owned and not tables.isdisjoint(self._tables(v))
-        ]
-
-    def _tables(self, view: View) -> set[int]:
-        """The tables that a view reads, or what feeds it."""
-        units: list[Unit] = [view, *self._book.needed([view])]
-        return {source.table_oid for unit in units for source in unit.plan.sources}
+    def _readers(self, tables: Iterable[int]) -> list[View]:
+        """The owned views that read these tables, or are fed with what does."""
+        links, book = self._book.index.links, self._book
+        units = {unit.id: unit for table in tables for unit in links.reading(table)}
+        views = {view.id: view for unit in units.values() for view in book.views_of(unit)}
+        return [view for view in views.values() if view.owned]
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
         """``check`` with facts that show ``xids``, which have committed."""
@@ -325,7 +320,7 @@ class Watch:
         known = [
             self._facts[v.id]["publication"]
             for v in self._book.views.values()
-            if v.owned and v.id in self._facts and self._tables(v)
+            if v.owned and v.id in self._facts and self._facts[v.id]["tables"]
         ]
         return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
 
@@ -334,46 +329,59 @@ class Watch:
         return self._book.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
-        done = {view.id: _done(self._book, view) for view in views}
-        self._load(list(done))
-        known = [self._facts[i] for i in done if i in self._facts]
+        wanted, at = list(views), next(Unit.clock)
+        quiet = {view.id: self._is_quiet(view) for view in wanted}
+        self._take_changes(quiet)
+        self._load(quiet)
+        known = [(i, self._facts[i]) for i in quiet if i in self._facts]
         if not known:
-            return self._compare(list(done), done, None)
+            return self._compare(wanted, quiet, at, None)
         name = self._book.settings.publication_name
-        present = Present.read(self._conn, Reliances.of(known), name, results.revisions)
-        return self._compare(list(done), done, present)
+        present = Present.read(self._conn, Reliances(known), name, results.revisions)
+        return self._compare(wanted, quiet, at, present)
+
+    def _is_quiet(self, view: View) -> bool:
+        """Whether no value of a view was computed since it was last found to be right."""
+        right = self._found_right.get(view.id, 0)
+        if view.id not in self._unsure:
+            right = max(right, self._all_right)
+        units: list[Unit] = [view, *self._book.needed([view])]
+        return not any(unit.busy or unit.stirred > right for unit in units)
 
     def _compare(
         self,
-        wanted: list[int],
-        done: Mapping[int, _Done],
+        wanted: Sequence[View],
+        quiet: Mapping[int, bool],
+        at: int,
         present: Present | None,
         moving: list[Difference] | None = None,
     ) -> dict[int, HeadraceError]:
         """Compare the facts of ``wanted`` with the present; None: no facts are known.
+
+        ``quiet``: of which no value was computed since they were last found to be right.  ``at``:
+        when this began, by the clock of the units.
 
         Views for which only the members of a table have changed are added to ``moving``; without
         it, the next poll comes at once, and they go on till then.
         """
         errors: dict[int, HeadraceError] = {}
         unidentified = False
-        for view_id in wanted:
-            before = self._facts.get(view_id)
+        for view in wanted:
+            view_id, before = view.id, self._facts.get(view.id)
             if before is None or present is None:
                 errors[view_id] = StateDamaged(
                     "there is no record of what the view relies on", hint=RESYNC
                 )
                 continue
             now = self._now[view_id] = present.of(before)
-            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
-            gone = self.withdrawn
-            error = fingerprint.difference(before, now, quiet=quiet, withdrawn=gone)
+            still, gone = quiet[view_id], self.withdrawn
+            error = fingerprint.difference(before, now, quiet=still, withdrawn=gone)
             unidentified = unidentified or fingerprint.unidentified(now)
-            if error and (change := members.change(before, now, quiet=quiet, withdrawn=gone)):
+            if error and (change := members.change(before, now, quiet=still, withdrawn=gone)):
                 if moving is None:
                     self.due = 0.0
                 else:
-                    moving.append(Difference(self._book.views[view_id], before, now, change))
+                    moving.append(Difference(view, before, now, change))
                 continue
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
@@ -382,7 +390,7 @@ class Watch:
                 continue
             if (kept := fingerprint.followed(before, now)) is not None:
                 self._keep(view_id, before, kept)
-            self._note_quiet(view_id, done[view_id])
+            self._found_right[view_id] = at
         if unidentified:
             self._withdraw()
         return errors
@@ -397,28 +405,26 @@ class Watch:
         self.withdrawn.update(entry for entry, *_ in found)
         identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
 
-    def _note_quiet(self, view_id: int, done: _Done) -> None:
-        """Note what had been done for a view when it was found to be right."""
-        if done is None:
-            self._quiet.pop(view_id, None)
-        else:
-            self._quiet[view_id] = done
-
-    def _load(self, wanted: list[int]) -> None:
-        """Have the facts of ``wanted``, and of no view that is gone."""
-        for view_id in self._facts.keys() - self._book.views.keys():
+    def _take_changes(self, wanted: Collection[int]) -> None:
+        """Have views compared that have changed; forget those that are gone, but for ``wanted``."""
+        self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
+        for view_id in [i for i in self._changed if i not in self._book.views]:
             if view_id not in wanted:
-                del self._facts[view_id]
-                self._asked = None
-                self._now.pop(view_id, None)
-                self._quiet.pop(view_id, None)
+                self._changed.discard(view_id)
+                self._unsure.discard(view_id)
+                self._reliances.drop(view_id)
+                for known in (self._facts, self._now, self._found_right):
+                    known.pop(view_id, None)
+
+    def _load(self, wanted: Iterable[int]) -> None:
+        """Have the facts of ``wanted``."""
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
             found = watched.load(self._conn, new)
             self._facts.update(found)
-            if self._asked is not None:
-                self._asked = self._asked.joined(Reliances.of(list(found.values())))
-            self._compared.difference_update(new)
+            self._changed.update(found)
+            for view_id, facts in found.items():
+                self._reliances.put(view_id, facts)
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
         """Go on from the facts of ``now``."""
@@ -431,17 +437,9 @@ class Watch:
                 _log.info("table renamed", view=view_id, table=".".join(name))
                 reads.rename_table(self._conn, view_id, int(oid), name)
         self._facts[view_id] = now
-        self._asked = None
-        self._compared.discard(view_id)
+        self._reliances.put(view_id, now)
+        self._changed.add(view_id)
 
 
 def _locked(error: psycopg.Error) -> TransientError:
     return TransientError("the system catalog is locked", detail=str(error).strip())
-
-
-def _done(book: Book, view: View) -> _Done:
-    """What has been done for a view, by unit; None: something is under way."""
-    units: list[Unit] = [view, *book.needed([view])]
-    if any(unit.busy for unit in units):
-        return None
-    return frozenset((unit.id, unit.works) for unit in units)

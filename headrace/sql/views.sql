@@ -46,3 +46,6 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     paused_by   regrole,
     UNIQUE (schema_name, view_name)
 );
+
+-- Looked for once a second.
+CREATE INDEX IF NOT EXISTS views_stopped ON headrace.views (id) WHERE status = 'error';

@@ -213,9 +213,18 @@ class Regulator:
         """Whether the last decision was put off, for it is too soon after the one before."""
         self._spilled_at = -math.inf
         self._work: deque[Spill | Load] = deque()
+        self._bytes: Final[dict[Tier, int]] = {}
+        """What each tier takes, as of when it was looked at last."""
+        self._total = 0
+        self._cleaning: Final[dict[Tier, None]] = {}
+        self._fresh: Final[dict[Tier, None]] = {}
+        self._spilled: Final[dict[Tier, None]] = {}
+        """Tiers with groups that are not in memory."""
 
-    def step(self, tiers: list[Tier], worked_s: float = 0.0) -> bool:
+    def step(self, tiers: Iterable[Tier], worked_s: float = 0.0) -> bool:
         """A few milliseconds of work, between batches; returns whether there is more.
+
+        ``tiers`` are those that are new, or were used since the last step.
 
         Up to ``worked_s`` after a batch that took so long: what it has asked RocksDB for costs a
         third when it is loaded, and the next one finds it.
@@ -223,22 +232,47 @@ class Regulator:
         long = _STEP_S_MAX if self.crowded else min(worked_s, _STEP_S_MAX)
         until = clock.monotonic() + max(_STEP_S, long)
         for tier in tiers:
+            self._look_at(tier)
+        for tier in list(self._cleaning):
             while tier.cleaning and clock.monotonic() < until:
                 tier.clean(_CLEAN_NODES)
+            self._look_at(tier)
+        self.full = self._total / self.budget_bytes
         if not self._work:
-            self._decide(tiers, long=worked_s > _LONG_S)
-        total = self._weigh(tiers) if self._work else 0
+            self._decide(long=worked_s > _LONG_S)
         while self._work and clock.monotonic() < until:
-            self.full = total / self.budget_bytes
+            self.full = self._total / self.budget_bytes
             if self.full > FILL_UP_TO:
                 self._stop_loading(unasked_only=self.full <= LOAD_UP_TO)
             if self._work:
-                # A job changes the size of its own tier only.
+                # A job changes its own tier only.
                 tier = self._work[0].tier
-                before = tier.map.live_bytes
                 self._do()
-                total += tier.map.live_bytes - before
-        return self.busy or any(tier.cleaning for tier in tiers)
+                self._look_at(tier)
+        return self.busy or bool(self._cleaning)
+
+    def _look_at(self, tier: Tier) -> None:
+        """Note what there is to know of a tier that may have changed."""
+        if tier.closed:
+            self._leave(tier)
+            return
+        held = tier.map.live_bytes
+        self._total += held - self._bytes.get(tier, 0)
+        self._bytes[tier] = held
+        for tiers, is_one in (
+            (self._cleaning, tier.cleaning),
+            (self._fresh, tier.fresh),
+            (self._spilled, tier.spilled),
+        ):
+            if is_one:
+                tiers[tier] = None
+            else:
+                tiers.pop(tier, None)
+
+    def _leave(self, tier: Tier) -> None:
+        self._total -= self._bytes.pop(tier, 0)
+        for tiers in (self._cleaning, self._fresh, self._spilled):
+            tiers.pop(tier, None)
 
     @property
     def crowded(self) -> bool:
@@ -260,18 +294,15 @@ class Regulator:
 
     def forget(self, tiers: Iterable[Tier]) -> None:
         """Tiers are going away."""
-        gone = set(map(id, tiers))
+        gone = set(tiers)
+        for tier in gone:
+            self._leave(tier)
         work, self._work = self._work, deque[Spill | Load]()
         for job in work:
-            if id(job.tier) not in gone:
+            if job.tier not in gone:
                 self._work.append(job)
             elif isinstance(job, Load):
                 job.close()
-
-    def _weigh(self, tiers: list[Tier]) -> int:
-        total = sum(tier.map.live_bytes for tier in tiers)
-        self.full = total / self.budget_bytes
-        return total
 
     def _do(self) -> None:
         job = self._work[0]
@@ -306,24 +337,25 @@ class Regulator:
                 job.tier.learn(job.group, 2 * max(loaded, job.tier.estimate(job.group)))
             self._work.extend(job.give_up())
 
-    def _decide(self, tiers: list[Tier], *, long: bool) -> None:
-        total = self._weigh(tiers)
+    def _decide(self, *, long: bool) -> None:
+        total = self._total
         now = self._monotonic()
         if total < LOAD_BELOW * self.budget_bytes:
-            for tier in (tier for tier in tiers if tier.fresh):
+            for tier in list(self._fresh):
                 tier.fresh = False
+                self._look_at(tier)
                 if tier.spilled == layout.GROUPS:
                     self._work.append(Load(tier, 0, layout.GROUPS - 1, unasked=True))
             due = self._spilled_at + INTERVAL_S if long else self._next_at
-            wanted = not self._work and any(tier.spilled for tier in tiers)
+            wanted = not self._work and bool(self._spilled)
             self.postponed = wanted and now < due
             if wanted and now >= due:
-                self._decide_load(tiers, total)
+                self._decide_load(list(self._spilled), total)
                 self._next_at = now + INTERVAL_S
         elif total > self.budget_bytes:
             self.postponed = now < self._next_at
             if not self.postponed:
-                self._decide_spill(tiers, total)
+                self._decide_spill(list(self._bytes), total)
                 self._spilled_at = now
                 self._next_at = now + INTERVAL_S
         else:

@@ -88,7 +88,7 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         store = self._stores[name] = RocksStore(self, self._homes.home(name), txid)
-        self.schedule.touch()
+        self.schedule.touch(store)
         pack = self._packs.pop(name, None)
         if pack is not None:
             for tier, pairs in store.unpack(pack):
@@ -215,7 +215,7 @@ class RocksDatabase:
         again soon, though nothing else is to be done.  States that nobody has used since the last
         look are not looked at.
         """
-        self.schedule.step(self._tiers, worked_s)
+        self.schedule.step(worked_s)
         if self._checkpoint is not None and self._regulator.full > 1:
             self._checkpoint.pace.hurried = True
         return self.schedule.more
@@ -243,7 +243,8 @@ class RocksDatabase:
     @property
     def checkpoint_due(self) -> bool:
         """Whether so much has been written since the last one that memory needs a checkpoint."""
-        written = sum(tier.pending_bytes for tier in self._tiers())
+        used = self.schedule.used()
+        written = sum(tier.pending_bytes for store in used for tier in store.listed())
         return written > _PENDING_SHARE * self._regulator.budget_bytes
 
     def _tiers(self) -> list[Tier]:
@@ -256,7 +257,7 @@ class RocksDatabase:
 
     def forget(self, tiers: Iterable[Tier]) -> None:
         """These tiers are going away."""
-        self.schedule.touch()
+        self.schedule.touch_none()
         self._regulator.forget(tiers)
 
     def _retract(self, name: str) -> None:
@@ -264,6 +265,7 @@ class RocksDatabase:
             return
         self.demand_rest()
         store = self._stores.pop(name)
+        self.schedule.leave(store)
         self.forget(store.tiers.values())
         store.close()
 
@@ -278,6 +280,7 @@ class RocksDatabase:
         try:
             for store, txid in stores:
                 parts += store.snapshot(txid)
+                self.schedule.leave(store)
         except HeadraceError:
             for tier, snapshot in parts:
                 tier.release(snapshot)
@@ -290,8 +293,8 @@ class RocksDatabase:
         if done is not self._checkpoint:
             raise checkpoint.under_way()
         self._checkpoint = None
-        if done.parts:
-            self.schedule.touch()
+        for store, _ in done.stores:
+            self.schedule.touch(store)
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid

@@ -1,9 +1,8 @@
-"""When the memory regulator looks at all states, which costs as much as there are states."""
+"""When the memory regulator looks at states: at those that have been used since its last look."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from headrace import clock
 from headrace.state.regulator import Regulator
@@ -11,8 +10,15 @@ from headrace.state.tiers import Tier
 
 _LOOKED_AT_FREELY: Final = 256
 _LOOK_S: Final = 20e-6
-"""A look at all states costs less than a microsecond for each.  Beyond ``_LOOKED_AT_FREELY`` states
-each adds so much to the pause before the next look, which then takes at most a twentieth."""
+"""A look at a state costs about a microsecond.  Beyond ``_LOOKED_AT_FREELY`` states each adds so
+much to the pause before the next look, which then takes at most a twentieth."""
+
+
+class Store(Protocol):
+    """States that are used together."""
+
+    def listed(self) -> list[Tier]:
+        """Return its tiers as they are just now."""
 
 
 class RegulatorSchedule:
@@ -23,24 +29,47 @@ class RegulatorSchedule:
         self.more = False
         """Whether the regulator has not done all that it has decided."""
         self._due = 0.0
-        """When to look at all states again, on the monotonic clock."""
-        self._touched = True
-        """Whether states have been used since the last look."""
+        """When to look again, on the monotonic clock."""
+        self._touched: dict[Store, None] = {}
+        """What has been used since the last look."""
+        self._used: dict[Store, None] = {}
+        """What has been used since a checkpoint began to hold it."""
+        self._gone = True
+        """Whether states have gone since then, or none has been looked at yet."""
 
-    def touch(self) -> None:
+    def touch(self, store: Store) -> None:
         """Note that states are used; from any thread."""
-        self._touched = True
+        self._touched[store] = self._used[store] = None
 
-    def step(self, tiers: Callable[[], list[Tier]], worked_s: float) -> None:
+    def used(self) -> list[Store]:
+        """Return what has been used since a checkpoint began to hold it."""
+        return list(self._used)
+
+    def leave(self, store: Store) -> None:
+        """Note that a checkpoint begins to hold a store, or that it is gone."""
+        self._used.pop(store, None)
+
+    def touch_none(self) -> None:
+        """Note that states have gone."""
+        self._gone = True
+
+    def step(self, worked_s: float) -> None:
         """Have the regulator look and work if that is due; see ``RocksDatabase.regulate``."""
         now = clock.monotonic()
-        wanted = (self._touched or self._regulator.postponed) and now >= self._due
-        if not (wanted or self.more or self._regulator.busy):
+        wanted = self._touched or self._gone or self._regulator.postponed
+        if not ((wanted and now >= self._due) or self.more or self._regulator.busy):
             return
-        self._touched = False  # before the look: what is used meanwhile is for the next one
-        found = tiers()
+        self._gone = False
+        found = [tier for store in self._take() for tier in store.listed()]
         self.more = self._regulator.step(found, worked_s)
         self._due = now + max(len(found) - _LOOKED_AT_FREELY, 0) * _LOOK_S
+
+    def _take(self) -> list[Store]:
+        """Forget what was used; what is used meanwhile, by another thread, is for the next look."""
+        taken = list(self._touched)
+        for store in taken:
+            self._touched.pop(store, None)
+        return taken
 
     def hurry(self) -> None:
         """Have the regulator decide at once: what could not be spilled may be now."""

@@ -24,7 +24,7 @@ class Database(Protocol):
 
     @property
     def schedule(self) -> RegulatorSchedule:
-        """What is told that states are used."""
+        """Is told which states are used."""
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
@@ -87,7 +87,7 @@ class RocksStore:
         if self._closed or txid <= last:
             raise BugError(f"txid {txid} begins after {last}")
         self._in_flight.append(txid)
-        self._database.schedule.touch()
+        self._database.schedule.touch(self)
         for tier in self.tiers.values():
             tier.map.begin(txid)
 
@@ -106,7 +106,7 @@ class RocksStore:
             raise BugError(f"txid {txid} is not the next to commit")
         del self._in_flight[0]
         self.txid = txid
-        self._database.schedule.touch()
+        self._database.schedule.touch(self)
         for tier in self.tiers.values():
             tier.commit(txid)
 
@@ -119,7 +119,7 @@ class RocksStore:
             self._reopen()
             return self.durable
         first = max(txid, self.txid + 1)
-        self._database.schedule.touch()
+        self._database.schedule.touch(self)
         for tier in self.tiers.values():
             tier.rollback(first)
         self._in_flight = [one for one in self._in_flight if one < first]
@@ -136,6 +136,7 @@ class RocksStore:
             self.tiers[name] = self._tier(old.section)
             if name in self._states:
                 self._states[name].tier = self.tiers[name]
+        self._database.schedule.touch(self)
 
     # --- checkpoints
 
@@ -181,7 +182,7 @@ class RocksStore:
         if state is None:
             if name not in self.tiers:
                 self.tiers[name] = self._tier(self._section(name))
-            self._database.schedule.touch()
+            self._database.schedule.touch(self)
             state = self._states[name] = kind(self.tiers[name])
         if not isinstance(state, kind):
             raise BugError(f'state "{name}" is used both as a map and as an index')

@@ -34,7 +34,7 @@ from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import reuse
 from headrace.postgres.failures import as_headrace
-from headrace.process import imports, parent, rpc, tasks
+from headrace.process import imports, memory, parent, rpc, tasks
 from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
@@ -290,15 +290,16 @@ class Builder:
                 call = functools.partial(act, self._context, job, request)
                 return repair.after_repair(self._context, job, request, call)
 
+            large = _text_bytes(params) >= memory.LARGE_BYTES
             if not isinstance(request, ViewRequest) or not verb.fills:
-                return await self._run(work, progress)
+                return await self._run(work, progress, large=large)
 
             def filling(job: Job) -> Any:
                 with self._poison.filling(request.name, unasked=request.unasked):
                     return work(job)
 
             async with self._turn(request.caller, progress):
-                return await self._run(filling, progress)
+                return await self._run(filling, progress, large=large)
 
         return handle
 
@@ -330,14 +331,17 @@ class Builder:
             async with self._populations:
                 yield
 
-    async def _run(self, work: Work, progress: rpc.Progress) -> Any:
-        """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited."""
+    async def _run(self, work: Work, progress: rpc.Progress, *, large: bool = False) -> Any:
+        """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited.
+
+        ``large``: it takes much memory, which is given back.
+        """
 
         def report(message: dict[str, Any]) -> None:
             self._loop.call_soon_threadsafe(progress, message)
 
         job = Job(report)
-        future = self._loop.run_in_executor(self._pool, _guarded, work, job)
+        future = self._loop.run_in_executor(self._pool, _thrifty if large else _guarded, work, job)
         self._jobs.add(job)
         self._running.add(future)
         try:
@@ -352,6 +356,19 @@ class Builder:
         finally:
             self._jobs.discard(job)
             self._running.discard(future)
+
+
+def _text_bytes(params: dict[str, Any]) -> int:
+    """Return about how much text a command has."""
+    return sum(len(text) for text in params.values() if isinstance(text, str))
+
+
+def _thrifty(work: Work, job: Job) -> Any:
+    """``_guarded``, after which the memory of this thread is given back."""
+    try:
+        return _guarded(work, job)
+    finally:
+        memory.give_back()
 
 
 def _guarded(work: Work, job: Job) -> Any:

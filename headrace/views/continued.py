@@ -21,7 +21,6 @@ from typing import Any
 from headrace.collections import keeping, plan
 from headrace.collections.keeping import Common, NotKept
 from headrace.errors import SnapshotLost
-from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import choice, remade, reshape, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
@@ -192,12 +191,7 @@ class Continued(Altered):
             return Replaced(0, 0)
         limits = bounds.of_filling(self._settings, self._options.limits)
         bound = Bound(limits, "a step of its population")
-        remote = RemoteEvaluator(
-            self._dsn,
-            self._planned.settings,
-            self._settings.eval_dsn or None,
-            value_bytes_max=limits.value_bytes,
-        )
+        remote = self._evaluator(limits.value_bytes)
         self._job.phase("reading")
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():

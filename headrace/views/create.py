@@ -24,7 +24,7 @@ from headrace.population.populate import Population, plan_with_facts, planning
 from headrace.population.publish import publish
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView

@@ -42,7 +42,7 @@ from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
-from headrace.postgres.fingerprint import Facts
+from headrace.postgres.reliances import Facts
 from headrace.sink import keys, table
 from headrace.sink.kept import KeptOfTable
 from headrace.sql import history, progress, reads, results, states, views

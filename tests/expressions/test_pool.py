@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,10 +16,18 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace.errors import HeadraceError, Interrupted, LimitExceeded, SessionsTerminated
+from headrace.errors import (
+    HeadraceError,
+    Interrupted,
+    LimitExceeded,
+    OutOfReach,
+    SessionsTerminated,
+)
+from headrace.expressions import link
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.terminations import TERMINATIONS_MAX
+from headrace.expressions.turns import EvaluationTurns
 from headrace.kernels import text
 from headrace.process.bounds import Bound, Limits
 from headrace.types import Field
@@ -452,3 +462,127 @@ def test_sessions_that_another_role_terminates_are_no_owners_fault(database, poo
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND application_name LIKE 'headrace eval%'"
             )
+
+
+_ATTACKS = """
+import sys
+import pyarrow as pa
+from pathlib import Path
+from headrace.errors import HeadraceError, LimitExceeded
+from headrace.expressions.pool import Pool
+from tests.expressions.test_pool import ask, evaluator
+
+pool = Pool(2, Path(sys.argv[2]))
+culprit = evaluator(sys.argv[1], pool, owner="culprit")
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        ask(culprit, "public.kills($1, false)")
+    except LimitExceeded as error:
+        print("refused", error.message, flush=True)
+    except HeadraceError as error:
+        print("failed", error.message, flush=True)
+    else:
+        print("done", flush=True)
+"""
+
+
+def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_path):
+    """The culprit's statements are another process's; this one has the sessions that it terminates."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    attacks = subprocess.Popen(
+        [sys.executable, "-c", _ATTACKS, database, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with closing(Pool(2, tmp_path)) as pool, attacks:
+        assert attacks.stdin is not None
+        assert attacks.stdout is not None
+        assert attacks.stdout.readline() == "ready\n"
+        victim = evaluator(database, pool, owner="victim")
+        outcomes = []
+        for _ in range(2 * TERMINATIONS_MAX + 2):
+            # A session is there to be hit, between two statements.
+            assert ask(victim, "$1::text") == "0"
+            attacks.stdin.write("go\n")
+            attacks.stdin.flush()
+            outcomes.append(attacks.stdout.readline().split()[0])
+            if outcomes[-1] == "refused":
+                break
+        assert ask(victim, "$1::text") == "0"
+        assert outcomes[-1] == "refused", outcomes
+        assert pool.proofs == {"culprit": TERMINATIONS_MAX}
+        # What one process has found out, all know: a new one, too.
+        with pytest.raises(LimitExceeded, match="terminates sessions"):
+            ask(evaluator(database, pool, owner="culprit"), "$1::text")
+        attacks.stdin.close()
+
+
+def test_a_victim_is_not_blamed_for_another_process(database, tmp_path):
+    """Its statements run alone, and the other process attacks without a pause."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    attacks = subprocess.Popen(
+        [sys.executable, "-c", _ATTACKS, database, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with closing(Pool(2, tmp_path)) as pool, attacks:
+        assert attacks.stdin is not None
+        assert attacks.stdout is not None
+        attacks.stdin.write("go\n" * 40)
+        attacks.stdin.close()
+        victim = evaluator(database, pool, owner="victim")
+        while attacks.poll() is None:
+            assert ask(victim, "$1::text || pg_sleep(0.02)::text") == "0"
+        assert "refused" in attacks.stdout.read()
+        assert set(pool.proofs) == {"culprit"}
+
+
+def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
+    """While one runs code of an owner without us, nobody is proven guilty."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    turns = EvaluationTurns(tmp_path)
+    turns.lose_backend()
+    with closing(Pool(2, tmp_path)) as pool:
+        one = evaluator(database, pool, owner="one")
+        for _ in range(TERMINATIONS_MAX + 1):
+            ask(one, "public.kills($1, false)")
+            ask(evaluator(database, pool, owner="other"), "$1::text")
+        assert pool.proofs == {}
+        turns.find_backend()
+        for _ in range(TERMINATIONS_MAX):
+            with contextlib.suppress(LimitExceeded):
+                ask(one, "public.kills($1, false)")
+        assert set(pool.proofs) == {"one"}
+
+
+def test_a_session_that_is_terminated_as_it_is_opened(database, monkeypatch):
+    """Another one is opened: only a server that ends them all is out of reach."""
+    opened: list[int] = []
+    connect = link.for_values
+
+    def opening(dsn: str, *, name: str) -> psycopg.Connection:
+        made = connect(dsn, name=name)
+        opened.append(made.info.backend_pid)
+        if len(opened) < hits:
+            with psycopg.connect(database, autocommit=True) as conn:
+                conn.execute("SELECT pg_terminate_backend(%s, 60000)", (opened[-1],))
+        return made
+
+    monkeypatch.setattr(link, "for_values", opening)
+    with closing(Pool(2)) as pool:
+        hits = 3
+        assert ask(evaluator(database, pool, owner="victim"), "$1::text") == "0"
+        assert len(opened) == 3
+    opened.clear()
+    hits = 9
+    with closing(Pool(2)) as pool:
+        victim = evaluator(database, pool, owner="victim")
+        with pytest.raises(OutOfReach):
+            ask(victim, "$1::text")
+        assert pool.proofs == {}

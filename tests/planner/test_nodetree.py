@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import BugError
+from headrace.planner.analyse import nodetree
 from headrace.planner.analyse.nodetree import Node, read_nodes
 
 
@@ -60,3 +61,46 @@ def test_a_name_ends_only_where_postgres_says(blank):
     node = read(f"{{RTE :ctename a{blank}:relid{blank}16400 :relid 0}}")
     assert node.text("ctename") == f"a{blank}:relid{blank}16400"
     assert node.number("relid") == 0
+
+
+class Counted:
+    """Finds tokens, and counts how many are asked for, and how many are there at once."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._find = nodetree._TOKEN.finditer
+
+    def finditer(self, *where):
+        for found in self._find(*where):
+            self.tokens += 1
+            yield found
+
+
+def test_the_bytes_of_a_constant_are_no_tokens(monkeypatch):
+    """A text of 900 kB is a constant of as many numbers in its tree."""
+    counted = Counted()
+    monkeypatch.setattr(nodetree, "_TOKEN", counted)
+    values = [at % 256 for at in range(900_000)]
+    signed = " ".join(str(v - 256 if v > 127 else v) for v in values)
+    node = read(f"{{CONST :constlen -1 :constvalue {len(values)} [ {signed} ] :location 7}}")
+    assert node.fields["constvalue"] == bytes(values)
+    assert node.number("location") == 7
+    assert counted.tokens < 20
+
+
+def test_equal_words_of_a_tree_are_one_string():
+    """A list of 5 000 constants has ten thousands of words, of which few differ."""
+    many = 5_000
+    one = "{CONST :consttype 23 :constbyval true :constvalue 4 [ 1 0 0 0 ] :location -1}"
+    node = read("{IN :args (" + " ".join([one] * many) + ")}")
+    words = [value for const in node.nodes("args") for value in const.fields.values()]
+    assert len(words) == 4 * many
+    assert len({id(word) for word in words if isinstance(word, str)}) == 3
+    names = [name for const in node.nodes("args") for name in const.fields]
+    assert len({id(name) for name in names}) == 4
+
+
+@pytest.mark.parametrize("cut", ["{QUERY :a", "{QUERY :a 1", "({X :n 1}"])
+def test_a_tree_that_ends_too_early(cut):
+    with pytest.raises(BugError, match="ends too early"):
+        read_nodes(f"({cut}")

@@ -41,7 +41,8 @@ def view(*, temporal: bool = False, live: bool = True) -> Any:
 
 
 def made(one: Any, passed: list[Passed]) -> Coverage:
-    book = SimpleNamespace(views={one.id: one}, covered=lambda mark: mark.lsn)
+    links = SimpleNamespace(asked_as=lambda key: [one] if key == one.id else [])
+    book = SimpleNamespace(index=SimpleNamespace(links=links), covered=lambda mark: mark.lsn)
     return Coverage(book, lambda: passed[0])  # type: ignore[arg-type]
 
 

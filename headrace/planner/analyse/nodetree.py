@@ -10,6 +10,7 @@ a node kind that nobody expects is refused by whoever meets it.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +21,9 @@ from headrace.planner import limits
 # What Postgres takes for blanks, and escapes in names: nothing else may end one.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_WORDS_MAX: Final = 10_000
+_PIECE: Final = 65_536
+"""Characters of a constant's bytes that are read at once."""
 
 # Labels of Postgres 15 and older -> the node names that 16 and newer print.
 _OLD_LABELS: Final = {
@@ -135,13 +139,23 @@ def frozen(value: object) -> Hashable:
 
 
 class _Reader:
+    """Reads one token after the other.
+
+    A tree has many times the size of its query: its tokens are never all there, equal words are one
+    string, and the bytes of constants are no tokens.
+    """
+
     def __init__(self, text: str) -> None:
-        self._tokens = _TOKEN.findall(text)
-        self._at = 0
+        self._text = text
+        self._tokens = _TOKEN.finditer(text)
+        self._words: dict[str, str] = {}
+        self._end = 0
+        """Where the last token ended."""
 
     def value(self) -> object:
-        token = self._tokens[self._at]
-        self._at += 1
+        return self._value(self._next())
+
+    def _value(self, token: str) -> object:
         if token == "{":
             return self._node()
         if token == "(":
@@ -150,44 +164,57 @@ class _Reader:
             return None
         return _unescape(token)
 
+    def _next(self) -> str:
+        found = next(self._tokens, None)
+        if found is None:
+            raise BugError("a pg_node_tree ends too early")
+        self._end = found.end()
+        token = found.group()
+        if len(self._words) < _WORDS_MAX:
+            return self._words.setdefault(token, token)
+        return self._words.get(token, token)
+
     def _node(self) -> Node:
         limits.check()
-        kind = self._tokens[self._at]
+        kind = self._next()
         node = Node(_OLD_LABELS.get(kind, kind))
-        self._at += 1
-        while self._tokens[self._at] != "}":
-            name = self._tokens[self._at]
+        while (name := self._next()) != "}":
             if not name.startswith(":"):
                 raise BugError(f"unreadable pg_node_tree at {name!r} in {kind}")
-            self._at += 1
-            node.fields[name[1:]] = self._datum() if name == ":constvalue" else self.value()
-        self._at += 1
+            field_name = sys.intern(name[1:])
+            node.fields[field_name] = self._datum() if name == ":constvalue" else self.value()
         return node
 
     def _list(self) -> list[object]:
         out: list[object] = []
-        if self._tokens[self._at] in ("i", "o", "x", "b"):
-            self._at += 1  # a list of integers, OIDs, xids, bits; strings have quotes
-        while self._tokens[self._at] != ")":
-            out.append(self.value())
-        self._at += 1
+        token = self._next()
+        if token in ("i", "o", "x", "b"):
+            token = self._next()  # a list of integers, OIDs, xids, bits; strings have quotes
+        while token != ")":
+            out.append(self._value(token))
+            token = self._next()
         return out
 
     def _datum(self) -> bytes | None:
-        length = self._tokens[self._at]
-        self._at += 1
+        length = self._next()
         if length == "<>":
             return None
-        end = self._tokens.index("]", self._at)
-        octets = bytes(int(t) & 0xFF for t in self._tokens[self._at + 1 : end])
-        self._at = end + 1
-        return octets[: int(length)]
+        text = self._text
+        at, end = text.index("[", self._end) + 1, text.index("]", self._end)
+        octets = bytearray()
+        while at < end:
+            piece = text.find(" ", min(at + _PIECE, end), end)
+            until = end if piece < 0 else piece
+            octets += bytes(int(number) & 0xFF for number in text[at:until].split())
+            at = until
+        self._tokens = _TOKEN.finditer(text, end + 1)
+        return bytes(octets[: int(length)])
 
 
 def _unescape(token: str) -> str:
     if token.startswith('"') and token.endswith('"') and len(token) > 1:
         token = token[1:-1]
-    return _ESCAPE.sub(r"\1", token)
+    return _ESCAPE.sub(r"\1", token) if "\\" in token else token
 
 
 def read_nodes(text: str) -> list[Node]:

@@ -1,0 +1,230 @@
+"""How the processes of one machine take turns with code of users, and what they know of its owners.
+
+Locks on files are given back by the system when a process ends, and no code of a user that runs in
+Postgres can take one.  Times are of the monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+_MAIN: Final = "evaluation.lock"
+"""Locked by each process while statements run: alone, or with others."""
+_NEXT: Final = "evaluation.next"
+"""Locked by who waits to be alone, so that no new statement begins before."""
+_LOST: Final = "evaluation.lost"
+"""Locked with others while a backend is there that has not ended when it was told to."""
+_RECORD: Final = "evaluation.json"
+_BYTES_MAX: Final = 1 << 20
+_LOSSES_MAX: Final = 16
+
+_log = structlog.get_logger(__name__)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process has found out."""
+
+    number: int
+    """One more than that of the event before."""
+    at: float
+
+
+class Loss(Event, frozen=True, kw_only=True):
+    """A session was terminated; a statement may have done it that has ended since then."""
+
+    since: float
+
+
+class Proof(Event, frozen=True, kw_only=True):
+    """A statement of an owner has terminated a session."""
+
+    owner: str
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What all processes know; numbers grow from one event to the next."""
+
+    losses: list[Loss] = []
+    proofs: list[Proof] = []
+
+    @property
+    def events(self) -> list[Event]:
+        """All of them, in order."""
+        return sorted((*self.losses, *self.proofs), key=lambda event: event.number)
+
+    @property
+    def number(self) -> int:
+        """That of the last event."""
+        return max((event.number for event in self.events), default=0)
+
+
+_RECORDS: Final = msgspec.json.Decoder(Record)
+
+
+class _Lock:
+    """A lock on a file; of one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd: Final = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take(self, *, alone: bool) -> bool:
+        """Take it, or change how it is held, without waiting; returns whether it is so."""
+        how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        try:
+            fcntl.flock(self.fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def give_back(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+
+class EvaluationTurns:
+    """Of one process; of one thread at a time."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """``folder`` is that of all processes; None: there is this one only."""
+        self._known = Record()
+        self._seen = b""
+        self._running = 0
+        self._lost = 0
+        self._waits = False
+        """Whether we hold the lock of who waits to be alone."""
+        self._files: tuple[_Lock, _Lock, _Lock, int] | None = None
+        if folder is not None:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700, parents=True)
+            record = os.open(folder / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            main, following, lost = (_Lock(folder / name) for name in (_MAIN, _NEXT, _LOST))
+            self._files = main, following, lost, record
+
+    # --- turns
+
+    def enter(self, *, alone: bool) -> bool:
+        """Begin a statement, alone or beside others; False: not yet, ask again or ``give_up``."""
+        if self._files is None:
+            return True
+        main, following, *_ = self._files
+        if alone:
+            self._waits = self._waits or following.take(alone=True)
+            if not (self._waits and main.take(alone=True)):
+                return False
+            self.give_up()
+            return True
+        self.give_up()
+        if not following.take(alone=False):
+            return False
+        entered = self._running > 0 or main.take(alone=False)
+        following.give_back()
+        self._running += entered
+        return entered
+
+    def give_up(self) -> None:
+        """Wait no more to be alone."""
+        if self._files is not None and self._waits:
+            self._files[1].give_back()
+            self._waits = False
+
+    def leave(self, *, alone: bool) -> None:
+        """End a statement."""
+        if self._files is None:
+            return
+        self._running -= not alone
+        if not self._running:
+            self._files[0].give_back()
+
+    # --- backends that go on without us
+
+    def lose_backend(self) -> None:
+        """Note that a backend goes on, whose code may do anything at any time."""
+        self._lost += 1
+        if self._files is not None:
+            fcntl.flock(self._files[2].fd, fcntl.LOCK_SH)  # another process has it for a moment
+
+    def find_backend(self) -> None:
+        """Note that such a backend has ended."""
+        self._lost -= 1
+        if self._files is not None and not self._lost:
+            self._files[2].give_back()
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether there is such a backend, of any process."""
+        if self._lost or self._files is None:
+            return bool(self._lost)
+        lost = self._files[2]
+        none = lost.take(alone=True)
+        if none:
+            lost.give_back()
+        return not none
+
+    # --- the record
+
+    def read(self) -> Record:
+        """Return what all processes know."""
+        if self._files is not None:
+            found = os.pread(self._files[3], _BYTES_MAX, 0)
+            if found != self._seen:
+                with self._locked():
+                    self._known = self._read()
+        return self._known
+
+    def add_loss(self, since: float, at: float) -> None:
+        """Have all processes know that a session was terminated."""
+        with self._locked():
+            known = self._read()
+            losses = [*known.losses, Loss(number=known.number + 1, at=at, since=since)][
+                -_LOSSES_MAX:
+            ]
+            self._write(Record(losses, known.proofs))
+
+    def add_proof(self, owner: str, at: float, oldest: float, most: int) -> None:
+        """Have all processes know what an owner's statement has done.
+
+        Kept are proofs of after ``oldest``, of each owner the last ``most``.
+        """
+        with self._locked():
+            known = self._read()
+            others = [p for p in known.proofs if p.owner != owner]
+            own = [p for p in known.proofs if p.owner == owner]
+            own = [*own, Proof(number=known.number + 1, at=at, owner=owner)][-most:]
+            kept = [proof for proof in (*others, *own) if oldest <= proof.at <= at]
+            self._write(Record(known.losses, kept))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._files is None:
+            yield
+            return
+        fcntl.flock(self._files[3], fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._files[3], fcntl.LOCK_UN)
+
+    def _read(self) -> Record:
+        if self._files is None:
+            return self._known
+        self._seen = os.pread(self._files[3], _BYTES_MAX, 0)
+        try:
+            return _RECORDS.decode(self._seen) if self._seen else Record()
+        except msgspec.DecodeError:
+            _log.warning("record of terminated sessions is damaged")
+            return Record()
+
+    def _write(self, record: Record) -> None:
+        self._known = record
+        if self._files is None:
+            return
+        data = self._seen = msgspec.json.encode(record)
+        os.pwrite(self._files[3], data, 0)
+        os.ftruncate(self._files[3], len(data))

@@ -1,0 +1,103 @@
+"""The things in the source's catalog that views rely on, and which views rely on each.
+
+Many views rely on few things, which are so read once for all of them (``fingerprint.Present``); and
+a thing that has changed names the views that it concerns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from headrace.postgres import privileges
+from headrace.postgres.privileges import Right
+
+Facts = dict[str, Any]
+"""JSON: ``owner`` (OID of a role), ``publication``, ``seen`` (the snapshot they are of), by OID
+``tables``, ``relations``, ``views`` and ``results``, ``rights``, which of them are ``lacks``, and
+``definitions``.
+
+``ended``: the view has stopped because it lacked a right.
+
+``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
+of snapshot and attributes.  They are what rows still to come may have been written under.
+
+``relations``, ``views``, ``results`` and ``rights`` are missing from facts that an earlier version
+took: a table was then what it is named as.
+"""
+
+Thing = tuple[str, Any]
+"""Kind and key: ``columns`` (OID of the table, number), ``tables``, ``relations``, ``views`` and
+``results`` (OID), ``rights``, ``objects`` and ``words`` (of definitions)."""
+
+
+def rights_of(view: Facts) -> list[Right]:
+    """Return the rights that a view needs."""
+    return privileges.from_json(view.get("rights", ()))
+
+
+class Reliances:
+    """Of a number of views, by id."""
+
+    def __init__(self, views: Iterable[tuple[int, Facts]] = ()) -> None:
+        """``views``: ids and facts."""
+        self._by_view: Final[dict[int, frozenset[Thing]]] = {}
+        self._views: Final[dict[str, dict[Any, set[int]]]] = {}
+        """Views by kind and key of what they rely on."""
+        self._sorted: Final[dict[str, list[Any]]] = {}
+        """Keys by kind, where these have not changed since they were asked for."""
+        for view_id, facts in views:
+            self.put(view_id, facts)
+
+    def put(self, view_id: int, facts: Facts) -> None:
+        """Note what a view relies on, in place of what is known of it."""
+        things = frozenset(_things(facts))
+        if self._by_view.get(view_id) == things:
+            return
+        self.drop(view_id)
+        self._by_view[view_id] = things
+        for kind, key in things:
+            views = self._views.setdefault(kind, {})
+            if key not in views:
+                self._sorted.pop(kind, None)
+            views.setdefault(key, set()).add(view_id)
+
+    def drop(self, view_id: int) -> None:
+        """Forget a view."""
+        for kind, key in self._by_view.pop(view_id, ()):
+            views = self._views[kind]
+            views[key].discard(view_id)
+            if not views[key]:
+                del views[key]
+                self._sorted.pop(kind, None)
+
+    def of(self, kind: str) -> list[Any]:
+        """Return the keys of one kind that any view relies on, in order."""
+        found = self._sorted.get(kind)
+        if found is None:
+            found = self._sorted[kind] = sorted(self._views.get(kind, ()))
+        return found
+
+    def views_on(self, things: Iterable[Thing]) -> set[int]:
+        """Return the views that rely on any of these."""
+        out: set[int] = set()
+        for kind, key in things:
+            out |= self._views.get(kind, {}).get(key, set())
+        return out
+
+
+def _things(facts: Facts) -> Iterator[Thing]:
+    for table, known in facts["tables"].items():
+        yield "tables", int(table)
+        for attnum in known["columns"] or ():
+            yield "columns", (int(table), int(attnum))
+    for kind in ("relations", "views", "results"):
+        for oid in facts.get(kind, ()):
+            yield kind, int(oid)
+    for right in rights_of(facts):
+        yield "rights", right
+    # By views that an earlier version has made, nothing of their definitions is known.
+    if "definitions" in facts:
+        for key in facts["definitions"]["objects"]:
+            yield "objects", key
+        yield "words", tuple(facts["definitions"].get("words", ()))
