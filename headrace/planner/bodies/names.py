@@ -14,7 +14,8 @@ def renamed(text: str, variables: set[str], function: str, parameters: set[str])
     """``text`` with other names for variables.
 
     A name behind a dot is that of a column, but for a parameter behind the function's name; one
-    before a dot is that of a table; one behind AS is a label, and one behind FROM or JOIN a table.
+    before a dot is that of a table, and one before a parenthesis that of a function; one behind AS
+    is a label, and one behind FROM or JOIN a table.
     """
     found = list(tokens.scan(text))
     words = [text[token.start : token.end].lower() for token in found]
@@ -30,7 +31,8 @@ def renamed(text: str, variables: set[str], function: str, parameters: set[str])
         behind = words[n + 1] if n + 1 < len(words) else ""
         own = before == "." and called[n - 2] == function and words[n - 3 : n - 2] != ["."]
         plain = before not in (".", "as") or (own and called[n] in parameters)
-        if called[n] in variables and plain and behind != "." and n not in tables:
+        plain = plain and behind not in (".", "(") and n not in tables
+        if called[n] in variables and plain:
             out += (text[at : token.start], tokens.identifier(other_name(called[n])))
             at = token.end
     return "".join((*out, text[at:]))

@@ -119,10 +119,13 @@ class Terms:
             coercion = self._twins.assignment(source, oid, modifier)
             fails = self.fails(coercion)
             expr = self.bound(coercion, {1: expr})
-        if collation and trees.collation(expr) != collation:
+        found = trees.collation(expr)
+        if collation and found is None:
             fields = {"arg": expr, "resulttype": str(oid), "resulttypmod": str(modifier)}
             more = {"resultcollid": str(collation), "relabelformat": "2", "location": "-1"}
             expr = Node("RELABELTYPE", {**fields, **more})
+        elif collation and found != collation:
+            expr = Node("COLLATEEXPR", {"arg": expr, "collOid": str(collation), "location": "-1"})
         return expr, fails
 
     def case(self, arms: Sequence[tuple[Node, Node]], last: Node, oid: int) -> Node:

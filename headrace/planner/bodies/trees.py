@@ -6,6 +6,7 @@ from typing import Final
 
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.nodetypes import targets
 from headrace.types import FIRST_USER_OID
 
 EXISTS, _ALL, _ANY, VALUE = 0, 1, 2, 4
@@ -14,7 +15,7 @@ _TESTS: Final = (EXISTS, _ALL, _ANY)
 _LABELS: Final = frozenset({"resname", "alias", "eref", "join_using_alias"})
 _COLLATIONS: Final = (
     *("constcollid", "paramcollid", "varcollid", "funccollid", "opcollid", "casecollid"),
-    *("resultcollid", "coalescecollid", "minmaxcollid", "aggcollid"),
+    *("resultcollid", "coalescecollid", "minmaxcollid", "aggcollid", "collOid"),
 )
 _PARTS: Final = (
     *("hasAggs", "hasWindowFuncs", "hasTargetSRFs"),
@@ -109,6 +110,8 @@ def null_test(expr: Node) -> Node:
 
 def collation(expr: Node) -> int | None:
     """The collation of an expression whose node says it."""
+    if expr.kind == "SUBLINK" and expr.number("subLinkType") == VALUE:
+        return collation(targets(expr.child("subselect"))[0])
     return next((expr.number(field) for field in _COLLATIONS if field in expr.fields), None)
 
 
