@@ -56,7 +56,7 @@ class Terminations:
         self._turn = threading.Condition()
         self._turns: Final = EvaluationTurns(folder)
         """Of the processes; used inside of ``_turn``."""
-        self._learned = self._turns.read().number
+        self._learned = 0
         """The last event of the record that is taken into account."""
         self._queue: deque[object] = deque()
         """Statements that wait for their turn, in the order in which they came."""
@@ -201,6 +201,8 @@ class Terminations:
             if event.number <= self._learned:
                 continue
             self._learned, until = event.number, event.at + PROBATION_S
+            if event.at > clock.monotonic():
+                continue  # the machine was started anew since
             if isinstance(event, Loss):
                 names = {name for name, ended in self._ended.items() if ended >= event.since}
                 self._suspected |= dict.fromkeys((*names, *self._running), until)

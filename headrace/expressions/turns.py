@@ -99,13 +99,20 @@ class EvaluationTurns:
         self._lost = 0
         self._waits = False
         """Whether we hold the lock of who waits to be alone."""
-        self._files: tuple[_Lock, _Lock, _Lock, int] | None = None
-        if folder is not None:
+        self._folder: Final = folder
+        self._opened: tuple[_Lock, _Lock, _Lock, int] | None = None
+
+    @property
+    def _files(self) -> tuple[_Lock, _Lock, _Lock, int] | None:
+        """The files, which are opened when they are needed first; None: there are none."""
+        folder = self._folder
+        if self._opened is None and folder is not None:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700, parents=True)
             record = os.open(folder / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             main, following, lost = (_Lock(folder / name) for name in (_MAIN, _NEXT, _LOST))
-            self._files = main, following, lost, record
+            self._opened = main, following, lost, record
+        return self._opened
 
     # --- turns
 
@@ -171,6 +178,8 @@ class EvaluationTurns:
 
     def read(self) -> Record:
         """Return what all processes know."""
+        if self._opened is None and self._folder and not (self._folder / _RECORD).exists():
+            return self._known  # nobody has noted anything
         if self._files is not None:
             found = os.pread(self._files[3], _BYTES_MAX, 0)
             if found != self._seen:
