@@ -53,7 +53,9 @@ def both(bench, case, path, partition_rows: int = 100):
                 write()
                 remote.close()
             else:
-                count = bench.context.spark.populate(job, case.plan, snapshot, sizes, {}, staged)
+                count = bench.context.spark.populate(
+                    job, case.plan, snapshot, sizes, {}, staged, ""
+                )
             lines = b"".join(f.read_bytes() for f in staged.row_files()).splitlines()
             assert len(lines) == count == staged.row_count()
             database = RocksDatabase(path / f"db_{mode}")

@@ -12,6 +12,7 @@ import psycopg
 
 from headrace.runtime import result_tables, views
 from headrace.runtime.engine import Engine
+from headrace.runtime.watch import Following
 from headrace.sql import results
 from tests.runtime.harness import ITEMS, Running, create_view, settle, source_plan
 
@@ -86,7 +87,7 @@ def look(running: Running) -> None:
     """What happens once a second."""
     engine: Engine = running.engine
     engine.watch.due = engine._healing._tables.due = 0.0
-    engine.watch.poll(engine.leaving.fail)
+    engine.watch.poll(engine.leaving.fail, lambda moving, stopping: Following({}, frozenset()))
     engine._healing.heal()
     engine.sharing.settle()
 
