@@ -5,7 +5,8 @@ Functions of all owners run as one role, and a role may terminate its own sessio
 a statement of a suspected owner runs, no other statement of an owner does, in no process of this
 machine: so a statement that is tried again cannot be hit by that of another owner.  After each of
 them an idle session of the same role, the probe, is asked for an answer.  A probe that was
-terminated proves which owner did it.
+terminated proves which owner did it.  A statement that has waited ``PATIENCE_S`` for other
+processes runs all the same, and then nothing is proven meanwhile.
 
 The processes take turns, and know what each has found out, by files (``turns.py``).  Those of
 another machine have their own.
@@ -34,6 +35,10 @@ PROBATION_S: Final = 60.0
 TERMINATIONS_MAX: Final = 3
 """Proven terminations of an owner in ``WINDOW_S`` after which its statements are refused."""
 WINDOW_S: Final = 600.0
+PATIENCE_S: Final = 1.0
+"""How long a statement waits for those of other processes.  A statement of a population may take a
+minute, and the engine has to go on.  Who has waited in vain once does not wait again until a turn
+was to be had."""
 _WAIT_S: Final = 0.05
 _NAME: Final = "headrace eval probe"
 _PROBE: Final = "SELECT 1"
@@ -69,7 +74,11 @@ class Terminations:
         self._proof = False
         """Whether the statement that runs alone has terminated a session."""
         self._certain = False
-        """Whether nothing but the statement that runs alone can terminate a session."""
+        """Whether nothing but the statement that runs alone could terminate a session when it
+        began."""
+        self._alone_since = 0.0
+        self._patient = True
+        """Whether the last statement that waited for other processes has got its turn."""
         self._suspected: dict[str, float] = {}
         """Until when an owner is suspected."""
         self._probe: psycopg.Connection | None = None
@@ -101,7 +110,7 @@ class Terminations:
             SessionsTerminated: the statement has terminated a session, once too often.
             HeadraceError: the bound of the thread ends the waiting.
         """
-        alone = self._begin(owner)
+        alone, entered = self._begin(owner)
         try:
             if not alone:
                 yield
@@ -119,7 +128,7 @@ class Terminations:
                 if self._proof:
                     self._judge(owner)
         finally:
-            self._end(owner, alone=alone)
+            self._end(owner, alone=alone, entered=entered)
 
     def noticed(self, owner: str, *, since: float, proven: bool) -> None:
         """Note that a session of ``owner`` was lost; call it inside of ``statement``.
@@ -160,9 +169,14 @@ class Terminations:
             found = self._turns.read().proofs
         return dict(Counter(p.owner for p in found if now - WINDOW_S <= p.at <= now))
 
-    def _begin(self, owner: str) -> bool:
-        """Wait for the turn, in the order of coming; return whether no other statement may run."""
-        ticket = object()
+    def _begin(self, owner: str) -> tuple[bool, bool]:
+        """Wait for the turn, in the order of coming.
+
+        Returns:
+            Whether no other statement of this process may run; whether this process has a turn.
+        """
+        ticket, entered = object(), False
+        waited_since: float | None = None
         with self._turn:
             self._queue.append(ticket)
             try:
@@ -170,27 +184,39 @@ class Terminations:
                     self._learn()
                     alone = self._is_suspected(owner)
                     free = self._alone is None and not (alone and self._running)
-                    if free and self._queue[0] is ticket and self._turns.enter(alone=alone):
-                        break
+                    if free and self._queue[0] is ticket:
+                        now = clock.monotonic()
+                        if entered := self._turns.enter(alone=alone):
+                            self._patient = True
+                            break
+                        waited_since = now if waited_since is None else waited_since
+                        if not self._patient or now - waited_since > PATIENCE_S:
+                            self._patient = False
+                            self._turns.enter_anyway(now)
+                            break
                     self._turn.wait(_WAIT_S)
                     bounds.check()
                 self._running[owner] += 1
                 if alone:
                     self._alone, self._proof = owner, False
-                    self._certain = not self._turns.has_lost
+                    self._alone_since = clock.monotonic()
+                    self._certain = entered and not self._turns.has_lost
             finally:
                 if self._queue[0] is ticket:
                     self._turns.give_up()
                 self._queue.remove(ticket)
                 self._turn.notify_all()
-        return alone
+        return alone, entered
 
-    def _end(self, owner: str, *, alone: bool) -> None:
+    def _end(self, owner: str, *, alone: bool, entered: bool) -> None:
         with self._turn:
             self._running[owner] -= 1
             self._running += Counter()  # without zeros
             self._ended[owner] = clock.monotonic()
-            self._turns.leave(alone=alone)
+            if entered:
+                self._turns.leave(alone=alone)
+            else:
+                self._turns.leave_anyway(self._ended[owner])
             if alone:
                 self._alone = None
             self._turn.notify_all()
@@ -219,7 +245,7 @@ class Terminations:
     def _prove(self, owner: str) -> None:
         """Note a termination by the statement that runs alone."""
         with self._turn:
-            if self._proof or not self._certain:
+            if self._proof or not self._certain or self._was_disturbed():
                 return
             self._proof = True
             now = clock.monotonic()
@@ -227,6 +253,11 @@ class Terminations:
             self._turns.add_proof(owner, now, now - WINDOW_S, TERMINATIONS_MAX)
             self._learn()
         _log.warning("function terminates sessions", owner=owner, times=self._times(owner))
+
+    def _was_disturbed(self) -> bool:
+        """Whether a statement without a turn has run beside the one that runs alone."""
+        disorder = self._turns.read().disorder
+        return self._turns.has_lost or self._alone_since <= disorder <= clock.monotonic()
 
     def _judge(self, owner: str) -> None:
         """Raise SessionsTerminated if a proven termination is the last that is borne."""

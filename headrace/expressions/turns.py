@@ -1,7 +1,11 @@
 """How the processes of one machine take turns with code of users, and what they know of its owners.
 
-Locks on files are given back by the system when a process ends, and no code of a user that runs in
-Postgres can take one.  Times are of the monotonic clock, which all processes of a machine share.
+The system releases locks on files when a process ends, and no code of a user that runs in Postgres
+can take one.  Times are of the monotonic clock, which all processes of a machine share.
+
+A statement may run for as long as a population may, so no process waits for its turn without end:
+it begins a statement without a turn (``enter_anyway``), and then nothing is proven that any
+process finds out meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -54,6 +58,8 @@ class Record(msgspec.Struct, frozen=True):
 
     losses: list[Loss] = []
     proofs: list[Proof] = []
+    disorder: float = 0.0
+    """When a statement last began or ended without a turn."""
 
     @property
     def events(self) -> list[Event]:
@@ -67,6 +73,15 @@ class Record(msgspec.Struct, frozen=True):
 
 
 _RECORDS: Final = msgspec.json.Decoder(Record)
+
+
+class _Files(NamedTuple):
+    """The files of a folder, open."""
+
+    main: _Lock
+    following: _Lock
+    lost: _Lock
+    record: int
 
 
 class _Lock:
@@ -100,10 +115,10 @@ class EvaluationTurns:
         self._waits = False
         """Whether we hold the lock of who waits to be alone."""
         self._folder: Final = folder
-        self._opened: tuple[_Lock, _Lock, _Lock, int] | None = None
+        self._opened: _Files | None = None
 
     @property
-    def _files(self) -> tuple[_Lock, _Lock, _Lock, int] | None:
+    def _files(self) -> _Files | None:
         """The files, which are opened when they are needed first; None: there are none."""
         folder = self._folder
         if self._opened is None and folder is not None:
@@ -111,7 +126,7 @@ class EvaluationTurns:
                 folder.mkdir(mode=0o700, parents=True)
             record = os.open(folder / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             main, following, lost = (_Lock(folder / name) for name in (_MAIN, _NEXT, _LOST))
-            self._opened = main, following, lost, record
+            self._opened = _Files(main, following, lost, record)
         return self._opened
 
     # --- turns
@@ -120,7 +135,7 @@ class EvaluationTurns:
         """Begin a statement, alone or beside others; False: not yet, ask again or ``give_up``."""
         if self._files is None:
             return True
-        main, following, *_ = self._files
+        main, following = self._files.main, self._files.following
         if alone:
             self._waits = self._waits or following.take(alone=True)
             if not (self._waits and main.take(alone=True)):
@@ -138,7 +153,7 @@ class EvaluationTurns:
     def give_up(self) -> None:
         """Wait no more to be alone."""
         if self._files is not None and self._waits:
-            self._files[1].give_back()
+            self._files.following.give_back()
             self._waits = False
 
     def leave(self, *, alone: bool) -> None:
@@ -147,7 +162,23 @@ class EvaluationTurns:
             return
         self._running -= not alone
         if not self._running:
-            self._files[0].give_back()
+            self._files.main.give_back()
+
+    def enter_anyway(self, at: float) -> None:
+        """Begin a statement without a turn: void what other processes find out meanwhile."""
+        self.give_up()
+        self.lose_backend()
+        self._add_disorder(at)
+
+    def leave_anyway(self, at: float) -> None:
+        """End a statement that has begun without a turn."""
+        self._add_disorder(at)
+        self.find_backend()
+
+    def _add_disorder(self, at: float) -> None:
+        with self._locked():
+            known = self._read()
+            self._write(Record(known.losses, known.proofs, at))
 
     # --- backends that go on without us
 
@@ -155,20 +186,20 @@ class EvaluationTurns:
         """Note that a backend goes on, whose code may do anything at any time."""
         self._lost += 1
         if self._files is not None:
-            fcntl.flock(self._files[2].fd, fcntl.LOCK_SH)  # another process has it for a moment
+            fcntl.flock(self._files.lost.fd, fcntl.LOCK_SH)  # another process has it for a moment
 
     def find_backend(self) -> None:
         """Note that such a backend has ended."""
         self._lost -= 1
         if self._files is not None and not self._lost:
-            self._files[2].give_back()
+            self._files.lost.give_back()
 
     @property
     def has_lost(self) -> bool:
         """Whether there is such a backend, of any process."""
         if self._lost or self._files is None:
             return bool(self._lost)
-        lost = self._files[2]
+        lost = self._files.lost
         none = lost.take(alone=True)
         if none:
             lost.give_back()
@@ -181,7 +212,7 @@ class EvaluationTurns:
         if self._opened is None and self._folder and not (self._folder / _RECORD).exists():
             return self._known  # nobody has noted anything
         if self._files is not None:
-            found = os.pread(self._files[3], _BYTES_MAX, 0)
+            found = os.pread(self._files.record, _BYTES_MAX, 0)
             if found != self._seen:
                 with self._locked():
                     self._known = self._read()
@@ -194,7 +225,7 @@ class EvaluationTurns:
             losses = [*known.losses, Loss(number=known.number + 1, at=at, since=since)][
                 -_LOSSES_MAX:
             ]
-            self._write(Record(losses, known.proofs))
+            self._write(Record(losses, known.proofs, known.disorder))
 
     def add_proof(self, owner: str, at: float, oldest: float, most: int) -> None:
         """Have all processes know what an owner's statement has done.
@@ -207,33 +238,33 @@ class EvaluationTurns:
             own = [p for p in known.proofs if p.owner == owner]
             own = [*own, Proof(number=known.number + 1, at=at, owner=owner)][-most:]
             kept = [proof for proof in (*others, *own) if oldest <= proof.at <= at]
-            self._write(Record(known.losses, kept))
+            self._write(Record(known.losses, kept, known.disorder))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         if self._files is None:
             yield
             return
-        fcntl.flock(self._files[3], fcntl.LOCK_EX)
+        fcntl.flock(self._files.record, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(self._files[3], fcntl.LOCK_UN)
+            fcntl.flock(self._files.record, fcntl.LOCK_UN)
 
     def _read(self) -> Record:
         if self._files is None:
             return self._known
-        self._seen = os.pread(self._files[3], _BYTES_MAX, 0)
+        self._seen = os.pread(self._files.record, _BYTES_MAX, 0)
         try:
             return _RECORDS.decode(self._seen) if self._seen else Record()
         except msgspec.DecodeError:
             _log.warning("record of terminated sessions is damaged")
-            return Record()
+            return self._known  # numbers must not begin anew: other processes know the last one
 
     def _write(self, record: Record) -> None:
         self._known = record
         if self._files is None:
             return
-        data = self._seen = msgspec.json.encode(record)
-        os.pwrite(self._files[3], data, 0)
-        os.ftruncate(self._files[3], len(data))
+        # One write, which leaves nothing of a longer record behind it: a kill cannot tear it.
+        data = self._seen = msgspec.json.encode(record).ljust(len(self._seen))
+        os.pwrite(self._files.record, data, 0)

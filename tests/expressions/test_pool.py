@@ -9,8 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import psycopg
 import pyarrow as pa
@@ -26,7 +30,7 @@ from headrace.errors import (
 from headrace.expressions import link
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.expressions.terminations import TERMINATIONS_MAX
+from headrace.expressions.terminations import TERMINATIONS_MAX, Terminations
 from headrace.expressions.turns import EvaluationTurns
 from headrace.kernels import text
 from headrace.process.bounds import Bound, Limits
@@ -487,28 +491,43 @@ for line in sys.stdin:
 """
 
 
-def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_path):
-    """The culprit's statements are another process's; this one has the sessions that it terminates."""
+@dataclass(frozen=True)
+class Attacks:
+    """Another process: it attacks once for each line of its orders, and tells how that has ended."""
+
+    process: subprocess.Popen[str]
+    orders: IO[str]
+    told: IO[str]
+
+
+@contextlib.contextmanager
+def attacking(database: str, folder: Path) -> Iterator[Attacks]:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
-    attacks = subprocess.Popen(
-        [sys.executable, "-c", _ATTACKS, database, str(tmp_path)],
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ATTACKS, database, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    with closing(Pool(2, tmp_path)) as pool, attacks:
-        assert attacks.stdin is not None
-        assert attacks.stdout is not None
-        assert attacks.stdout.readline() == "ready\n"
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield Attacks(process, process.stdin, process.stdout)
+
+
+def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_path):
+    """The culprit's statements are another process's; this one has the sessions that it terminates."""
+    with closing(Pool(2, tmp_path)) as pool, attacking(database, tmp_path) as attacks:
+        assert attacks.told.readline() == "ready\n"
         victim = evaluator(database, pool, owner="victim")
         outcomes = []
         for _ in range(2 * TERMINATIONS_MAX + 2):
             # A session is there to be hit, between two statements.
             assert ask(victim, "$1::text") == "0"
-            attacks.stdin.write("go\n")
-            attacks.stdin.flush()
-            outcomes.append(attacks.stdout.readline().split()[0])
+            attacks.orders.write("go\n")
+            attacks.orders.flush()
+            outcomes.append(attacks.told.readline().split()[0])
             if outcomes[-1] == "refused":
                 break
         assert ask(victim, "$1::text") == "0"
@@ -517,28 +536,18 @@ def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_pat
         # What one process has found out, all know: a new one, too.
         with pytest.raises(LimitExceeded, match="terminates sessions"):
             ask(evaluator(database, pool, owner="culprit"), "$1::text")
-        attacks.stdin.close()
+        attacks.orders.close()
 
 
 def test_a_victim_is_not_blamed_for_another_process(database, tmp_path):
     """Its statements run alone, and the other process attacks without a pause."""
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(KILLS)
-    attacks = subprocess.Popen(
-        [sys.executable, "-c", _ATTACKS, database, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with closing(Pool(2, tmp_path)) as pool, attacks:
-        assert attacks.stdin is not None
-        assert attacks.stdout is not None
-        attacks.stdin.write("go\n" * 40)
-        attacks.stdin.close()
+    with closing(Pool(2, tmp_path)) as pool, attacking(database, tmp_path) as attacks:
+        attacks.orders.write("go\n" * 40)
+        attacks.orders.close()
         victim = evaluator(database, pool, owner="victim")
-        while attacks.poll() is None:
+        while attacks.process.poll() is None:
             assert ask(victim, "$1::text || pg_sleep(0.02)::text") == "0"
-        assert "refused" in attacks.stdout.read()
+        assert "refused" in attacks.told.read()
         assert set(pool.proofs) == {"culprit"}
 
 
@@ -559,6 +568,63 @@ def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
             with contextlib.suppress(LimitExceeded):
                 ask(one, "public.kills($1, false)")
         assert set(pool.proofs) == {"one"}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_statement_of_another_process_that_does_not_end_holds_up_nobody(
+    database, tmp_path, alone
+):
+    """Whoever has waited for it runs all the same, and proves nothing."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(KILLS)
+    other = EvaluationTurns(tmp_path)
+    assert other.enter(alone=alone)
+    with closing(Pool(2, tmp_path)) as pool:
+        one, two = (evaluator(database, pool, owner=owner) for owner in ("one", "two"))
+        for _ in range(TERMINATIONS_MAX + 1):
+            assert ask(two, "$1::text") == "0"
+            ask(one, "public.kills($1, false)")
+        assert pool.proofs == {}
+        other.leave(alone=alone)
+        for _ in range(TERMINATIONS_MAX + 1):
+            assert ask(two, "$1::text") == "0"
+            with contextlib.suppress(LimitExceeded):
+                ask(one, "public.kills($1, false)")
+        assert set(pool.proofs) == {"one"}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_statement_without_a_turn_voids_the_proofs_of_others(database, tmp_path, beside):
+    """Its code may have terminated the probe of the statement that ran alone."""
+    here, other = Terminations(tmp_path), EvaluationTurns(tmp_path)
+    guilty = contextlib.nullcontext() if beside else pytest.raises(SessionsTerminated)
+    with (
+        closing(here),
+        psycopg.connect(database, autocommit=True) as conn,
+        guilty,
+        here.search(),
+        here.statement(database, "one"),
+    ):
+        if beside:
+            other.enter_anyway(time.monotonic())
+            other.leave_anyway(time.monotonic())
+        conn.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            " WHERE application_name = 'headrace eval probe' AND datname = current_database()"
+        )
+    assert here.proofs == ({} if beside else {"one": 1})
+
+
+def test_a_damaged_record_does_not_begin_anew(tmp_path):
+    """A process that has learned of an event learns of those after the damage, too."""
+    first, second = EvaluationTurns(tmp_path), EvaluationTurns(tmp_path)
+    for _ in range(5):
+        first.add_loss(0.0, 1.0)
+    known = second.read().number
+    (record,) = tmp_path.glob("*.json")
+    record.write_bytes(b"{" + record.read_bytes())
+    first.add_loss(0.0, 2.0)
+    assert second.read().number > known
 
 
 def test_a_session_that_is_terminated_as_it_is_opened(database, monkeypatch):
