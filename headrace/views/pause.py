@@ -44,11 +44,12 @@ def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
 def check_not_live(context: JobContext, view: ViewRow) -> None:
     """Raise UserError 55006 if a job is populating ``view`` now; UnderRepairError: the server's."""
     other = context.live.get(view.id)
-    if other is not None:
-        what = "created" if view.result_oid is None else "resynced"
-        error = UnderRepairError if other.unasked else UserError
-        raise error(
-            f'view "{view.name}" is being {what}',
-            hint="Wait for that, or cancel it.",
-            sqlstate="55006",
-        )
+    if other is None:
+        return
+    what = "created" if view.result_oid is None else "resynced"
+    message, hint = f'view "{view.name}" is being {what}', "Wait for that, or cancel it."
+    if other.unasked:
+        error = UnderRepairError(message, hint=hint)
+        error.view = view
+        raise error
+    raise UserError(message, hint=hint, sqlstate="55006")

@@ -14,51 +14,48 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.sql.status import Status
-from headrace.sql.verbs import CreateView, DropView, ResyncView, ViewRequest
+from headrace.sql.verbs import DropView, ResyncView, ViewRequest
 from headrace.sql.views import ViewRow
 
 _LOOK_S: Final = 0.1
 
 
 class UnderRepairError(UserError):
-    """55006: the server is filling the view anew by itself."""
+    """The server is filling a view anew by itself."""
+
+    sqlstate = "55006"
+    view: ViewRow | None = None
 
 
 def after_repair(
     context: JobContext, job: Job, request: ViewRequest, act: Callable[[], Any]
 ) -> Any:
-    """Call ``act`` once the server is not filling the view of ``request`` by itself.
+    """Call ``act``, again each time that it was refused because the server fills the view anew.
 
-    A resync that had to wait is done by that, if the view runs.  Drops do not wait: they end the
-    other job.
+    The caller's rights are those that ``act`` has checked before it was refused.  A resync that
+    had to wait is done by that, if the view runs.  A drop does not wait: it ends the other job.
 
     Raises:
         QueryCancelled: the caller has given up.
     """
-    if request.unasked or isinstance(request, CreateView | DropView):
-        return act()
+    told = False
     while True:
-        view = _await(context, job, request)
-        if view is not None and view.status == Status.RUNNING and isinstance(request, ResyncView):
-            return {"view_id": view.id, "notice": f'view "{view.name}" was filled anew meanwhile'}
         try:
             return act()
-        except UnderRepairError:
-            job.wait(_LOOK_S)
-
-
-def _await(context: JobContext, job: Job, request: ViewRequest) -> ViewRow | None:
-    """The view as a job of the server has left it; None: there was no such job."""
-    waited = False
-    while waited or any(other.unasked for other in list(context.live.values())):
-        with job.connection(context.settings.source, what="builder") as conn, job.translating():
-            view = names.find(conn, request.name, request.caller, request.settings)
-        other = context.live.get(view.id) if view is not None else None
-        if view is None or other is None or not other.unasked:
-            return view if waited else None
-        if not waited:
+        except UnderRepairError as error:
+            view = error.view
+            if view is None or request.unasked or isinstance(request, DropView):
+                raise
+        if not told:
             job.phase("pending")
             job.say(f'view "{view.name}" is being filled anew by the server')
-            waited = True
-        job.wait(_LOOK_S)
-    return None
+            told = True
+        other = context.live.get(view.id)
+        while other is not None and context.live.get(view.id) is other:
+            job.wait(_LOOK_S)
+        if isinstance(request, ResyncView):
+            with job.connection(context.settings.source, what="builder") as conn, job.translating():
+                view = names.find_owned(conn, request.name, request.caller, request.settings)
+            if view.status == Status.RUNNING and view.id not in context.live:
+                notice = f'view "{view.name}" was filled anew meanwhile'
+                return {"view_id": view.id, "notice": notice}

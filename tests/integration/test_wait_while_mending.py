@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
+from tests.security.roles import connect, role
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -76,6 +77,12 @@ def test_a_call_waits_until_the_server_has_filled_the_view(engine, commander, so
         done = threads.submit(other.execute, f"CALL headrace.{call}")
         wait_until(lambda: any("by the server" in line for line in said), "the call waits")
         assert not done.done()
+        with (
+            role(source, "stranger") as name,
+            connect(engine.dsn, name) as stranger,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            stranger.execute(f"CALL headrace.{call}")
         blocker.rollback()
         done.result(PATIENCE_S)
     source.execute("INSERT INTO items VALUES (30000, 1, 1)")
