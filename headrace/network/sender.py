@@ -75,9 +75,10 @@ class Sender:
         self._unheard_bytes = 0
         """Bytes sent since the worker was heard last."""
         self._meter: Final = LinkMeter()
-        self._said = said
+        self._said: int | None = None
         self._form = Packing(True, PIECE_BYTES)
         """How rows go to another machine."""
+        self.override(said)  # before anything is measured
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> bool:
         """Send a message; False: the link is dead."""

@@ -243,6 +243,9 @@ def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> Non
             sender.probed(Probed(100, measured))
         assert [item.word for item in sender._waiting][before:][-1:] == ([form] if far else [])
         assert sender.compresses == (far and form.packed)
+        if measured is None:
+            said_at_first = Sender(None, said, lambda _: None, far=far)
+            assert said_at_first.compresses == (far and form.packed)
 
 
 def test_an_interrupt_overtakes_what_a_slow_line_holds(tmp_path: Path) -> None:
