@@ -284,6 +284,8 @@ class RocksDatabase:
         except HeadraceError:
             for tier, snapshot in parts:
                 tier.release(snapshot)
+            for store, _ in stores:
+                self.schedule.touch(store)
             raise
         self._checkpoint = RocksCheckpoint(self.disk, list(stores), parts, meta)
         return self._checkpoint
@@ -298,6 +300,8 @@ class RocksDatabase:
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid
+                if store.txid == txid:
+                    self.schedule.leave(store)  # nothing of it has to be written
             if self._regulator.crowded:
                 self.schedule.hurry()
         for tier, snapshot in done.parts:

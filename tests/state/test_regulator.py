@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import clock
-from headrace.errors import TransientError
+from headrace.errors import BugError, TransientError
 from headrace.state import columns, regulator
 from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
@@ -434,3 +434,25 @@ def ten_times(path: Path, budget_mib: int) -> None:
 @pytest.mark.parametrize("budget_mib", [4, 32])
 def test_a_state_of_ten_times_the_budget(tmp_path, budget_mib) -> None:
     ten_times(tmp_path / "db", budget_mib)
+
+
+def test_what_a_checkpoint_holds_need_not_be_written_any_more(tmp_path):
+    """Only what was used since counts for the next checkpoint, or what the last one has not held."""
+    database = RocksDatabase(tmp_path / "db")
+    store, other = database.view(1), database.view(2)
+    state = store.map("m")
+    for txid, written in ((1, True), (2, False)):
+        store.begin(txid)
+        state.put_many([b"k"], [b"%d" % txid])
+        store.prepare()
+        store.commit(txid)
+        checkpoint = database.begin_checkpoint([(store, txid), (other, other.txid)], {})
+        if written:
+            checkpoint.write(sync=False)
+        assert database.schedule.used() == []
+        database.end_checkpoint(checkpoint)
+        assert database.schedule.used() == ([] if written else [store, other])
+    with pytest.raises(BugError):
+        database.begin_checkpoint([(store, 2), (other, -1)], {})
+    assert set(database.schedule.used()) == {store, other}
+    database.close()
