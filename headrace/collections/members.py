@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A member that is read already, and what becomes a member that is like it."""
+    """A member that is read already, and a new member that is like it."""
 
     like: int
     member: Member
@@ -54,7 +54,7 @@ def follow(
 ) -> p.PhysicalPlan | None:
     """Return ``whole`` with arms such that it reads the tables ``wanted``; None: that cannot be.
 
-    ``models``: what it may read anew.
+    ``models``: the tables that it may read anew.
     """
     had = {source.table_oid for source in whole.sources}
     made: p.PhysicalPlan | None = whole

@@ -47,7 +47,7 @@ _ENDED: Final = {_TERMINATED, None}
 """None: the connection has ended without a word."""
 _ATTEMPTS_MAX: Final = 3
 _OPENED_S: Final = 2.0
-"""Whoever waits longer for a connection does not try again."""
+"""A statement that waits longer for a connection is not tried again."""
 _READ_ONLY: Final = "25006"
 """By our own doing everything is so where expressions are evaluated: that will not pass."""
 

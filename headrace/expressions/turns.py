@@ -1,4 +1,4 @@
-"""How the processes of one machine take turns with code of users, and what they know of its owners.
+"""Turns of the processes of one machine with code of users, and their record of its owners.
 
 The system releases locks on files when a process ends, and no code of a user that runs in Postgres
 can take one.  Times are of the monotonic clock, which all processes of a machine share.
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process has found out."""
+    """A finding of one process."""
 
     number: int
     """One more than that of the event before."""
@@ -54,7 +54,7 @@ class Proof(Event, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What all processes know; numbers grow from one event to the next."""
+    """The findings of all processes; numbers grow from one event to the next."""
 
     losses: list[Loss] = []
     proofs: list[Proof] = []

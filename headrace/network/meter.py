@@ -14,7 +14,7 @@ _RATE_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """What is known of a link; None: not measured yet."""
+    """Figures of a link; None: not measured yet."""
 
     latency_us: int | None
     """One way, the least of the last probes, in microseconds."""
@@ -73,7 +73,7 @@ class LinkMeter:
         return max((found.bandwidth for found in self._probes), default=None)
 
     def figures(self, now: float) -> LinkFigures:
-        """What is known at ``now``."""
+        """Return the figures at ``now``."""
         latency = min((found.latency_us for found in self._probes), default=None)
         rates = self.sent.per_s(now), self.received.per_s(now)
         return LinkFigures(latency, self.bandwidth, self._most, *rates)

@@ -100,13 +100,13 @@ class Sender:
             self._choose()
 
     def override(self, said: int | None) -> None:
-        """Take the bandwidth that ``add_link`` gave; None: what is measured counts."""
+        """Take the bandwidth that ``add_link`` gave; None: the measured one counts."""
         with self._changed:
             self._said = said
             self._choose()
 
     def figures(self) -> LinkFigures:
-        """What is known of the link."""
+        """Return the figures of the link."""
         with self._changed:
             return self._meter.figures(clock.monotonic())
 

@@ -50,7 +50,7 @@ class MeasuredView:
     rates: Mapping[str, float]
     """Bytes per second that each has sent."""
     ns_per_row: Mapping[str, int]
-    """What each row that came in has taken; without collections that have seen few."""
+    """Nanoseconds that each row that came in has taken; without collections that have seen few."""
     seconds: float
     """For how long, at least."""
 
@@ -238,7 +238,7 @@ def is_enough(rows: list[dict[str, Any]]) -> bool:
 
 
 def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
-    """What the collections of a view have done; None: they were not counted for long enough."""
+    """Return the rates of a view's collections; None: they were not counted for long enough."""
     if not is_enough(rows):
         return None
     rates = {row["node"]: row["bytes_out"] / row["since_s"] for row in rows}

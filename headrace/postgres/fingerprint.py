@@ -172,7 +172,7 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What the catalog says now of the things that a number of views rely on."""
+    """The present facts of the things that a number of views rely on."""
 
     seen: str
     """The snapshot that it is of."""

@@ -96,7 +96,7 @@ class Departures:
         return self._is_beyond(view, leaf) and self._has_rows(view, leaf) is False
 
     def _is_beyond(self, view: View, leaf: int) -> bool:
-        """Whether a view, and what it reads, have all from before the member was missed."""
+        """Return whether a view and the subplans that it reads have all from before the miss."""
         marks = [mark for unit in self._over(view, leaf) for mark in (unit.mark, unit.durable)]
         return min(map(self._book.covered, marks)) >= self._missed[view.id, leaf]
 
@@ -105,7 +105,7 @@ class Departures:
         return [view, *(shared for shared in self._book.needed([view]) if _reads(shared, leaf))]
 
     def _has_rows(self, view: View, leaf: int) -> bool | None:
-        """Whether there are rows of a member in the states of a view; None: nobody can tell."""
+        """Return whether rows of a member are in the states of a view; None: that is not known."""
         found = [_rows(unit, leaf) for unit in self._over(view, leaf)]
         return True if True in found else None if None in found else False
 
@@ -116,7 +116,7 @@ def leaves(difference: Difference) -> frozenset[int]:
 
 
 def position(conn: psycopg.Connection[tuple[object, ...]]) -> int:
-    """Where the source is: what is visible now was committed before."""
+    """Return where the source is: every transaction that is visible now was committed before."""
     row = conn.execute("SELECT pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     return parse_lsn(str(row[0]))

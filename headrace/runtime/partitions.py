@@ -10,8 +10,8 @@ removed, ``departures.py`` says.  Subplans that views share follow with their re
 (``subplan_members.py``), and other workers are told afterwards: a worker that cannot be asked hears
 it when it is back.
 
-A member that went and whose lock is not free, and whatever has changed again meanwhile, is asked
-about again by the next poll.  Everything else is not followed here: the view stops, and is filled
+A member that went and whose lock is not free, and a member that has changed again meanwhile, is
+asked about again by the next poll.  Everything else is not followed here: the view stops, and is filled
 anew.
 """
 
@@ -68,7 +68,7 @@ class _InUseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a view follows now of what differs."""
+    """The part of a difference that a view follows now."""
 
     of: Difference
     change: Change
@@ -89,12 +89,12 @@ class _Next:
     plan: PhysicalPlan
     facts: Facts
     models: Mapping[int, Model]
-    """What is new in its plan."""
+    """The members that are new in its plan."""
 
 
 @dataclass(slots=True)
 class _Made:
-    """What one transaction has changed."""
+    """The changes of one transaction."""
 
     views: dict[int, _Next]
     subplans: dict[int, PhysicalPlan]
@@ -161,7 +161,7 @@ class Partitions:
     def _steps(
         self, found: Sequence[Difference], leaving: Collection[int], *, durably: bool
     ) -> list[_Step]:
-        """What can be followed now; see ``Departures.ready``."""
+        """Return the steps that can be taken now; see ``Departures.ready``."""
         ready = self._departures.ready(found, leaving, durably=durably)
         steps = []
         for difference in found:
@@ -262,7 +262,7 @@ class Partitions:
         return made
 
     def _plan(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int, made: _Made) -> None:
-        """Add what a view goes on with, and what it reads, to ``made``."""
+        """Add the next plan of a view, and of the subplans that it reads, to ``made``."""
         book, view = self._book, step.view
         after = self._next(step, tables, lsn)
         if not (view.parts.keys() | view.feeds.keys()) <= {node.id for node in after.plan.nodes}:

@@ -91,7 +91,7 @@ class ResultTables:
         self._fail = fail
         self._changes = book.index.links.follow()
         self._changed: set[int] = set()
-        """Views to be looked at, whoever's turn it is."""
+        """Views to be looked at out of turn."""
         self._signs: OrderedDict[int, str | None] = OrderedDict()
         """Of live views, the next one first; None: it is not known yet."""
         self._snapshot = ""

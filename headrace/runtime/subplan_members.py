@@ -3,7 +3,7 @@
     subplan: new plan beside the old one, synced ─► catalog: plans of all its readers ─► new plan
 
 The catalog decides.  What the state database has of a subplan is its plan, and beside it the one
-that is coming; whoever starts after a crash takes the one that reads the tables that the plans
+that is coming; a worker that starts after a crash takes the one that reads the tables that the plans
 of its readers read below it.  A reader for which neither does must be filled anew.
 """
 

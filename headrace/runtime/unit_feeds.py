@@ -1,4 +1,4 @@
-"""What each unit reads of shared subplans, as the state database has it."""
+"""The shared subplans that each unit reads, as the state database has them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _WITHDRAW_MS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs for one view: its facts, those of now, and the members in them."""
+    """The difference for one view: its facts, those of now, and the members in them."""
 
     view: View
     before: Facts
@@ -71,7 +71,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What came of views for which the members of a table differ; any other is asked again."""
+    """The outcome for views whose tables' members differ; any other view is asked again."""
 
     facts: dict[int, Facts]
     """By id of those that go on: what they rely on from now on."""
@@ -97,9 +97,9 @@ class Watch:
         """When all but the ``_unsure`` last were, because nothing had changed."""
         self._columns = Columns(self._observations)
         self._reliances = Reliances()
-        """What ``_facts`` rely on."""
+        """The things that ``_facts`` rely on."""
         self._present: Present | None = None
-        """What the last poll has read: all but the ``_unsure`` go on under it."""
+        """The facts that the last poll has read: all views but the ``_unsure`` go on under them."""
         self._unsure: set[int] = set()
         """Views that the last poll has not found to be right."""
         self._changes = book.index.links.follow()

@@ -214,7 +214,7 @@ class Regulator:
         self._spilled_at = -math.inf
         self._work: deque[Spill | Load] = deque()
         self._bytes: Final[dict[Tier, int]] = {}
-        """What each tier takes, as of when it was looked at last."""
+        """Bytes of each tier, as of the last look at it."""
         self._total = 0
         self._cleaning: Final[dict[Tier, None]] = {}
         self._fresh: Final[dict[Tier, None]] = {}

@@ -31,9 +31,9 @@ class RegulatorSchedule:
         self._due = 0.0
         """When to look again, on the monotonic clock."""
         self._touched: dict[Store, None] = {}
-        """What has been used since the last look."""
+        """Stores that have been used since the last look."""
         self._used: dict[Store, None] = {}
-        """What has been used since a checkpoint began to hold it."""
+        """Stores that have been used since a checkpoint held them whole."""
         self._gone = True
         """Whether states have gone since then, or none has been looked at yet."""
 
@@ -42,7 +42,7 @@ class RegulatorSchedule:
         self._touched[store] = self._used[store] = None
 
     def used(self) -> list[Store]:
-        """Return what has been used since a checkpoint began to hold it."""
+        """Return the stores that have been used since a checkpoint held them whole."""
         return list(self._used)
 
     def leave(self, store: Store) -> None:

@@ -35,7 +35,7 @@ class _Known:
     status: dict[int, str]
     loads: list[ViewLoad]
     busy_us: dict[int, int]
-    """What each view has taken since its worker began."""
+    """Microseconds that each view has taken since its worker began."""
     workers: list[str]
     cut: dict[int, dict[str, str]]
     """Views of which workers have parts, which nobody moves for the sake of balance."""

@@ -69,7 +69,7 @@ def known(context: JobContext, job: Job, conn: Connection) -> dict[str, LinkFact
     """Return the links to workers, for placement: what was said of them, else what is measured.
 
     A link of which nothing is known is ``LinkFacts()``, which weighs as much as an ordinary one.
-    So does a socket of this machine: what a probe of it shows is the speed of two processes.
+    So does a socket of this machine: a probe of it shows the speed of two processes.
     """
     said, measured = catalog.said(conn), _asked(context, job)
     return {

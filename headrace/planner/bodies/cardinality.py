@@ -1,4 +1,4 @@
-"""Queries that give at most one row, whatever their tables hold.
+"""Queries that give at most one row, with any rows in their tables.
 
 SELECT INTO takes the first row of several, and which that is may be open.  A scalar subquery in
 its place raises an error instead, so the proof must not depend on the rows.

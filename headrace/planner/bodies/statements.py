@@ -11,7 +11,7 @@ from headrace.planner.bodies.twin import Variable
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A statement of SQL, and what its columns are assigned to."""
+    """A statement of SQL, and the variables that its columns are assigned to."""
 
     text: str
     variables: tuple[Variable, ...]

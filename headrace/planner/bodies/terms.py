@@ -1,4 +1,4 @@
-"""Texts of one PL/pgSQL function as trees, and what is made of these.
+"""Texts of one PL/pgSQL function as trees, and expressions that are made of these.
 
 Names are resolved as PL/pgSQL does: one that is both a variable and a column is an error there,
 and in the SQL function that analyses the text it is the column.  Hence each text is analysed twice,

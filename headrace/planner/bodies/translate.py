@@ -39,7 +39,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What holds where a statement is carried out."""
+    """The values of variables at the place of a statement."""
 
     values: Mapping[str, _Value]
     pending: tuple[_Value, ...] = ()
@@ -388,5 +388,5 @@ def _mergeable(choice: st.Conditional) -> bool:
 
 
 def _name(variables: Sequence[Variable], place: int) -> str:
-    """What the variable at ``place`` is called: parameters may have no names."""
+    """Return the name of the variable at ``place``: parameters may have none of their own."""
     return variables[place].name or f"${place + 1}"

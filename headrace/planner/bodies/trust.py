@@ -128,7 +128,7 @@ class Trust:
         return None
 
     def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
-        """What can stand for ``call`` of a function that reads tables.
+        """Return the query or expression that can stand for ``call`` of a function that reads tables.
 
         The query of an SQL function, or of a single RETURN QUERY; or an expression over the
         parameters, for the statements of PL/pgSQL.
@@ -163,7 +163,7 @@ class Trust:
         return None if made is None else (made, routine)
 
     def _replaceable(self, routine: Routine, call: Node) -> bool:
-        """Whether something else may stand for ``call``, whatever the body is."""
+        """Return whether any body may stand for ``call``."""
         arguments = call.nodes("args")
         if routine.definer or len(arguments) != len(routine.inputs):
             return False
@@ -188,7 +188,7 @@ class Trust:
         )
 
     def _translated(self, routine: Routine, call: Node) -> Node | None:
-        """What stands for a call of a PL/pgSQL function, if that reads tables."""
+        """Return the expression that stands for a PL/pgSQL function, if the function reads tables."""
         try:
             body = self._body(routine)
             found = [

@@ -18,8 +18,8 @@ class ViewLoad:
     worker: str
     busy: float | None
     """Time that its collections take per second, in any unit that is the same for all; None: it was
-    not measured for long enough.  Then it counts as much as the others do on average, and nobody
-    moves it for the sake of balance."""
+    not measured for long enough.  Then it counts as much as the mean of all other views, and is not
+    moved for the sake of balance."""
 
 
 @dataclass(frozen=True, slots=True)

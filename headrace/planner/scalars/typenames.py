@@ -97,7 +97,7 @@ def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
 
 
 def text_of_type(lowering: Lowering, node: Node, scope: Scope, result: build.Result) -> Expr | None:
-    """What ``pg_typeof(…)::text`` is of a value of a user's type: the name as the caller has it.
+    """Return ``pg_typeof(…)::text`` of a value of a user's type: the name as the caller has it.
 
     The name is kept with the view, which is planned again when the type gets another one.
     """
