@@ -36,9 +36,9 @@ TERMINATIONS_MAX: Final = 3
 """Proven terminations of an owner in ``WINDOW_S`` after which its statements are refused."""
 WINDOW_S: Final = 600.0
 PATIENCE_S: Final = 1.0
-"""Seconds that a statement waits for those of other processes.  A statement of a population may take
-a minute, and the engine has to go on.  After a wait in vain statements do not wait, until one has
-got a turn."""
+"""Seconds that a statement waits for those of other processes.  A statement of a population may
+take a minute, and the engine has to go on.  After a wait in vain statements do not wait, until one
+has got a turn."""
 _WAIT_S: Final = 0.05
 _NAME: Final = "headrace eval probe"
 _PROBE: Final = "SELECT 1"

@@ -222,8 +222,8 @@ class FlightLink:
     def interrupt(self, units: Sequence[int] = ()) -> None:
         """Have units (all, where none is said) give up what they are at, as soon as may be.
 
-        It waits neither for rows that are being sent nor for an answer: it has a connection of its own,
-        for megabytes may be in the buffers of the one that rows go over.
+        It waits neither for rows that are being sent nor for an answer.  It has a connection of
+        its own, for megabytes may be in the buffers of the one that rows go over.
         """
         threading.Thread(target=self._interrupt, args=(list(units),), daemon=True).start()
 

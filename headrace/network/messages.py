@@ -35,7 +35,7 @@ _ALIGN: Final = 64
 _HEAD: Final = struct.Struct("<QI")
 
 COMPRESSED_BELOW: Final = 30_000_000
-"""Bytes per second below which compression pays (``bench links``): half a core compresses as many."""
+"""Bytes per second below which compression pays (``bench links``): half a core's rate."""
 PIECE_BYTES: Final = 1 << 16
 """Size of a message of rows to or from another machine, before compression.  Each one that arrives
 is a sign of life: at 20 kB/s one takes three seconds.  Smaller ones cost more than they save."""

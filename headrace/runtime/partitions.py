@@ -7,12 +7,11 @@ the same transaction the catalog gets the views' plans with an arm for it.  So n
 committed before the stream has its changes, and whoever starts after a crash reads a plan that is
 right.  A member that went is not published any more, or is no part of the query; when its arm is
 removed, ``departures.py`` says.  Subplans that views share follow with their readers
-(``subplan_members.py``), and other workers are told afterwards: a worker that cannot be asked hears
-it when it is back.
+(``subplan_members.py``), and other workers are told afterwards, or when they are back.
 
 A member that went and whose lock is not free, and a member that has changed again meanwhile, is
-asked about again by the next poll.  Everything else is not followed here: the view stops, and is filled
-anew.
+asked about again by the next poll.  Everything else is not followed here: the view stops, and is
+filled anew.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     subplan: new plan beside the old one, synced ─► catalog: plans of all its readers ─► new plan
 
-The catalog decides.  What the state database has of a subplan is its plan, and beside it the one
-that is coming; a worker that starts after a crash takes the one that reads the tables that the plans
-of its readers read below it.  A reader for which neither does must be filled anew.
+The catalog decides.  The state database has the plan of a subplan, and beside it the one that is
+coming.  A worker that starts after a crash takes the one that reads the tables that the plans of
+the subplan's readers read below it.  A reader for which neither does must be filled anew.
 """
 
 from __future__ import annotations

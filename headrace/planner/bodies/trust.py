@@ -128,7 +128,7 @@ class Trust:
         return None
 
     def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
-        """Return the query or expression that can stand for ``call`` of a function that reads tables.
+        """Return the query or expression for ``call`` of a function that reads tables.
 
         The query of an SQL function, or of a single RETURN QUERY; or an expression over the
         parameters, for the statements of PL/pgSQL.
@@ -188,7 +188,7 @@ class Trust:
         )
 
     def _translated(self, routine: Routine, call: Node) -> Node | None:
-        """Return the expression that stands for a PL/pgSQL function, if the function reads tables."""
+        """Return the expression for a call of a PL/pgSQL function that reads tables."""
         try:
             body = self._body(routine)
             found = [
