@@ -1,10 +1,10 @@
-"""Reads ``pg_node_tree`` text: the query as Postgres itself has bound it.
+"""Reads ``pg_node_tree`` text: the query as bound by Postgres itself.
 
 ``pg_rewrite.ev_action`` of the temporary view holds the parse tree after analysis: every
 column is a range-table index and attribute number, every function and operator an OID,
 every coercion explicit.  Nothing has to be resolved again, so nothing can be resolved
-differently.  Fields are found by name, hence additions of newer versions do no harm;
-a node kind that nobody expects is refused by whoever meets it.
+differently.  Fields are found by name, so fields added by newer versions do no harm.
+A node of an unexpected kind is refused by the code that reads it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from headrace.errors import BugError
 from headrace.planner import limits
 
-# What Postgres takes for blanks, and escapes in names: nothing else may end one.
+# Only the characters that Postgres treats as blanks and escapes in names may end a token.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _WORDS_MAX: Final = 10_000
 _PIECE: Final = 65_536
-"""Characters of a constant's bytes that are read at once."""
+"""Number of characters of a constant's bytes that are read at once."""
 
 # Labels of Postgres 15 and older -> the node names that 16 and newer print.
 _OLD_LABELS: Final = {
@@ -45,51 +45,51 @@ class Node:
     fields: dict[str, object] = field(default_factory=dict)
 
     def node(self, name: str) -> Node | None:
-        """The child node called ``name``, ``None`` where it is null."""
+        """Return the child node called ``name``, or ``None`` if it is null."""
         value = self.fields.get(name)
         return value if isinstance(value, Node) else None
 
     def child(self, name: str) -> Node:
-        """The child node called ``name``; it must be there."""
+        """Return the child node called ``name``; it must exist."""
         value = self.fields.get(name)
         if not isinstance(value, Node):
             raise BugError(f"node {self.kind} has no child {name}")
         return value
 
     def nodes(self, name: str) -> list[Node]:
-        """The nodes of the list called ``name``; empty where it is null."""
+        """Return the nodes in the list called ``name``; empty if it is null."""
         value = self.fields.get(name)
         if not isinstance(value, list):
             return []
         return [v for v in value if isinstance(v, Node)]
 
     def items(self, name: str) -> list[object]:
-        """The list called ``name`` as it is; empty where it is null."""
+        """Return the list called ``name`` unchanged; empty if it is null."""
         value = self.fields.get(name)
         return value if isinstance(value, list) else []
 
     def number(self, name: str, default: int = 0) -> int:
-        """The integer called ``name``."""
+        """Return the integer called ``name``."""
         value = self.fields.get(name)
         return int(value) if isinstance(value, str) else default
 
     def flag(self, name: str) -> bool:
-        """The boolean called ``name``."""
+        """Return the boolean called ``name``."""
         return self.fields.get(name) == "true"
 
     def text(self, name: str) -> str | None:
-        """The string called ``name``."""
+        """Return the string called ``name``."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else None
 
     def numbers(self, name: str) -> list[int]:
-        """The integers of an integer or OID list."""
+        """Return the integers of an integer or OID list."""
         return [int(v) for v in self.items(name) if isinstance(v, str) and v.isdigit()]
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, in the order of the text.
+        """Yield this node and all nodes below it, in the order of the text.
 
-        A query that stands at several places, as that of a view does, is looked at once.
+        A query that occurs several times, such as that of a view, is visited once.
         """
         stack: list[object] = [self]
         queries: set[int] = set()
