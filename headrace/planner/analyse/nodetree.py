@@ -116,7 +116,7 @@ _IGNORED: Final = {"location", "stmt_location", "stmt_len"}
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two trees mean the same: equal but for locations."""
+    """Return whether two trees are equal except for locations."""
     if isinstance(left, Node) and isinstance(right, Node):
         return left.kind == right.kind and all(
             name in _IGNORED or same(left.fields.get(name), right.fields.get(name))
@@ -128,7 +128,7 @@ def same(left: object, right: object) -> bool:
 
 
 def frozen(value: object) -> Hashable:
-    """A tree as a key: two are equal where the trees are the ``same``."""
+    """Return a tree as a hashable key; two keys are equal if the trees are the ``same``."""
     if isinstance(value, Node):
         fields = sorted(value.fields.items())
         return value.kind, *((name, frozen(v)) for name, v in fields if name not in _IGNORED)
@@ -141,8 +141,8 @@ def frozen(value: object) -> Hashable:
 class _Reader:
     """Reads one token after the other.
 
-    A tree has many times the size of its query: its tokens are never all there, equal words are one
-    string, and the bytes of constants are no tokens.
+    A tree is many times larger than its query.  So tokens are produced lazily, equal words share
+    one string, and the bytes of constants are read without tokens.
     """
 
     def __init__(self, text: str) -> None:
@@ -150,7 +150,7 @@ class _Reader:
         self._tokens = _TOKEN.finditer(text)
         self._words: dict[str, str] = {}
         self._end = 0
-        """Where the last token ended."""
+        """Offset of the end of the last token."""
 
     def value(self) -> object:
         return self._value(self._next())
@@ -218,14 +218,14 @@ def _unescape(token: str) -> str:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """The nodes of a list: the queries of an ``ev_action``, the defaults of a function."""
+    """Return the nodes of a list: the queries of an ``ev_action``, the defaults of a function."""
     value = _Reader(text).value()
     assert isinstance(value, list), "these columns hold lists"
     return [v for v in value if isinstance(v, Node)]
 
 
 def read_node(text: str) -> Node:
-    """The node of a ``pg_node_tree`` that is one, such as an expression."""
+    """Return the node of a ``pg_node_tree`` that is a single node, such as an expression."""
     value = _Reader(text).value()
     assert isinstance(value, Node), "an expression is a node"
     return value

@@ -60,7 +60,7 @@ class FunctionFacts:
         self._conn = conn
         self._trusted = trusted
         self.doubt: Callable[[Function], str | None] = lambda _: ""
-        """Returns why the result of a function may depend on more than its arguments, or ``None``."""
+        """Returns why a function's result may depend on more than its arguments, or ``None``."""
         self.gives_rows: Callable[[int], bool] = lambda _: False
         """Returns whether a set-returning function of composite type never returns NULL."""
         self._known: dict[int, Function] = {}

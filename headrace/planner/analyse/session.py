@@ -357,20 +357,20 @@ def bound_query(stored: StoredQuery, query: str) -> BoundQuery:
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
-    """The query as Postgres has stored it."""
+    """Return the query as Postgres has stored it."""
     return bound_query(fetch_view(conn, view), query)
 
 
 def _readable(printed: str) -> str:
-    """A printed query that Postgres can read again.
+    """Return a printed query in a form that Postgres can read again.
 
-    It prints the marks of a CYCLE clause with casts, which its grammar does not take there.
+    Postgres prints the marks of a CYCLE clause with casts, which its grammar does not accept.
     """
     return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
 
 
 def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) -> BoundQuery:
-    """What Postgres makes of a query of our own, as a temporary view that stays there.
+    """Bind a query of our own in a temporary view that continues to exist, and return it.
 
     Raises:
         psycopg.Error: Postgres does not accept it.
@@ -380,16 +380,16 @@ def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) 
 
 
 def execute(conn: Connection, statement: str, analyst: str = _ANALYST) -> None:
-    """Carry out a statement of our own as the caller; rows are thrown away."""
+    """Execute a statement of our own as the caller; its rows are discarded."""
     call = f"SELECT {_definer(conn, analyst)}(%s::pg_catalog.text)"
     conn.execute(call.encode(), (statement,))
 
 
 def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
-    """Constant expressions as Postgres prints their values.
+    """Return the values of constant expressions as Postgres prints them.
 
     Raises:
-        psycopg.Error: one of them fails.
+        psycopg.Error: an expression fails.
     """
     # format() takes a type's output function; a cast to text could be one of a user's.
     shown = ", ".join(

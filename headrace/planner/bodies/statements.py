@@ -11,7 +11,7 @@ from headrace.planner.bodies.twin import Variable
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A statement of SQL, and what its columns are assigned to."""
+    """An SQL statement, and the types to which its columns are assigned."""
 
     text: str
     variables: tuple[Variable, ...]
@@ -94,7 +94,7 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A statement whose expressions are looked into, and no more, by its first word."""
+    """A statement of which only the expressions are analysed; ``word`` is its first word."""
 
     word: str
 
