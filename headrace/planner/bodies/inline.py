@@ -1,7 +1,7 @@
 """Replaces calls of SQL functions by their queries, as subqueries over the arguments.
 
 The result of a function that reads tables does not depend on its arguments alone; its query is a
-subquery like any other.  A scalar call becomes the first row of the query, or NULL if there is none.
+subquery like any other.  A scalar call becomes the first row of the query, or NULL without a row.
 """
 
 from __future__ import annotations
