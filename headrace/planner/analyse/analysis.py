@@ -1,13 +1,14 @@
 """The connection on which Postgres analyses texts for the planner.
 
-To analyse a text is to make a temporary view of it, in functions of the caller (``session``): both
-are writes, so the transaction gets an xid.  A slot begins only when every transaction with an xid
-has ended, so such a transaction must not stay open while a plan is computed.  Hence this
-connection beside that of the planner, which only reads the catalog: its transaction begins when a
-text is to be analysed, and is rolled back when no other text has followed for a moment.
+Postgres analyses a text by creating a temporary view of it, in functions of the caller
+(``session``).  Both are writes, so the transaction gets an xid.  A replication slot can be created
+only when every transaction with an xid has ended, so such a transaction must not stay open while a
+plan is computed.  Hence this second connection; the planner's own only reads the catalog.  Its
+transaction begins when a text is to be analysed, and is rolled back after ``_IDLE_S`` without
+another text.
 
-A caller that has written in its own transaction has an xid, and its text may name what it has made:
-there texts are analysed on its connection.
+A caller that has written in its own transaction already has an xid, and its text may name objects
+that it has just created.  In that case texts are analysed on the caller's connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headrace.postgres import acting, reuse
 from headrace.postgres.connect import Connection
 
 _IDLE_S: Final = 0.1
-"""The transaction stays open for so long after a text was analysed."""
+"""Seconds for which the transaction stays open after a text was analysed."""
 _CANCEL_S: Final = 5.0
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = 1000"
 LOCKED: Final = "55P03"
@@ -64,7 +65,7 @@ class Analysis:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Disconnect; nothing is left in the database."""
+        """Roll back and disconnect; nothing is left in the database."""
         if self._own:
             with suppress(psycopg.Error):
                 self.conn.rollback()
@@ -87,7 +88,7 @@ class Analysis:
 
     @contextmanager
     def binding(self) -> Iterator[Connection]:
-        """The connection in a new transaction as the caller, in which the query is bound.
+        """Yield the connection in a new transaction as the caller, to bind the query in.
 
         REQUIRES: the query is bound by ``session.bind_query``, and the settings are pinned.
 
@@ -106,7 +107,7 @@ class Analysis:
 
     @contextmanager
     def analysing(self) -> Iterator[Connection]:
-        """Yield the connection for our own texts; objects made on it are rolled back afterwards."""
+        """Yield the connection for Headrace's own texts; created objects are rolled back."""
         if self.conn.info.transaction_status == TransactionStatus.IDLE:
             self._begin()
             session.employ(self.conn, self._caller)

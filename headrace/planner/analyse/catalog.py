@@ -1,7 +1,7 @@
-"""What a query needs of the system catalogs, by subject.
+"""Catalog rows that a query needs, by subject.
 
-Everything a query mentions is fetched in five statements (``preload``); what turns up later
-(element types, I/O functions) is fetched one by one and remembered.
+All objects that a query mentions are fetched in five statements (``preload``).  Objects that turn
+up later (element types, I/O functions) are fetched one by one and cached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFERENCES: Final = {
     24: "pg_proc", 2202: "pg_proc", 2203: "pg_operator", 2204: "pg_operator", 2206: "pg_type",
     3734: "pg_ts_config", 3769: "pg_ts_dict", 4089: "pg_namespace", 4191: "pg_collation",
 }  # fmt: skip
-"""Catalogs that values of regproc and kin are rows of."""
+"""Catalog to which the values of an OID alias type (regproc, regtype, …) refer, by type OID."""
 _DEFAULT_CONFIG: Final = """
 SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid::bigint
  WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = ANY (%s::oid[])
@@ -44,12 +44,12 @@ SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid:
 
 
 def _numbers(node: Node, fields: frozenset[str]) -> list[int]:
-    """The numbers in those of ``fields`` that ``node`` has."""
+    """Return the values of those of ``fields`` that ``node`` has."""
     return [node.number(name) for name in fields.intersection(node.fields)]
 
 
 def mentioned(tree: Node) -> set[int]:
-    """OIDs of the types that ``tree`` mentions."""
+    """Return the OIDs of the types that ``tree`` mentions."""
     types: set[int] = set()
     for node in tree.walk():
         types.update(_numbers(node, _TYPE_FIELDS))
@@ -100,7 +100,7 @@ class Catalog:
         self.others.update(("pg_ts_config", row[0]) for row in found)
 
     def _refer(self, node: Node) -> None:
-        """Take note of what a constant of type regconfig or kin stands for."""
+        """Record the object to which a constant of an OID alias type (regconfig, …) refers."""
         value = node.fields.get("constvalue")
         catalog = _REFERENCES.get(node.number("consttype"))
         if catalog is not None and isinstance(value, bytes):
@@ -109,7 +109,7 @@ class Catalog:
     def type_refs(
         self, types: Sequence[tuple[int, int, str | None]], collation: int
     ) -> list[TypeRef]:
-        """(type, modifier, literal) of arguments under a collation, for ``native.resolve``."""
+        """Convert (type, modifier, literal) of arguments for ``native.resolve``."""
         bytewise = self.collations.bytewise(collation)
         deterministic = self.collations.deterministic(collation)
 

@@ -1,7 +1,7 @@
-"""Constructs that are refused, found in Postgres' own parse tree.
+"""Refuses unsupported constructs, found in Postgres' own parse tree.
 
-The tree knows what the text means: a keyword inside a string, a view or an alias cannot hide
-or fake a construct.  The text serves only to say where the construct stands.
+Because the tree is checked, a keyword inside a string, a view or an alias cannot hide or fake a
+construct.  The text serves only to find the position of the construct.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.position import Text
 
 Finding = tuple[str, str | None, Node | None]
-"""What is not supported, a pattern of its keyword, a node with a location."""
+"""(unsupported construct, pattern of its keyword, node with a location)."""
 
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION = 0, 1, 2, 3, 4
 VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
@@ -75,11 +75,11 @@ _WORD: Final = re.compile(r"[a-z]+")
 def refuse_clock_literals(
     tree: Node, text: Text, locate: Callable[[int], int | None], reads_clock: Callable[[int], bool]
 ) -> None:
-    """Refuse ``'today'::date`` and kin: Postgres has frozen them at this moment.
+    """Refuse literals such as ``'today'::date``: Postgres has replaced them by the current time.
 
     Every constant whose input may read the clock (``reads_clock`` of its type: also arrays,
-    ranges and composites) is traced to its literal in the text.  Where the server keeps no
-    locations, one literal with such a word is enough.
+    ranges and composites) is traced to its literal in the text.  If the server keeps no
+    locations, one literal with such a word anywhere in the text is enough.
     """
     literals = text.literals()
     for node in tree.walk():
@@ -90,7 +90,7 @@ def refuse_clock_literals(
         place = locate(node.number("location", -1))
         mine = literals
         if place is not None:
-            # ``date 'today'`` is placed at its type.
+            # The location of ``date 'today'`` is that of its type.
             mine = [item for item in literals if item[0] >= place][:1]
         for found, value, certain in mine:
             if not certain or _CLOCK_WORDS & set(_WORD.findall(value.lower())):

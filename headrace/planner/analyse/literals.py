@@ -1,12 +1,12 @@
-"""String literals that could run somebody's code when they are analysed, and what is done about it.
+"""Guards against string literals that could run another role's code while they are analysed.
 
 Postgres reads a literal as soon as it knows its type.  Only the input of a composite, an array or a
-range reads parts of other types, domains with their checks among them, and only from a text that
-begins with a bracket.  So a query without such a text runs nobody's code (``suspects``); of any
-other one a harmless copy is analysed first, in which each such text is replaced by one that its
-type accepts, or refuses, before it reads any part.  The types that the copy shows then decide: a
-type is refused if somebody might add code to it (a check to a domain, a column to a composite) who
-could not act as the caller anyway.
+range reads parts of other types, including domains with their checks, and only from a text that
+begins with a bracket.  So a query without such a literal (``suspects``) runs no user code.  For any
+other query, a harmless copy is analysed first.  In the copy, each such literal is replaced by one
+that its type accepts or refuses before it reads any part.  The types in the copy's tree are then
+checked: a type is refused if a role that cannot act as the caller anyway could add code to it (a
+check to a domain, a column to a composite).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GEOMETRIC: Final = ("'0,0,0,0'", "'0,0'", "'0,0,0'")
 _OTHERS: Final = ("'0'", "'empty'", *_GEOMETRIC)
 _UUID: Final = "'00000000-0000-0000-0000-000000000000'"
 _NULL: Final = "NULL"
-# The input of a type that has parts reads none of these: the most likely one comes first.
+# The input of a type with parts reads no part of these texts.  The most likely one comes first.
 _HARMLESS: Final = {
     "{": ("'{}'", "'0'", _UUID, *_OTHERS[1:], _NULL),
     "[": ("'0'", "'empty'", "'{}'", *_GEOMETRIC, _NULL),
@@ -37,8 +37,8 @@ _HARMLESS: Final = {
     "": (*_OTHERS, "'{}'", _UUID, _NULL),
 }
 _ATTEMPTS_MAX: Final = 1_000
-# After any other word (or a parenthesis) the literal may be what a type's name belongs to, where
-# NULL would mean something else: reserved words are no types.
+# After any other word (or a parenthesis) the literal may belong to a type's name, as in
+# ``type 'text'``, where NULL would mean something else.  Reserved words are not type names.
 _BEFORE_NULL: Final = frozenset(
     {
         *("select", "all", "distinct", "where", "having", "limit", "offset", "from"),
@@ -75,12 +75,12 @@ SELECT pg_catalog.format_type(o.root, NULL), pg_catalog.pg_get_userbyid(o.owner)
  WHERE NOT (pg_catalog.pg_has_role(o.owner, current_user, 'MEMBER')
          OR pg_catalog.pg_has_role(o.owner, session_user, 'MEMBER'))
  ORDER BY 1, 2 LIMIT 1"""
-"""What of these types somebody might add code to who can neither act as the caller nor as us."""
+"""A type and an owner who might add code to it and can act neither as the caller nor as us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A literal whose reading might read parts: its place, and the bracket ("": any)."""
+    """A literal whose input might read parts: its position, and its bracket ("": any)."""
 
     start: int
     end: int
@@ -90,15 +90,15 @@ class Suspect:
 
     @property
     def harmless(self) -> tuple[str, ...]:
-        """What may stand in its place, in this order."""
+        """Texts that may replace it, in the order in which they are tried."""
         choices = _HARMLESS[self.bracket]
         return choices[:-1] if self.typed else choices
 
 
 def suspects(query: str, *, standard_strings: bool) -> list[Suspect]:
-    """The literals of ``query`` that begin with a bracket, or with what might become one.
+    """Return the literals of ``query`` that begin, or may begin, with a bracket.
 
-    REQUIRES: Postgres' own grammar takes ``query``; only then is it lexed alike here.
+    REQUIRES: Postgres' own grammar accepts ``query``; only then is it lexed the same way here.
     """
     found = []
     try:
@@ -121,7 +121,7 @@ def suspects(query: str, *, standard_strings: bool) -> list[Suspect]:
 
 
 def _may_be_type(last: str) -> bool:
-    """Whether what stands before a literal may be the end of a type's name."""
+    """Return whether the word before a literal may be the end of a type's name."""
     return last not in _BEFORE_NULL and (
         last in ")]" or last[0] in '"_' or last[0].isalnum() or last[0] > "\x7f"
     )
@@ -129,7 +129,7 @@ def _may_be_type(last: str) -> bool:
 
 def _bracket(query: str, token: Token) -> str | None:
     if token.kind in ("bits", "national"):
-        return None  # of a type of their own, which is built in
+        return None  # their type is built in
     if token.kind == "unicode":
         return ""  # any character may be written as any other
     try:
@@ -140,11 +140,11 @@ def _bracket(query: str, token: Token) -> str | None:
 
 
 Analysed = Callable[[str], Node]
-"""The tree of a query, analysed under the caller's rights; errors as of ``session``."""
+"""Returns the tree of a query, analysed with the caller's rights; errors as in ``session``."""
 
 
 class Rehearsal:
-    """Finds a harmless copy of a query, and refuses what the copy shows to be unsafe."""
+    """Finds a harmless copy of a query, and refuses the query if a type in it is unsafe."""
 
     def __init__(self, conn: psycopg.Connection[Any], query: str, found: list[Suspect]) -> None:
         self._conn = conn
@@ -156,11 +156,11 @@ class Rehearsal:
     def run(self, analysed: Analysed, types: Callable[[Node], set[int]]) -> None:
         """Raise unless analysing the query runs no code but the caller's own.
 
-        ``types``: those that a tree mentions.
+        ``types`` returns the types that a tree mentions.
 
         Raises:
             UnsupportedError: 0A000, at the literal.
-            UserError: what analysing the query itself would raise, too.
+            UserError: the error that analysing the query itself would raise.
         """
         for _ in range(_ATTEMPTS_MAX):
             text, starts = self._copy()
@@ -180,7 +180,7 @@ class Rehearsal:
         return self._found[at].harmless[self._tried[at]]
 
     def _copy(self) -> tuple[str, list[int]]:
-        """The harmless copy, and where its replaced literals begin."""
+        """Return the harmless copy, and the offsets of its replaced literals."""
         out, starts, done = [], [], 0
         for at, literal in enumerate(self._found):
             out.append(self._query[done : literal.start])
@@ -191,7 +191,7 @@ class Rehearsal:
         return "".join(out), starts
 
     def _advance(self, error: HeadraceError, starts: list[int]) -> None:
-        """Take the next text for the literal that ``error`` is about."""
+        """Choose the next replacement of the literal at the position of ``error``."""
         place = (error.position or 0) - 1
         if place not in starts:
             raise self._moved(error, place, starts)
@@ -211,7 +211,7 @@ class Rehearsal:
         )
 
     def _moved(self, error: HeadraceError, place: int, starts: list[int]) -> HeadraceError:
-        """``error`` at its place in the query itself."""
+        """Return ``error`` with its position moved to that in the original query."""
         if place < 0:
             return error
         shift = 0

@@ -8,6 +8,6 @@ from headrace.postgres.connect import Connection
 
 
 def rows(conn: Connection, query: LiteralString, oids: set[int]) -> list[tuple[Any, ...]]:
-    """What ``query`` gives for ``oids``; 0 is none."""
+    """Return the rows of ``query`` for ``oids``; OID 0 is ignored."""
     wanted = sorted(oids - {0})
     return conn.execute(query, (wanted,)).fetchall() if wanted else []

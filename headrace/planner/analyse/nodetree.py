@@ -1,10 +1,10 @@
-"""Reads ``pg_node_tree`` text: the query as Postgres itself has bound it.
+"""Reads ``pg_node_tree`` text: the query as bound by Postgres itself.
 
 ``pg_rewrite.ev_action`` of the temporary view holds the parse tree after analysis: every
 column is a range-table index and attribute number, every function and operator an OID,
 every coercion explicit.  Nothing has to be resolved again, so nothing can be resolved
-differently.  Fields are found by name, hence additions of newer versions do no harm;
-a node kind that nobody expects is refused by whoever meets it.
+differently.  Fields are found by name, so fields added by newer versions do no harm.
+A node of an unexpected kind is refused by the code that reads it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from headrace.errors import BugError
 from headrace.planner import limits
 
-# What Postgres takes for blanks, and escapes in names: nothing else may end one.
+# Only the characters that Postgres treats as blanks and escapes in names may end a token.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _WORDS_MAX: Final = 10_000
 _PIECE: Final = 65_536
-"""Characters of a constant's bytes that are read at once."""
+"""Number of characters of a constant's bytes that are read at once."""
 
 # Labels of Postgres 15 and older -> the node names that 16 and newer print.
 _OLD_LABELS: Final = {
@@ -45,51 +45,51 @@ class Node:
     fields: dict[str, object] = field(default_factory=dict)
 
     def node(self, name: str) -> Node | None:
-        """The child node called ``name``, ``None`` where it is null."""
+        """Return the child node called ``name``, or ``None`` if it is null."""
         value = self.fields.get(name)
         return value if isinstance(value, Node) else None
 
     def child(self, name: str) -> Node:
-        """The child node called ``name``; it must be there."""
+        """Return the child node called ``name``; it must exist."""
         value = self.fields.get(name)
         if not isinstance(value, Node):
             raise BugError(f"node {self.kind} has no child {name}")
         return value
 
     def nodes(self, name: str) -> list[Node]:
-        """The nodes of the list called ``name``; empty where it is null."""
+        """Return the nodes in the list called ``name``; empty if it is null."""
         value = self.fields.get(name)
         if not isinstance(value, list):
             return []
         return [v for v in value if isinstance(v, Node)]
 
     def items(self, name: str) -> list[object]:
-        """The list called ``name`` as it is; empty where it is null."""
+        """Return the list called ``name`` unchanged; empty if it is null."""
         value = self.fields.get(name)
         return value if isinstance(value, list) else []
 
     def number(self, name: str, default: int = 0) -> int:
-        """The integer called ``name``."""
+        """Return the integer called ``name``."""
         value = self.fields.get(name)
         return int(value) if isinstance(value, str) else default
 
     def flag(self, name: str) -> bool:
-        """The boolean called ``name``."""
+        """Return the boolean called ``name``."""
         return self.fields.get(name) == "true"
 
     def text(self, name: str) -> str | None:
-        """The string called ``name``."""
+        """Return the string called ``name``."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else None
 
     def numbers(self, name: str) -> list[int]:
-        """The integers of an integer or OID list."""
+        """Return the integers of an integer or OID list."""
         return [int(v) for v in self.items(name) if isinstance(v, str) and v.isdigit()]
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, in the order of the text.
+        """Yield this node and all nodes below it, in the order of the text.
 
-        A query that stands at several places, as that of a view does, is looked at once.
+        A query that occurs several times, such as that of a view, is visited once.
         """
         stack: list[object] = [self]
         queries: set[int] = set()
@@ -116,7 +116,7 @@ _IGNORED: Final = {"location", "stmt_location", "stmt_len"}
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two trees mean the same: equal but for locations."""
+    """Return whether two trees are equal except for locations."""
     if isinstance(left, Node) and isinstance(right, Node):
         return left.kind == right.kind and all(
             name in _IGNORED or same(left.fields.get(name), right.fields.get(name))
@@ -128,7 +128,7 @@ def same(left: object, right: object) -> bool:
 
 
 def frozen(value: object) -> Hashable:
-    """A tree as a key: two are equal where the trees are the ``same``."""
+    """Return a tree as a hashable key; two keys are equal if the trees are the ``same``."""
     if isinstance(value, Node):
         fields = sorted(value.fields.items())
         return value.kind, *((name, frozen(v)) for name, v in fields if name not in _IGNORED)
@@ -141,8 +141,8 @@ def frozen(value: object) -> Hashable:
 class _Reader:
     """Reads one token after the other.
 
-    A tree has many times the size of its query: its tokens are never all there, equal words are one
-    string, and the bytes of constants are no tokens.
+    A tree is many times larger than its query.  So tokens are produced lazily, equal words share
+    one string, and the bytes of constants are read without tokens.
     """
 
     def __init__(self, text: str) -> None:
@@ -150,7 +150,7 @@ class _Reader:
         self._tokens = _TOKEN.finditer(text)
         self._words: dict[str, str] = {}
         self._end = 0
-        """Where the last token ended."""
+        """Offset of the end of the last token."""
 
     def value(self) -> object:
         return self._value(self._next())
@@ -218,14 +218,14 @@ def _unescape(token: str) -> str:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """The nodes of a list: the queries of an ``ev_action``, the defaults of a function."""
+    """Return the nodes of a list: the queries of an ``ev_action``, the defaults of a function."""
     value = _Reader(text).value()
     assert isinstance(value, list), "these columns hold lists"
     return [v for v in value if isinstance(v, Node)]
 
 
 def read_node(text: str) -> Node:
-    """The node of a ``pg_node_tree`` that is one, such as an expression."""
+    """Return the node of a ``pg_node_tree`` that is a single node, such as an expression."""
     value = _Reader(text).value()
     assert isinstance(value, Node), "an expression is a node"
     return value

@@ -31,7 +31,7 @@ _VALUE: Final = 4
 
 
 def type_of(node: Node) -> int | None:
-    """OID of the type of ``node``, None where its kind does not tell."""
+    """Return the OID of the type of ``node``, or None if its kind does not determine it."""
     if node.kind in ("COLLATEEXPR", "NAMEDARGEXPR"):
         return type_of(node.child("arg"))
     if node.kind in _BOOLEANS:
@@ -49,6 +49,6 @@ def type_of(node: Node) -> int | None:
 
 
 def targets(query: Node) -> list[Node]:
-    """The expressions that ``query`` shows."""
+    """Return the expressions of the output columns of ``query``."""
     entries = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
     return [entry.child("expr") for entry in entries]

@@ -1,14 +1,14 @@
-"""Types, functions, operators, collations and kin in a stored query, by their names of today.
+"""Updates the names of types, functions, operators and similar objects in a stored query.
 
-Postgres prints them with their schemas, and where they stand tells what they are: types behind
-``::`` or the name of a column that they define, functions before ``(``, operators in
-``OPERATOR()``, collations behind ``COLLATE``; constants of type regconfig and kin are literals.
-What a text names is kept beside it by OID (``kept``), so the names can be written anew
-(``rewritten``).
+Postgres prints them with their schemas.  The context of a name shows its kind: types follow ``::``
+or the name of a column that they define, functions precede ``(``, operators are in ``OPERATOR()``,
+collations follow ``COLLATE``, and constants of type regconfig or regdictionary are literals.
+The OIDs of the named objects are stored with the text (``kept``), so that the current names can be
+written into it (``rewritten``).
 
-Some operators are nowhere printed: those of ``USING``, ``NULLIF``, ``IS DISTINCT FROM`` and ``CASE
-x WHEN``. They are found again by the schemas in which they are now (``path``), and whatever was
-bound must be the objects that were kept (``lost``).
+Some operators are never printed: those of ``USING``, ``NULLIF``, ``IS DISTINCT FROM`` and ``CASE
+x WHEN``. They are found through a search path of their current schemas (``path``), and the objects
+that are bound then must be the stored ones (``lost``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def kept(
     others: Iterable[tuple[str, int]],
     settings: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """What is kept of those that a text names, and of the schemas that its functions look in."""
+    """Return kind, OID, schema and name of the objects to store with a text, as plain JSON.
+
+    The schemas of the functions' search path are included.
+    """
     oids: dict[str, list[int]] = {"type": [*types], "function": [*functions]}
     for catalog, oid in others:
         if catalog in _CATALOGS:
@@ -92,13 +95,13 @@ def kept(
 def rewritten(
     conn: Connection, text: str, named: Sequence[dict[str, Any]], *, loosely: bool = False
 ) -> str:
-    """``text`` with the names that its objects have now; what was dropped keeps its old one.
+    """Return ``text`` with the current names of its objects; dropped objects keep the old name.
 
-    ``loosely``: what had one name and is in several schemas now is written without; its types
-    decide, where it is found by ``path``.
+    ``loosely``: objects that shared a name and are now in several schemas are written without a
+    schema; the argument types then select among those that ``path`` finds.
 
     Raises:
-        UnsupportedError: what had one name has several now.
+        UnsupportedError: objects that shared a name now have different names.
     """
     had = _had(named)
     now = _now(conn, had)
@@ -122,7 +125,7 @@ def rewritten(
 
 
 def path(conn: Connection, settings: dict[str, str], named: Sequence[dict[str, Any]]) -> str:
-    """The schemas in which what the query names is now: the search path to read it with."""
+    """Return the search path to read the query with: the current schemas of its objects."""
     now = _now(conn, _had(named))
     there = {
         sql.Identifier(schema).as_string()
@@ -137,7 +140,7 @@ def path(conn: Connection, settings: dict[str, str], named: Sequence[dict[str, A
 def followed(
     conn: Connection, settings: dict[str, str], named: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
-    """``settings`` with the names that the schemas of functions' search path have now."""
+    """Return ``settings`` with the current schema names in the functions' search path."""
     if FUNCTION_PATH not in settings:
         return settings
     had = {key: old for key, old in _had(named).items() if key[0] == "schema"}
@@ -152,7 +155,10 @@ def followed(
 def lost(
     conn: Connection, named: Sequence[dict[str, Any]], bound: Collection[dict[str, Any]]
 ) -> tuple[list[str], bool]:
-    """Operators and renamed or moved objects that ``bound`` does not name; and whether any was."""
+    """Return operators and moved objects missing from ``bound``, and whether one was moved.
+
+    *Moved* means renamed or moved to another schema.
+    """
     had = {k: old for k, old in _had(named).items() if k[0] in ("operator", "function")}
     now = _now(conn, had)
     moved = {key for key, new in now.items() if new != had[key]}
@@ -178,7 +184,7 @@ def _now(conn: Connection, had: Iterable[Key]) -> dict[Key, Name]:
 
 
 def _look(conn: Connection, oids: dict[str, list[int]]) -> dict[Key, Name]:
-    """Schema and name by kind and OID."""
+    """Return schema and name by kind and OID."""
     if not any(oids.values()):
         return {}
     kinds = ("type", "function", "schema", *_CATALOGS.values())
@@ -220,7 +226,7 @@ def _replaced(text: str, new: dict[tuple[str, ...], str]) -> str:
 def _object(
     before: str, words: list[str], at: int, first: str
 ) -> tuple[tuple[str, ...], int] | None:
-    """What object ``words[at:]`` names, and over how many words."""
+    """Return the key of the object that ``words[at:]`` names, and the number of its words."""
     if first == "OPERATOR" and words[at + 1] == "(" and words[at + 3] == ".":
         end = words.index(")", at)
         symbol = "".join(words[at + 4 : end])
@@ -243,5 +249,5 @@ def _object(
 
 
 def _defines(word: str) -> bool:
-    """Whether it is the name of a column, behind which its type stands."""
+    """Return whether ``word`` is a column's name, which its type follows."""
     return bool(NAME.match(word)) and not KEYWORD.fullmatch(word)

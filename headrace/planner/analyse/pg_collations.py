@@ -1,4 +1,4 @@
-"""Collations, each looked up once: which compare by bytes, which tell all texts apart."""
+"""Collations, each looked up once: whether they compare bytes and are deterministic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CollationFacts:
         self._known: dict[int, Collation] = {}
 
     def get(self, oid: int) -> Collation | None:
-        """The collation of that OID; ``None`` for 0."""
+        """Return the collation with that OID; ``None`` for 0."""
         if not oid:
             return None
         if oid not in self._known:
@@ -55,17 +55,17 @@ class CollationFacts:
         return self._known[oid]
 
     def bytewise(self, collation: int) -> bool:
-        """Whether that collation (or none) compares by bytes."""
+        """Return whether that collation (or none) compares by bytes."""
         found = self.get(collation)
         return found is None or found.bytewise
 
     def deterministic(self, collation: int) -> bool:
-        """Whether equal under that collation (or none) means equal bytes."""
+        """Return whether equal under that collation (or none) means equal bytes."""
         found = self.get(collation)
         return found is None or found.deterministic
 
     def load(self, oids: set[int]) -> None:
-        """Fetch collations that will be asked for at one go."""
+        """Fetch several collations in one statement."""
         found = rows(self._conn, _COLLATION, oids - self._known.keys())
         for oid, name, deterministic, locale, encoding in found:
             plain = locale in ("C", "POSIX") and encoding in _BY_POINT

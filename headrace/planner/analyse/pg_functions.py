@@ -42,9 +42,9 @@ class Function:
     trusted: bool = False
     """Whether its result depends on its arguments alone, though it is not declared IMMUTABLE."""
     doubt: str = ""
-    """Why that is not known."""
+    """Reason why it is not known to be ``trusted``."""
     untranslated: bool = False
-    """Whether it reads tables by statements that no query can stand for."""
+    """Whether it reads tables in statements that cannot be translated into a query."""
 
     @property
     def builtin(self) -> bool:
@@ -60,21 +60,21 @@ class FunctionFacts:
         self._conn = conn
         self._trusted = trusted
         self.doubt: Callable[[Function], str | None] = lambda _: ""
-        """Says why the result of a function may depend on more than its arguments, or ``None``."""
+        """Returns why a function's result may depend on more than its arguments, or ``None``."""
         self.gives_rows: Callable[[int], bool] = lambda _: False
-        """Says of a set-returning function of composite type whether it never gives NULL."""
+        """Returns whether a set-returning function of composite type never returns NULL."""
         self._known: dict[int, Function] = {}
         self._looking: set[int] = set()
-        """Functions whose bodies are being looked at: one that calls itself is not trusted."""
+        """Functions whose bodies are being examined: a recursive function is not trusted."""
 
     def __getitem__(self, oid: int) -> Function:
-        """The function of that OID."""
+        """Return the function with that OID."""
         if oid not in self._known:
             self.load({oid})
         return self._known[oid]
 
     def load(self, oids: set[int]) -> None:
-        """Fetch functions that will be asked for at one go."""
+        """Fetch several functions in one statement."""
         for row in rows(self._conn, _FUNCTION, oids - self._known.keys()):
             self._known[row[0]] = self._with_trust(Function(*row))
 
@@ -91,15 +91,15 @@ class FunctionFacts:
         return replace(function, trusted=doubt is None, doubt=doubt or "")
 
     def set_untranslated(self, oid: int, reason: str) -> None:
-        """Note of a function that reads tables why no query can stand for its statements."""
+        """Record why the statements of a function that reads tables cannot become a query."""
         self._known[oid] = replace(self[oid], doubt=reason, untranslated=True)
 
     def of_users(self) -> frozenset[int]:
-        """OIDs of the functions met so far that are not built in."""
+        """Return the OIDs of the functions looked up so far that are not built in."""
         return frozenset(f.oid for f in self._known.values() if not f.builtin)
 
     def constant_defaults(self, oid: int) -> bool:
-        """Whether the arguments of a function that may be left out have constants as defaults."""
+        """Return whether all default values of a function's arguments are constants."""
         row = self._conn.execute(
             "SELECT proargdefaults::text FROM pg_proc WHERE oid = %s", (oid,)
         ).fetchone()
@@ -114,13 +114,13 @@ class FunctionFacts:
         return node.kind in ("CONST", "RELABELTYPE")
 
     def aggregate_volatility(self, oid: int) -> str:
-        """The worst volatility of the functions of an aggregate; its own says nothing."""
+        """Return the worst volatility of an aggregate's functions; its own says nothing."""
         row = self._conn.execute(_AGGREGATE, (oid,)).fetchone()
         assert row is not None, "an aggregate has a transition function"
         found: str = row[0]
         return found
 
     def aggregate_support(self, oid: int) -> tuple[int, ...]:
-        """Functions that an aggregate is made of: transition, final."""
+        """Return the transition and final functions of an aggregate, without missing ones."""
         row = self._conn.execute(_SUPPORT, (oid,)).fetchone()
         return tuple(f for f in row or () if f)

@@ -34,7 +34,7 @@ class Operator:
 
 
 class OperatorFacts:
-    """Operators by OID, casts by the types they lead from and to."""
+    """Operators by OID, and casts by source and target type."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -42,22 +42,22 @@ class OperatorFacts:
         self._casts: dict[tuple[int, int], tuple[int, str] | None] = {}
 
     def __getitem__(self, oid: int) -> Operator:
-        """The operator of that OID."""
+        """Return the operator with that OID."""
         if oid not in self._known:
             self.load({oid})
         return self._known[oid]
 
     def load(self, oids: set[int]) -> None:
-        """Fetch operators that will be asked for at one go."""
+        """Fetch several operators in one statement."""
         for row in rows(self._conn, _OPERATOR, oids - self._known.keys()):
             self._known[row[0]] = Operator(*row)
 
     def functions(self) -> set[int]:
-        """OIDs of the functions behind the operators met so far."""
+        """Return the OIDs of the functions of the operators looked up so far."""
         return {o.function for o in self._known.values()}
 
     def cast(self, source: int, target: int) -> tuple[int, str] | None:
-        """(function, method) of the cast between two types, if pg_cast has one."""
+        """Return (function, method) of the cast between two types, if pg_cast has one."""
         key = (source, target)
         if key not in self._casts:
             self._casts[key] = self._conn.execute(_CAST, key).fetchone()

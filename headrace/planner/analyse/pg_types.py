@@ -1,4 +1,4 @@
-"""Types, each looked up once: what they are, and what they are made of."""
+"""Types and their components, each looked up once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WITH RECURSIVE d (oid) AS (SELECT %s::oid
 SELECT EXISTS (SELECT FROM d JOIN pg_type t ON t.oid = d.oid WHERE t.typnotnull)
     OR EXISTS (SELECT FROM d JOIN pg_constraint k ON k.contypid = d.oid WHERE NOT k.convalidated)"""
 _OURS: Final = frozenset({BOOL, INT4, INT8, TEXT})
-"""Types of expressions of our own making: they come with the first that are fetched."""
+"""Types of expressions that the planner itself builds; fetched along with the first types."""
 _ARRAY: Final = "SELECT typarray::int8 FROM pg_type WHERE oid = ANY (%s)"
 
 
@@ -95,13 +95,13 @@ class TypeFacts:
         self._attributes: dict[int, tuple[CompositeField, ...]] = {}
 
     def name_for_caller(self, oid: int) -> str | None:
-        """The name of a type as the caller of the plan sees it, if nothing may come to hide it."""
+        """Return a type's name as the plan's caller sees it, if nothing can come to hide it."""
         found = self.shown(oid)
         self.named = self.named or found is not None
         return found
 
     def __getitem__(self, oid: int) -> Type:
-        """The type of that OID."""
+        """Return the type with that OID."""
         if oid not in self._known:
             self.load({oid})
         if oid not in self._known:
@@ -109,7 +109,7 @@ class TypeFacts:
         return self._known[oid]
 
     def load(self, oids: set[int]) -> None:
-        """Fetch types that will be asked for, and what they consist of, at one go."""
+        """Fetch several types together with their base and element types."""
         while missing := oids - self._known.keys() - {0}:
             missing |= _OURS - self._known.keys()
             found = [Type(*row) for row in rows(self._conn, _TYPE, missing)]
@@ -117,12 +117,12 @@ class TypeFacts:
             oids = {o for t in found for o in (t.base, t.element)}
 
     def base(self, oid: int) -> int:
-        """``oid`` with domains resolved."""
+        """Return ``oid`` with domains resolved."""
         found = self[oid]
         return self.base(found.base) if found.kind == "d" else oid
 
     def base_typmod(self, oid: int) -> int:
-        """Modifier that domain ``oid`` gives its base type; -1 if it is no domain."""
+        """Return the modifier that domain ``oid`` gives its base type; -1 if not a domain."""
         found, typmod = self[oid], -1
         while found.kind == "d":
             typmod = found.base_typmod
@@ -130,51 +130,51 @@ class TypeFacts:
         return typmod
 
     def with_modifier(self, oid: int, typmod: int) -> str:
-        """SQL for the type with its modifier, or without one."""
+        """Return SQL for the type, with its modifier unless that is -1."""
         return self[oid].name if typmod == -1 else self.declaration(oid, typmod)
 
     def declaration(self, oid: int, typmod: int) -> str:
-        """SQL for the type with its modifier."""
+        """Return SQL for the type with its modifier."""
         row = self._conn.execute("SELECT format_type(%s, %s)", (oid, typmod)).fetchone()
         assert row is not None, "functions give a row"
         return str(row[0])
 
     def attributes(self, oid: int) -> tuple[CompositeField, ...]:
-        """Columns of a composite type, in order; dropped ones are left out."""
+        """Return the columns of a composite type, in order, without dropped ones."""
         if oid not in self._attributes:
             rows = self._conn.execute(_ATTRIBUTES, (oid,)).fetchall()
             self._attributes[oid] = tuple(CompositeField(*row) for row in rows)
         return self._attributes[oid]
 
     def parts(self, oid: int) -> tuple[int, ...]:
-        """Types that a value of type ``oid`` is made of: columns, elements, bounds, base."""
+        """Return the component types of ``oid``: of columns, elements, bounds, and the base."""
         row = self._conn.execute(_PARTS, (oid,)).fetchone()
         return tuple(row[0]) if row else ()
 
     def subtype(self, oid: int) -> tuple[int, int]:
-        """Type and collation of the bounds of a range or multirange."""
+        """Return type and collation of the bounds of a range or multirange."""
         row = self._conn.execute(_SUBTYPE, {"t": oid}).fetchone()
         assert row is not None, "every range has a subtype"
         return int(row[0]), int(row[1])
 
     def array_of(self, oid: int) -> int:
-        """The type of an array of values of the type; an array of arrays has the same type."""
+        """Return the array type of ``oid``; an array type is its own array type."""
         if self[oid].element:
             return oid
         [row] = rows(self._conn, _ARRAY, {oid})
         return int(row[0])
 
     def checked_again(self, domain: int) -> bool:
-        """Whether a value that a query has of the domain may fail a cast to it.
+        """Return whether a value of the domain in a query may fail a cast to that domain.
 
-        A NULL that an outer join makes is none of a domain that is NOT NULL, and values that
-        were there before a constraint NOT VALID need not meet it.
+        An outer join can produce a NULL for a domain that is NOT NULL, and values older than a
+        constraint added as NOT VALID need not satisfy it.
         """
         row = self._conn.execute(_CHECKED_AGAIN, (domain,)).fetchone()
         return bool(row and row[0])
 
     def enum_label(self, oid: int) -> str | None:
-        """Label of an enum value by its own OID."""
+        """Return the label of an enum value by the value's OID."""
         query = "SELECT enumlabel FROM pg_enum WHERE oid = %s"
         row = self._conn.execute(query, (oid,)).fetchone()
         return row[0] if row else None

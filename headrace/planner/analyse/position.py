@@ -22,7 +22,7 @@ class Text:
             self._tokens.clear()
 
     def find(self, pattern: str) -> int | None:
-        """1-based position of the first match of ``pattern`` outside strings and comments."""
+        """Return the 1-based position of the first match outside strings and comments."""
         bare = [" "] * len(self._query)
         for kind, start, end in self._tokens:
             if kind not in _OPAQUE:
@@ -31,7 +31,7 @@ class Text:
         return match.start() + 1 if match else None
 
     def literals(self) -> list[tuple[int, str, bool]]:
-        """(1-based position, value, certain) of every string literal.
+        """Return (1-based position, value, certain) of every string literal.
 
         A value with escapes, or a text that cannot be read, is not certain.
         """

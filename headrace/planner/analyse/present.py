@@ -1,14 +1,14 @@
-"""A stored query as it reads now: tables, columns, types and functions by their names of today.
+"""Updates the names of tables, columns, types and functions in a stored query.
 
-``canonical`` is text that Postgres printed when the view was created; renaming something that it
-names leaves it behind.  What it names is kept beside it by OID and column number (``named``), so
-every occurrence of a relation can be written anew, under the name by which the text knows it:
+``canonical`` is text that Postgres printed when the view was created, so it does not follow
+renames.  The objects that it names are stored with it by OID and column number (``named``).
+So every occurrence of a relation can be rewritten, with its old name as the alias:
 
     FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
 
-Types, functions, operators and their like have their OIDs kept too (``objects``).
-Postgres prints relations only as ``schema.name`` behind FROM, JOIN, ONLY, a comma or a parenthesis.
-How many there are is known from the parse tree; any other number is refused.
+The OIDs of types, functions, operators and similar objects are stored too (``objects``).
+Postgres prints relations only as ``schema.name`` after FROM, JOIN, ONLY, a comma or a parenthesis.
+Their number is known from the parse tree; any other number is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.postgres.connect import Connection
 from headrace.sql import results
 
 _Write = Callable[[str, Sequence[str]], str]
-"""SQL of an occurrence of a relation, by its alias and the columns that this names."""
+"""Returns SQL for an occurrence of a relation, given its alias and the alias's column names."""
 
 _BEFORE: Final = frozenset({"from", "join", "only", ",", "("})
 _DEPTH_MAX: Final = 100
@@ -65,7 +65,7 @@ def names(
     others: Iterable[tuple[str, int]] = (),
     settings: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What is kept of what a query names, relations ``counts[oid]`` times: plain JSON."""
+    """Return the objects to store with a query as plain JSON; relations with their count."""
     rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
     kinds = [row[0] for row in rows]
     found = objects.kept(conn, kinds, functions, others, settings or {})
@@ -89,7 +89,7 @@ def present(
     loosely: bool = False,
     by_name: bool = False,
 ) -> str:
-    """``canonical`` with the names of today; what was dropped keeps its old one.
+    """Return ``canonical`` with the current names; dropped objects keep their old name.
 
     ``loosely`` as for ``objects.rewritten``.  ``by_name``: a column that has the name of a dropped
     one is read in its place.
@@ -116,7 +116,7 @@ def present(
 def inlined(
     conn: Connection, canonical: str, named: list[dict[str, Any]] | None, depth: int = 0
 ) -> str:
-    """``present`` with the queries of views of Headrace in the place of their tables."""
+    """Return ``present`` with the tables of Headrace views replaced by the views' queries."""
     text = present(conn, canonical, named).rstrip().removesuffix(";")
     named = [entry for entry in named or () if "columns" in entry]
     if not named:
@@ -137,7 +137,7 @@ def inlined(
 
 
 def _definition(conn: Connection, oid: int, depth: int) -> str | None:
-    """The query behind a table of ours, or behind a view of the user that reads one."""
+    """Return the query of a Headrace view's table, or of a user's view that reads one."""
     found = results.read(conn, oid)
     if found is not None and found.canonical is not None:
         return inlined(conn, found.canonical, found.named, depth + 1)
@@ -170,13 +170,13 @@ def _differs(entry: dict[str, Any], found: _Present) -> bool:
 
 
 def _writer(entry: dict[str, Any], found: _Present, *, by_name: bool) -> _Write:
-    """How an occurrence is written: by its alias, and the columns that this names."""
+    """Return the function that writes an occurrence under its alias and column names."""
     had = [(int(number), str(name)) for number, name in entry["columns"]]
     new = sql.Identifier(found.schema, found.name).as_string()
     there = {number for number, _ in found.columns}
     gone = {name: number for number, name in had if number not in there}
     instead = {n: gone[name] for n, name in found.columns if name in gone} if by_name else {}
-    """By the number of a column: that of the dropped one whose name it has."""
+    """Number of a column → number of the dropped column whose name it has."""
 
     def write(alias: str, listed: Sequence[str]) -> str:
         called = dict(had) | {n: name for (n, _), name in zip(had, listed, strict=False)}
@@ -224,7 +224,7 @@ def _rewrite(
 def _occurrences(
     words: list[str],
 ) -> Iterator[tuple[int, int, tuple[str, str], str | None, tuple[str, ...]]]:
-    """Relations: first and last place in ``words``, (schema, name), alias, columns it lists."""
+    """Yield relations: first and last index in ``words``, (schema, name), alias, its columns."""
     for place in range(1, len(words) - 2):
         if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
             continue

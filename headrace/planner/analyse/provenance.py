@@ -1,4 +1,4 @@
-"""Whose code runs where values of a type are handled, and with which extension an object came."""
+"""Determines whose code runs when values of a type are handled, and an object's extension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.planner.analyse.pg_types import Type, TypeFacts
 from headrace.postgres.connect import Connection
 from headrace.types import FIRST_USER_OID
 
-# What a range or a domain is built of; built-in functions are pinned and in no pg_depend.
+# Functions of a range or a domain; built-in functions are pinned and not in pg_depend.
 _USER_CODE: Final = """
 SELECT EXISTS (
     SELECT FROM pg_cast c WHERE c.castsource = %(t)s AND c.castfunc >= %(first)s
@@ -23,7 +23,7 @@ SELECT EXISTS (
     SELECT FROM pg_range r JOIN pg_opclass o ON o.oid = r.rngsubopc
      WHERE %(t)s IN (r.rngtypid, r.rngmultitypid)
        AND (r.rngcanonical::oid >= %(first)s OR o.oid >= %(first)s))"""
-# Who owns a type may give it a cast, a domain a check, a composite a column, at any time.
+# The owner of a type may add a cast, a domain check or a composite column at any time.
 _OWNED: Final = """
 SELECT pg_has_role(t.typowner, session_user, 'MEMBER') FROM pg_type t WHERE t.oid = %s"""
 _EXTENSION: Final = """
@@ -35,7 +35,7 @@ _COMPILED: Final = "SELECT prolang IN (12, 13) FROM pg_proc WHERE oid = %s"
 
 
 class Provenance:
-    """What is known of who made a type, looked up once."""
+    """Facts about the creators of types, each looked up once."""
 
     def __init__(self, conn: Connection, types: TypeFacts) -> None:
         self._conn = conn
@@ -45,9 +45,9 @@ class Provenance:
         self._extensions: dict[tuple[str, int], str] = {}
 
     def plain(self, oid: int) -> bool:
-        """Whether reading, writing and comparing values of the type runs no code of a user now.
+        """Return whether reading, writing and comparing values of the type runs no user code now.
 
-        Enums, composites, ranges and domains do not, unless a domain's check, a range's
+        Enums, composites, ranges and domains run none, unless a domain's check, a range's
         canonical function or a cast from the type (``to_json`` looks for one) is a user's.
         A base type that did not come with Postgres never counts as plain.
         """
@@ -66,10 +66,10 @@ class Provenance:
         return self._plain[oid]
 
     def trusted(self, oid: int) -> bool:
-        """Whether values of the type may be handled where the engine's rights are.
+        """Return whether values of the type may be handled with the engine's rights.
 
-        They run no code of a user, and whoever could change that has our rights anyway: each
-        type that has a part in it belongs to our role, to a member of it or to a superuser.
+        They run no user code, and every role that could change that has the engine's rights
+        anyway: the type and its parts belong to our role, to a member of it or to a superuser.
         """
         if oid < FIRST_USER_OID:
             return True
@@ -83,11 +83,11 @@ class Provenance:
         return self._trusted[oid]
 
     def writable(self, oid: int) -> bool:
-        """Whether reading a value of the type from text may run with the engine's rights.
+        """Return whether reading a value of the type from text may run with the engine's rights.
 
-        As ``trusted``, but enums of anyone may be read, also inside of arrays and ranges: labels
-        are all that they have.  So may base types of extensions (citext, hstore, …): only a
-        superuser makes one, and its input function, if written in C, none else can replace.
+        As ``trusted``, but enums of any owner may be read, also inside arrays and ranges: they
+        consist of labels only.  So may base types of extensions (citext, hstore, …): only a
+        superuser can create one, or replace its input function if that is written in C.
         """
         if oid < FIRST_USER_OID or self._types[oid].kind == "e":
             return True
@@ -102,13 +102,13 @@ class Provenance:
         return self.trusted(oid)
 
     def extension_of(self, kind: Type) -> str:
-        """The extension that a base type came with; "" if with none."""
+        """Return the extension to which a base type belongs; "" if none."""
         if kind.builtin or kind.kind != "b" or kind.element:
             return ""
         return self.extension("pg_type", kind.oid)
 
     def extension(self, relation: str, oid: int) -> str:
-        """The extension that object ``oid`` of a system catalog came with; "" if with none."""
+        """Return the extension to which object ``oid`` of a system catalog belongs; "" if none."""
         if (relation, oid) not in self._extensions:
             row = self._conn.execute(_EXTENSION, (relation, oid)).fetchone()
             self._extensions[relation, oid] = row[0] if row else ""

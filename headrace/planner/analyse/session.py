@@ -1,19 +1,19 @@
 """The transaction in which a query is bound: role, settings, the temporary view.
 
-To analyse a query can run code of a user: a literal of a composite type is read at once, and with
-it the check of a domain inside.  So a query is analysed only where that can be nobody's code but
-the caller's own (``literals.py``), and that has no rights but his: ``SET ROLE`` does not keep it
-from ours, since it may reset the role, but inside of a SECURITY DEFINER function nobody may.
-Everything that a caller has a say in is analysed, and computed, in temporary functions that belong
-to the caller: also our own SQL, in which a name may mean something else by then.
+Analysing a query can run user code: a literal of a composite type is read at once, which runs the
+check of a domain inside.  So a query is analysed only if that code can only be the caller's own
+(``literals.py``), and that code must have only the caller's rights.  ``SET ROLE`` does not protect
+our rights, since the code may reset the role; a SECURITY DEFINER function does, since the role
+cannot be reset inside it.  Hence every text that a caller can influence is analysed, and computed,
+in temporary functions that belong to the caller.  That includes our own SQL, in which a name may
+mean another object by then.
 
-Two things are left to a caller's code that runs so.  It may alter those functions, which are the
-caller's: so before each call it is looked at whether they still give up our rights.  And its names
-are on the caller's search path: so what we ask under that path is asked under ours
-(``acting.own_names``).
+Such code of the caller can still do two things.  It may alter those functions, since the caller
+owns them: so each call first checks that they are still SECURITY DEFINER.  And its objects are on
+the caller's search path: so our catalog queries run under our own path (``acting.own_names``).
 
-Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
-with the position moved to the user's text.
+Postgres' own errors keep SQLSTATE, message, detail and hint; the position is moved to the user's
+text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headrace.postgres.settings import CAPTURED, EVALUATION, FUNCTION_PATH, PINN
 
 _VIEW: Final = "headrace_bind"
 _REHEARSED: Final = "headrace_rehearsal"
-"""Not what a query is bound under: those that it reads are rehearsed while its own is there."""
+"""Differs from ``_VIEW``: queries that a query reads are rehearsed while its own view exists."""
 _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
 _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
@@ -64,7 +64,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS
 
 
 def to_error(error: psycopg.Error, *, shift: int = 0, inner: str | None = None) -> HeadraceError:
-    """Postgres' error as ours; ``shift`` characters of the statement are not the user's.
+    """Convert an error of Postgres; the first ``shift`` characters are not the user's text.
 
     ``inner`` as for ``failures.translate``.
     """
@@ -86,7 +86,7 @@ class BoundQuery:
     query: str
 
     def position(self, location: int) -> int | None:
-        """1-based character position in the query of a tree location, if it has one.
+        """Return the 1-based character position in the query of a tree location, if known.
 
         Postgres 17 and newer do not keep locations.
         """
@@ -98,7 +98,7 @@ class BoundQuery:
 
 @contextmanager
 def binding(conn: Connection, caller: str | None, settings: dict[str, str]) -> Iterator[None]:
-    """A transaction as ``caller`` with its settings; always rolled back."""
+    """Run a transaction as ``caller`` with its settings; it is always rolled back."""
     try:
         with conn.transaction(force_rollback=True):
             if caller is not None:
@@ -111,7 +111,7 @@ def binding(conn: Connection, caller: str | None, settings: dict[str, str]) -> I
 
 @contextmanager
 def reading(conn: Connection) -> Iterator[None]:
-    """A transaction that reads the catalog under our own role; always rolled back."""
+    """Run a transaction that reads the catalog under our own role; it is always rolled back."""
     try:
         with conn.transaction(force_rollback=True):
             yield
@@ -120,13 +120,13 @@ def reading(conn: Connection) -> Iterator[None]:
 
 
 def adopt(conn: Connection, settings: Mapping[str, str]) -> None:
-    """For the rest of the transaction, have the settings of a caller that a query depends on."""
+    """Set the caller's settings that a query depends on, for the rest of the transaction."""
     given = {name.lower(): value for name, value in settings.items()}
     _set(conn, {n: given[n.lower()] for n in CAPTURED if n.lower() in given})
 
 
 def has_xid(conn: Connection) -> bool:
-    """Whether the transaction of ``conn`` has written something."""
+    """Return whether the transaction of ``conn`` has an xid, that is, has written something."""
     row = conn.execute(
         "SELECT pg_catalog.num_nonnulls(pg_catalog.pg_current_xact_id_if_assigned())"
     ).fetchone()
@@ -134,7 +134,7 @@ def has_xid(conn: Connection) -> bool:
 
 
 def given_settings(conn: Connection, settings: Mapping[str, str]) -> dict[str, str]:
-    """``settings``, and those of the session where the caller gave none."""
+    """Return ``settings``, completed with the session's values for those not given."""
     rows = conn.execute(
         "SELECT s, pg_catalog.current_setting(s, true)"
         " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
@@ -146,7 +146,7 @@ def given_settings(conn: Connection, settings: Mapping[str, str]) -> dict[str, s
 
 
 def pin(conn: Connection) -> None:
-    """For the rest of the transaction, have settings under which texts of values are canonical."""
+    """Set, for the rest of the transaction, settings that make texts of values canonical."""
     _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
 
 
@@ -162,10 +162,10 @@ def _set(conn: Connection, settings: dict[str, str]) -> None:
 
 
 def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]:
-    """The settings that influence evaluation, as they are now, ``FUNCTION_PATH`` among them.
+    """Return the current settings that influence evaluation, including ``FUNCTION_PATH``.
 
-    A view that is planned again keeps the path it was created with, which is among the ``given``.
-    From here on settings are ours: texts of values and names are canonical.
+    A view that is planned again keeps the path it was created with, which is in ``given``.
+    Afterwards our own settings apply (``pin``): texts of values and names are canonical.
     """
     row = conn.execute(
         # Under the caller's search path.
@@ -194,11 +194,11 @@ def _quoted(conn: Connection, schemas: list[str]) -> list[str]:
 def bind_query(conn: Connection, query: str, caller: str | None) -> None:
     """Let Postgres analyse ``query`` and make the temporary view of it.
 
-    First its syntax, without analysis: the extended protocol takes exactly one statement, and
-    a text that can be prepared cannot smuggle a clause of CREATE VIEW in.
+    The syntax is checked first, without analysis: the extended protocol takes exactly one
+    statement, and a text that can be prepared cannot smuggle in a clause of CREATE VIEW.
 
     Raises:
-        UnsupportedError: analysing it might run code of somebody else.
+        UnsupportedError: analysing it might run another role's code.
     """
     check_syntax(conn, query)
     employ(conn, caller)
@@ -215,7 +215,7 @@ def check_syntax(conn: Connection, query: str) -> None:
 
 
 def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> None:
-    """Make the functions in which queries are analysed as the current user."""
+    """Create the functions in which queries are analysed as the current user."""
     try:
         for statement in _FUNCTIONS:
             made = statement.format(name=analyst).encode()
@@ -230,21 +230,21 @@ def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> Non
 
 
 def is_on(conn: Connection, setting: str) -> bool:
-    """Whether a setting of the session is on."""
+    """Return whether a boolean setting of the session is on."""
     row = conn.execute("SELECT pg_catalog.current_setting(%s)", (setting,)).fetchone()
     assert row is not None, "every setting has a value"
     return bool(row[0] == "on")
 
 
 def standard_strings(conn: Connection) -> bool:
-    """Whether a backslash means nothing in a plain string."""
+    """Return whether a backslash is an ordinary character in a plain string."""
     return is_on(conn, "standard_conforming_strings")
 
 
 def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) -> None:
-    """Raise unless analysing ``query`` as the current user can run nobody's code but his own.
+    """Raise if analysing ``query`` as the current user might run another role's code.
 
-    REQUIRES: its syntax is right, and ``analyst`` is employed as that user.
+    REQUIRES: its syntax is correct, and ``employ`` has created ``analyst`` as that user.
     """
     found = literals.suspects(query, standard_strings=standard_strings(conn))
     if not found:
@@ -260,17 +260,17 @@ def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) ->
 
 
 def _make(conn: Connection, view: str, query: str, analyst: str) -> None:
-    """Make a temporary view, as whom ``analyst`` belongs to."""
+    """Create a temporary view as the owner of ``analyst``."""
     make(conn, (f"CREATE TEMPORARY VIEW pg_temp.{view} AS ", query, ""), analyst)
 
 
 def make(conn: Connection, parts: tuple[str, str, str], analyst: str = _ANALYST) -> None:
-    """Carry out the statement that a text and what encloses it make, as the caller.
+    """Execute, as the caller, the statement of ``parts``: prefix, text and suffix.
 
-    REQUIRES: ``check_syntax`` accepts the text, and ``refuse_others_code`` or its like does.
+    REQUIRES: ``check_syntax`` accepts the text, and so does ``refuse_others_code`` or its like.
 
     Raises:
-        HeadraceError: what Postgres says of it; positions are those in the text.
+        HeadraceError: the error of Postgres; positions refer to the text.
     """
     prefix, made = parts[0], "".join(parts)
     call = f"SELECT {_definer(conn, analyst)}($1::pg_catalog.text)".encode()
@@ -279,12 +279,13 @@ def make(conn: Connection, parts: tuple[str, str, str], analyst: str = _ANALYST)
 
 
 def _definer(conn: Connection, function: str) -> str:
-    """The qualified name of a function that runs as its owner: not as us, who call it.
+    """Return the qualified name of a function after checking that it is SECURITY DEFINER.
 
-    Its owner may have altered it while it ran.  Nothing of his runs between this and the call.
+    Its owner may have altered it while it ran.  No code of the owner runs between this check and
+    the call.
 
     Raises:
-        PrivilegeError: it would have the rights of who calls it.
+        PrivilegeError: the function would run with the rights of its caller.
     """
     name = f"pg_temp.{function}"
     row = conn.execute(_DEFINER, (f"{name}(pg_catalog.text)",)).fetchone()
@@ -332,7 +333,7 @@ class StoredQuery:
 
 
 def fetch_view(conn: Connection, view: str = _VIEW) -> StoredQuery:
-    """The temporary view that was made of a query."""
+    """Return the temporary view that was made of a query."""
     name = f"pg_temp.{view}"
     row: tuple[Any, ...] | None = conn.execute(
         "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
@@ -356,20 +357,20 @@ def bound_query(stored: StoredQuery, query: str) -> BoundQuery:
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
-    """The query as Postgres has stored it."""
+    """Return the query as Postgres has stored it."""
     return bound_query(fetch_view(conn, view), query)
 
 
 def _readable(printed: str) -> str:
-    """A printed query that Postgres can read again.
+    """Return a printed query in a form that Postgres can read again.
 
-    It prints the marks of a CYCLE clause with casts, which its grammar does not take there.
+    Postgres prints the marks of a CYCLE clause with casts, which its grammar does not accept.
     """
     return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
 
 
 def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) -> BoundQuery:
-    """What Postgres makes of a query of our own, as a temporary view that stays there.
+    """Bind a query of our own in a temporary view that continues to exist, and return it.
 
     Raises:
         psycopg.Error: Postgres does not accept it.
@@ -379,16 +380,16 @@ def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) 
 
 
 def execute(conn: Connection, statement: str, analyst: str = _ANALYST) -> None:
-    """Carry out a statement of our own as the caller; rows are thrown away."""
+    """Execute a statement of our own as the caller; its rows are discarded."""
     call = f"SELECT {_definer(conn, analyst)}(%s::pg_catalog.text)"
     conn.execute(call.encode(), (statement,))
 
 
 def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
-    """Constant expressions as Postgres prints their values.
+    """Return the values of constant expressions as Postgres prints them.
 
     Raises:
-        psycopg.Error: one of them fails.
+        psycopg.Error: an expression fails.
     """
     # format() takes a type's output function; a cast to text could be one of a user's.
     shown = ", ".join(

@@ -30,14 +30,14 @@ class TableColumn:
     not_null: bool
     generated: bool
     apart: bool = True
-    """Whether its values may be stored apart (TOAST): an UPDATE that keeps one does not tell it.
+    """Whether its values may be stored in TOAST: an UPDATE that keeps such a value omits it.
 
-    What takes 24 octets at most never is (toast_tuple_find_biggest_attribute): numeric(24)."""
+    Values of at most 24 bytes never are (toast_tuple_find_biggest_attribute): numeric(24)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What ANALYZE found of a table."""
+    """Statistics that ANALYZE collected for a table."""
 
     rows: float
     distinct: dict[int, float]
@@ -59,10 +59,10 @@ class Table:
     statistics: Statistics | None = field(default=None, compare=False)
     """None if it was never analysed."""
     view: str = ""
-    """The view of Headrace whose table it is, if it is read as that view sends its rows."""
+    """Name of the Headrace view that owns the table, if its rows are read from that view."""
 
     def column(self, attnum: int) -> TableColumn:
-        """The column of that number."""
+        """Return the column with that number."""
         return next(c for c in self.columns if c.attnum == attnum)
 
 
@@ -96,7 +96,7 @@ _HINTS: Final = {
 
 
 def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | None) -> Table:
-    """The table of that OID; raises where it cannot be followed."""
+    """Return the table with that OID; raise if its changes cannot be followed."""
     row = conn.execute(_CLASS, (oid,)).fetchone()
     assert row is not None, "the table is locked by our transaction"
     schema, name = row[0], row[1]
@@ -134,7 +134,7 @@ def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | Non
 
 
 def load_result(conn: Connection, catalog: Catalog, oid: int, view: str) -> Table:
-    """The table of the view of Headrace called ``view``: its rows come from there."""
+    """Return the table of the Headrace view called ``view``; its rows come from that view."""
     row = conn.execute(_CLASS, (oid,)).fetchone()
     assert row is not None, "the table is locked by our transaction"
     columns = load_columns(conn, catalog, oid)
@@ -150,25 +150,25 @@ SELECT c.reltuples, a.attnum, s.n_distinct, s.avg_width
    AND s.schemaname = (SELECT n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
                         WHERE t.oid = %(oid)s)
  WHERE c.oid = %(oid)s AND c.reltuples > 0 ORDER BY a.attnum"""
-"""The names are constants to the view: a join would compare them with those of all tables."""
+"""Subqueries give pg_stats constant names: a join would compare the names of all tables."""
 
 
 def load_statistics(conn: Connection, oid: int) -> Statistics | None:
-    """What is known of the table of that OID to whom may read it; None if nothing."""
+    """Return the statistics of a table that the current role may read; None if there are none."""
     found = conn.execute(_STATISTICS, {"oid": oid}).fetchall()
     if not found:
         return None
     total = float(found[0][0])
     return Statistics(
         total,
-        # Below 0: a part of the rows.
+        # A negative n_distinct is a fraction of the rows.
         {a: float(n) if n > 0 else -n * total for _, a, n, _ in found if n},
         {a: width for _, a, _, width in found},
     )
 
 
 def load_columns(conn: Connection, catalog: Catalog, oid: int) -> tuple[TableColumn, ...]:
-    """The columns of the relation of that OID, in order."""
+    """Return the columns of the relation with that OID, in order."""
     rows = conn.execute(_COLUMNS, (oid,)).fetchall()
     catalog.types.load({row[2] for row in rows})
     return tuple(_column(catalog, row) for row in rows)
@@ -185,7 +185,7 @@ def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
 
 
 def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:
-    """Refuse a relation of the system's, or of ours."""
+    """Refuse a system relation, or one of Headrace's own schema."""
     if oid < FIRST_USER_OID or schema in ("pg_catalog", "information_schema", "headrace"):
         raise UnsupportedError(
             f'system relation "{name}" is not supported',

@@ -1,12 +1,12 @@
-"""Aggregate functions: from Postgres' parse tree to ``logical.Agg``.
+"""Binds aggregate functions: from Postgres' parse tree to ``logical.Agg``.
 
-Few are native: counts, sums of numbers, extremes, booleans.  All others are *remote*: the
+Only counts, sums of numbers, extremes and booleans are native.  All others are *remote*: the
 group's multiset of arguments is kept, and Postgres evaluates ``fn(DISTINCT $1, $2 ORDER BY $3 …)``
-for the groups that a transaction touched.  Arguments are computed below as columns, constants and
-rows (``ROW(a, b)``, which no array can carry) stand in the SQL itself.
+for the groups that a transaction touched.  Arguments are computed as columns below the aggregate;
+constants and rows (``ROW(a, b)``, which no array can carry) are written into the SQL itself.
 
-Where the query orders the input only in part, or not at all, a canonical order decides, which all
-aggregates of the level have in common (``alignment``): the same rows always give the same result.
+If the query orders the input only in part, or not at all, a canonical order is used, common to all
+aggregates of the level (``alignment``): the same rows always give the same result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_RECORDS: Final = frozenset(
         *("array_length", "array_lower", "array_upper", "array_ndims", "array_dims"),
     }
 )
-"""Functions that make something else of an array of records."""
+"""Functions that convert an array of records to another type."""
 _BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
 _UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
 """Aggregates whose value does not depend on the order of their input."""
@@ -57,13 +57,13 @@ class _Inputs:
     exprs: list[Expr] = field(default_factory=list)
 
     first: int = 0
-    """Columns before it are not shared with what comes now."""
+    """Columns before this index are not shared with columns added from now on."""
 
     domains: Mapping[Expr, int] = field(default_factory=dict)
-    """Domains that values must have in the SQL, for the type of the result is made of them."""
+    """Domains that values must have in the SQL, because the result type derives from them."""
 
     def place(self, expr: Expr) -> str:
-        """The placeholder of ``expr``."""
+        """Return the placeholder of ``expr``, added if new."""
         if expr not in self.exprs[self.first :]:
             self.exprs.append(expr)
         return f"${self.exprs.index(expr, self.first) + 1}"
@@ -76,7 +76,7 @@ class _Call:
     function: Function
     name: str
     args: tuple[Expr, ...]
-    """Of an ordered-set aggregate those that stand after WITHIN GROUP (ORDER BY."""
+    """Arguments; of an ordered-set aggregate those after WITHIN GROUP (ORDER BY."""
     order: tuple[tuple[Expr, str], ...]
     """(expression, ``USING … NULLS …``)."""
     direct: tuple[Expr, ...]
@@ -99,7 +99,7 @@ class AggregateCalls:
         self._group = group
 
     def bind(self, node: Tree, scope: Scope, converted: Tree | None = None) -> Agg:
-        """The aggregate of an AGGREF; ``scope`` is that of its arguments.
+        """Return the aggregate of an AGGREF; ``scope`` is that of its arguments.
 
         ``converted``: the conversion that is computed with it (``converted_records``).
         """
@@ -162,10 +162,10 @@ class AggregateCalls:
         )
 
     def _domains(self, node: Tree, args: list[Expr]) -> dict[Expr, int]:
-        """The domain of arguments whose array is the result: their base type has another array.
+        """Return the domain of arguments whose array is the result: a base type's array differs.
 
-        An array of the domain is made of checked values.  So a domain whose check may fail on
-        values that are there already (NOT NULL in an outer join, NOT VALID) is refused later.
+        An array of the domain consists of checked values.  So a domain whose check may fail on
+        existing values (NOT NULL in an outer join, NOT VALID) is refused later.
         """
         types = self._lowering.catalog.types
         domain = types[node.number("aggtype")].element
@@ -176,7 +176,7 @@ class AggregateCalls:
         return {expr: domain for e, expr in pairs if type_of(e.child("expr")) == domain}
 
     def _function(self, node: Tree) -> Function:
-        """The aggregate, if each of its support functions may be called."""
+        """Return the aggregate; refuse it if a support function may not be called."""
         lowering = self._lowering
         function = lowering.catalog.functions[node.number("aggfnoid")]
         if not function.builtin:

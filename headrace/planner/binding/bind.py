@@ -1,4 +1,4 @@
-"""From Postgres' parse tree to the logical plan."""
+"""Binds Postgres' parse tree to a logical plan."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _RIGHT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class With:
-    """The WITH queries of one query level, and the scope that they stand in."""
+    """The WITH queries of one query level, and their enclosing scope."""
 
     queries: dict[str, Tree]
     scope: Scope
@@ -65,15 +65,15 @@ class Level:
     query: Tree
     env: Env
     outer: Scope | None = None
-    """The scope of the enclosing query at the place of this one."""
+    """The scope of the enclosing query at the position of this one."""
     marked: frozenset[int] = frozenset()
-    """Entries whose rows have a column that says that they are there (``wholerow.marked``)."""
+    """Entries whose rows have a column that marks them as present (``wholerow.marked``)."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
     below: Scope | None = None
     """Where grouped expressions are lowered: from Postgres 18 on columns of an entry are them."""
 
     def entry(self, index: int) -> Tree:
-        """The range-table entry of that 1-based index."""
+        """Return the range-table entry with that 1-based index."""
         return self.query.nodes("rtable")[index - 1]
 
 
@@ -90,24 +90,24 @@ class Binder:
         self._named = NamedPlans(self.numbers)
 
     def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
-        """A new column for the values of ``expr``."""
+        """Return a new column for the values of ``expr``."""
         number = next(self.numbers)
         limits.check()
         limits.check_columns(number)
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
     def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
-        """The plan of ``query``; its columns are the query's, in order.
+        """Return the plan of ``query``; its columns are the query's, in order.
 
-        ``outer`` is the scope of the enclosing query at the place where this one stands: the plan
-        may then have free references to its columns.
+        ``outer`` is the scope of the enclosing query at the position of this one: the plan may
+        then have free references to its columns.
         """
         return self._bind(self._level(query, env, outer), sorted_=False)[0]
 
     def bind_sorted(
         self, query: Tree, env: Env, outer: Scope
     ) -> tuple[Node, tuple[OrderNode, ...]]:
-        """The plan of ``query``, with columns after its own that it is sorted by, and how."""
+        """Return the plan of ``query``, followed by its sort columns, and the sort order."""
         return self._bind(self._level(query, env, outer), sorted_=True)
 
     def _bind(self, level: Level, *, sorted_: bool) -> tuple[Node, tuple[OrderNode, ...]]:
@@ -128,10 +128,10 @@ class Binder:
         return level
 
     def scope(self, level: Level, *sites: Site) -> Scope:
-        """What expressions of ``level`` mean over ``sites``.
+        """Return the scope in which expressions of ``level`` are lowered over ``sites``.
 
-        A subquery in an expression hangs below the first site that has the columns of this level
-        that it reads, or else below the last one.
+        A subquery in an expression is attached below the first site that has the columns of this
+        level that it reads, or else below the last one.
         """
         return Scope(
             lambda varno, attno: self._resolve(level, varno, attno),
@@ -152,7 +152,7 @@ class Binder:
         )
 
     def _select(self, level: Level, ordering: Ordering) -> Node:
-        """In this order: FROM, WHERE, GROUP BY, HAVING, windows, select list, DISTINCT, LIMIT."""
+        """Bind FROM, WHERE, GROUP BY, HAVING, windows, select list, DISTINCT, LIMIT, in order."""
         query = level.query
         node = self._from(query.child("jointree"), level)
         site = Site(node)
@@ -188,7 +188,7 @@ class Binder:
         return ordering.bind(node, shown, scope)
 
     def _project(self, node: Node, names: list[str], exprs: list[Expr]) -> Node:
-        """A Project; a column that is handed through keeps its id (the first time)."""
+        """Return a Project; an unchanged column keeps its id (the first time)."""
         items: list[tuple[Col, Expr]] = []
         seen: set[int] = set()
         mine = ids(node)

@@ -1,4 +1,4 @@
-"""Views and WITH queries are bound once, and named at every mention."""
+"""Binds views and WITH queries once, and refers to the plan by name at every mention."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from headrace.planner.logical.repeats import name, reads_iteration, renumbered
 
 
 class NamedPlans:
-    """The named plans of one query, by what they are the plans of."""
+    """The named plans of one query, by the objects that they were bound from."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         """``numbers``: ids of columns and numbers of plans."""
         self._numbers = numbers
-        # What the key is made of is kept, so that no other object gets its identity.
+        # The objects of a key are kept alive, so that no other object gets the same id().
         self._found: dict[tuple[int, ...], tuple[tuple[object, ...], AgainNode]] = {}
 
     def mention(self, bind: Callable[[], Node], *bound: object) -> Node:
-        """The name of the plan that ``bind`` makes of the objects ``bound``, with ids of its own.
+        """Return a reference, with new ids, to the plan that ``bind`` makes of ``bound``.
 
-        A plan that reads the work table of a recursion is part of that recursion: it is made anew.
+        A plan that reads the work table of a recursion belongs to it, so it is bound every time.
         """
         key = tuple(map(id, bound))
         if key in self._found:

@@ -1,11 +1,11 @@
-"""Tables in FROM: with children by their members, generated columns by what computes them.
+"""Binds tables in FROM: inheritance trees as unions, generated columns as expressions.
 
 *Partitions and inheritance.*  A table that is read with its children is the union of all members
-that have rows of their own; each is a table of its own in the stream.  Children have the columns
-by name, at numbers of their own.
+that store rows; each member is a separate table in the stream.  Columns of children match by
+name; their numbers may differ.
 
-*Generated columns* are computed from the other columns: the stream does not carry them.  Stored
-ones only over built-in functions, whose values of then are those of now.
+*Generated columns* are computed from the other columns, since the stream omits them.  Stored ones
+are computed only over built-in functions, whose results do not change over time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SELECTED: Final = "headrace_selected"
 IS_VIEW: Final = "headrace_is_view"
 """Field of a range-table entry: its subquery is the query of a view."""
 FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
-"""Where nodes of a tree name a function."""
+"""Fields in which nodes of a tree refer to a function."""
 _LOCATIONS: Final = ("location", "stmt_location")
 _MEMBERS: Final = """
 WITH RECURSIVE m (oid) AS (
@@ -72,9 +72,9 @@ class FromSource:
     name: str
     columns: tuple[TableColumn, ...]
     members: tuple[Table, ...]
-    """Tables whose own rows it has."""
+    """Tables whose own rows make up its rows."""
     partitioned: bool
-    """Whether members may come and go as a matter of course: it is a union even of one."""
+    """Whether members may come and go in normal use: then even one member is read as a union."""
 
 
 class Relations:
@@ -88,9 +88,9 @@ class Relations:
         self._generated: dict[int, dict[int, Generation]] = {}
         self._refused: dict[tuple[int, int], UnsupportedError] = {}
         self.results: dict[int, str] = {}
-        """Views of Headrace that are not put in place, by the OID of their tables."""
+        """Names of Headrace views whose queries are not inlined, by the OID of their tables."""
         self.texts: list[str] = []
-        """SQL of generated columns, in which their constants are written out."""
+        """SQL of generated columns, with constants written out."""
         self.generated: set[tuple[int, int]] = set()
         """(table, attnum) of the generated columns that are computed."""
 
@@ -100,7 +100,7 @@ class Relations:
         return [found.tree for columns in self._generated.values() for found in columns.values()]
 
     def refs(self) -> tuple[TableRef, ...]:
-        """What others need to know of the tables, in order of their names."""
+        """Return references to the tables, ordered by schema and name."""
         return tuple(
             TableRef(x.oid, x.schema, x.name, "full" if x.full else "key")
             for x in sorted(self._tables.values(), key=lambda x: (x.schema, x.name))
@@ -109,7 +109,7 @@ class Relations:
     # -- loading
 
     def load(self, oid: int, *, inherits: bool) -> None:
-        """Load a table as it is named, with its children or without."""
+        """Load a table with its children or without, as the query names it."""
         if (oid, inherits) in self._sources:
             return
         rows = self._conn.execute(_MEMBERS, (oid,)).fetchall()
@@ -142,7 +142,7 @@ class Relations:
         return self._tables[oid]
 
     def require_own_rights(self) -> None:
-        """Refuse tables that the engine, which reads them itself, may not read."""
+        """Refuse tables that the engine's own role may not read."""
         for table in self._tables.values():
             self._require_own_right(table)
 
@@ -168,10 +168,10 @@ class Relations:
     def scan(
         self, lowering: Lowering, column: Callable[[str, Expr, str], Col], entry: Tree, alias: str
     ) -> tuple[Node, dict[int, Expr]]:
-        """The rows of a range-table entry, and its columns by number.
+        """Return a plan of the rows of a range-table entry, and its columns by number.
 
-        ``column(name, expr, qualifier)`` makes a column with an id of its own.  A generated
-        column that cannot be computed is left out: ``refuse`` says why when it is asked for.
+        ``column(name, expr, qualifier)`` makes a column with a new id.  A generated column that
+        cannot be computed is omitted; ``refuse`` raises the reason if the query reads it.
         """
         source = self._sources[entry.number("relid"), entry.flag("inh")]
         selected = set(entry.numbers(SELECTED))
@@ -208,11 +208,11 @@ class Relations:
         wanted: list[TableColumn],
         alias: str,
     ) -> tuple[Node, dict[int, Col]]:
-        """The rows of one member, and its columns by their numbers in ``source``."""
+        """Return a plan of one member's rows, and its columns by their numbers in ``source``."""
         mine = {c.name: c for c in table.columns}
         needed = {c.name for c in wanted}
         generated = [c for c in table.columns if c.generated and c.name in needed]
-        # Every stored column may be part of a generated one; what is not read is pruned.
+        # A generated column may read any stored column; unread columns are pruned later.
         stored = [
             (column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias), c)
             for c in table.columns
@@ -262,7 +262,7 @@ class Relations:
         return expr
 
     def refuse(self, entry: Tree, attnum: int) -> NoReturn:
-        """Say why a column that ``scan`` left out cannot be read."""
+        """Raise the reason why a column that ``scan`` omitted cannot be read."""
         error = self._refused.get((entry.number("relid"), attnum))
         if error is not None:
             raise error
@@ -271,7 +271,7 @@ class Relations:
 
 
 def functions_of(catalog: Catalog, node: Tree) -> Iterator[Function]:
-    """The functions that ``node`` itself runs."""
+    """Yield the functions that ``node`` itself calls."""
     for field in FUNCTION_FIELDS:
         if node.number(field):
             yield catalog.functions[node.number(field)]
@@ -281,7 +281,7 @@ def functions_of(catalog: Catalog, node: Tree) -> Iterator[Function]:
 
 
 def placeless(tree: Tree) -> Tree:
-    """``tree`` without locations: they are of another text than the user's query."""
+    """Remove the locations from ``tree``: they refer to another text than the user's query."""
     for node in tree.walk():
         for field in _LOCATIONS:
             if field in node.fields:

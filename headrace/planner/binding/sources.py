@@ -295,14 +295,14 @@ class Sources:
         return self._expanded[key]
 
     def _result(self, oid: int) -> ReadView | None:
-        """The view of Headrace whose table has that OID."""
+        """Return the Headrace view whose table has that OID, if any."""
         if oid not in self._known_results:
             there = views.installed(self._conn)
             self._known_results[oid] = results.read(self._conn, oid) if there else None
         return self._known_results[oid]
 
     def _result_tree(self, oid: int, result: ReadView) -> Tree:
-        """The query of a view of Headrace, which acts for its owner in everything."""
+        """Return the query of a Headrace view; it runs entirely with its owner's rights."""
         name = result.name
         if result.owner is None:
             raise UnsupportedError(
@@ -384,9 +384,9 @@ def _dropped(what: str) -> UndefinedError:
 
 
 def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:
-    """The query of a view of Headrace, analysed once more: with the rights of its owner.
+    """Analyse the query of a Headrace view again, with the rights of its owner.
 
-    A literal that was harmless may be of another type by now, under the same name.
+    The type name of a literal that was harmless may denote another type by now.
     """
     analyst = f"{shadow}_analyst"
     try:
@@ -402,7 +402,7 @@ def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.B
 
 
 def describe(sources: Sources) -> str:
-    """One line for each relation that the query reads."""
+    """Return one line for each relation that the query reads."""
     fed = sources.tables.results
     refs = [ref for ref in sources.tables.refs() if ref.oid not in fed]
     lines = [f"{ref.schema}.{ref.name} by {ref.identity}" for ref in refs]

@@ -1,1 +1,1 @@
-"""What the bodies of users' functions compute, and whether that depends on arguments alone."""
+"""Analysis of the bodies of user functions: results, and dependence on arguments alone."""

@@ -1,7 +1,7 @@
 """Queries that give at most one row, with any rows in their tables.
 
-SELECT INTO takes the first row of several, and which that is may be open.  A scalar subquery in
-its place raises an error instead, so the proof must not depend on the rows.
+SELECT INTO takes the first of several rows, and their order may be undefined.  The scalar subquery
+that replaces it raises an error instead, so the proof must not depend on the rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Key:
 
 @dataclass(frozen=True, slots=True)
 class _Equality:
-    """A condition ``column = value`` that every row meets that is not extended with NULLs."""
+    """A condition ``column = value`` met by every row that no outer join has NULL-extended."""
 
     table: int
     column: int
@@ -58,7 +58,7 @@ class _Equality:
 
 
 class Cardinality:
-    """Proves of queries that they give at most one row."""
+    """Proves that queries return at most one row."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -66,7 +66,7 @@ class Cardinality:
         self._families: dict[int, frozenset[int]] = {}
 
     def at_most_one(self, query: Node) -> bool:
-        """Whether ``query`` gives at most one row."""
+        """Return whether ``query`` returns at most one row."""
         if (
             query.flag("hasTargetSRFs")
             or query.node("setOperations")
@@ -79,7 +79,7 @@ class Cardinality:
         return not tables or self._pinned(query, tables) or self._first(query, tables)
 
     def _pinned(self, query: Node, tables: list[int]) -> bool:
-        """Whether conditions leave each table at most one row, given the rows of others."""
+        """Return whether conditions leave each table at most one row, given the other tables'."""
         found = list(_equalities(query.child("jointree"), frozenset()))
         pinned: set[int] = set()
         while True:
@@ -109,7 +109,7 @@ class Cardinality:
         )
 
     def _first(self, query: Node, tables: list[int]) -> bool:
-        """Whether a total order decides which row ``LIMIT 1`` leaves."""
+        """Return whether the query has ``LIMIT 1`` and a total order, which selects the row."""
         if not _is_limit_one(query) or query.nodes("groupClause") or query.nodes("distinctClause"):
             return False
         shown = {e.number("ressortgroupref"): e.child("expr") for e in query.nodes("targetList")}
@@ -134,7 +134,7 @@ class Cardinality:
         )
 
     def _of(self, entry: Node) -> list[_Key]:
-        """The unique keys of a table."""
+        """Return the unique keys of a table."""
         if entry.number("rtekind") != RELATION or entry.node("tablesample"):
             return []
         oid = entry.number("relid")
@@ -147,7 +147,7 @@ class Cardinality:
         return self._keys[oid]
 
     def _family(self, operator: int) -> frozenset[int]:
-        """The B-tree families in which ``operator`` is equality."""
+        """Return the B-tree families in which ``operator`` is equality."""
         if operator not in self._families:
             rows: list[Any] = self._conn.execute(_EQUALS, (operator,)).fetchall()
             self._families[operator] = frozenset(int(oid) for (oid,) in rows)
@@ -155,7 +155,7 @@ class Cardinality:
 
 
 def _tables(item: Node) -> Iterator[int]:
-    """The range-table indexes of what ``item`` of a FROM clause joins."""
+    """Yield the range-table indexes of the relations that ``item`` of a FROM clause joins."""
     if item.kind == "RANGETBLREF":
         yield item.number("rtindex")
     for part in (*item.nodes("fromlist"), item.node("larg"), item.node("rarg")):
@@ -164,7 +164,7 @@ def _tables(item: Node) -> Iterator[int]:
 
 
 def _equalities(item: Node, kept: frozenset[int]) -> Iterator[_Equality]:
-    """Equalities in the conditions of a FROM clause; ``kept``: tables that they do not filter."""
+    """Yield the equalities in a FROM clause; they do not filter the tables ``kept``."""
     if item.kind == "JOINEXPR":
         left, right = item.child("larg"), item.child("rarg")
         inner = item.number("jointype") == _INNER
@@ -202,7 +202,7 @@ def _of_condition(condition: Node | None) -> Iterator[_Equality]:
 
 
 def _needed(value: object, level: int) -> Iterator[int]:
-    """Tables of the query ``level`` queries further out whose rows ``value`` depends on."""
+    """Yield the tables on whose rows ``value`` depends, of the query ``level`` levels up."""
     if isinstance(value, list):
         for each in value:
             yield from _needed(each, level)
@@ -215,7 +215,7 @@ def _needed(value: object, level: int) -> Iterator[int]:
 
 
 def _is_limit_one(query: Node) -> bool:
-    """Whether LIMIT leaves at most one row."""
+    """Return whether the query has LIMIT 1, without WITH TIES."""
     limit = query.node("limitCount")
     if limit is None or query.text("limitOption") in WITH_TIES:
         return False

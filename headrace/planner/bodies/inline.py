@@ -1,7 +1,7 @@
-"""Queries of SQL functions in the place of the calls, as subqueries over the arguments.
+"""Replaces calls of SQL functions by their queries, as subqueries over the arguments.
 
-A function that reads tables is no function of its arguments; its query is a subquery as any other.
-A call that stands for one value is the first row of the query, NULL where there is none.
+The result of a function that reads tables does not depend on its arguments alone; its query is a
+subquery like any other.  A scalar call becomes the first row of the query, or NULL without a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEVELS: Final = {
     "GROUPINGFUNC": "agglevelsup",
     "RANGETBLENTRY": "ctelevelsup",
 }
-"""Where nodes say how many queries further out what they refer to is."""
+"""Field that holds the number of query levels between a node and its referent, by node kind."""
 _EXTERNAL: Final = 0
 """``paramkind`` of a parameter of a function."""
 _VALUE: Final = 4
@@ -28,9 +28,9 @@ _VALUE: Final = 4
 
 
 def movable(value: object, level: int = 0) -> bool:
-    """Whether arguments mean the same inside of a subquery; ``level``: of queries inside them.
+    """Return whether arguments mean the same inside a subquery; ``level``: query depth in them.
 
-    An aggregate, a window function or a set belongs to the query that has the call.
+    An aggregate, a window function or a set-returning call belongs to the query with the call.
     """
     if isinstance(value, list):
         return all(movable(v, level) for v in value)
@@ -143,7 +143,7 @@ def _bound(value: object, arguments: Sequence[Node], depth: int) -> object:
 
 
 def _moved(value: object, by: int, level: int) -> object:
-    """A copy of ``value`` that stands ``by`` queries further in; ``level``: of those inside it."""
+    """Return a copy of ``value`` for use ``by`` query levels deeper; ``level``: depth in it."""
     if isinstance(value, list):
         return [_moved(v, by, level) for v in value]
     if not isinstance(value, Node):

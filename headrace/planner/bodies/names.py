@@ -6,16 +6,16 @@ from headrace.postgres import tokens
 
 
 def other_name(name: str) -> str:
-    """A name that no text has."""
+    """Return a name that cannot occur in a text."""
     return f"\x01{name}"
 
 
 def renamed(text: str, variables: set[str], function: str, parameters: set[str]) -> str:
-    """``text`` with other names for variables.
+    """Return ``text`` with its variables renamed by ``other_name``.
 
-    A name behind a dot is that of a column, but for a parameter behind the function's name; one
-    before a dot is that of a table, and one before a parenthesis that of a function; one behind AS
-    is a label, and one behind FROM or JOIN a table.
+    A name after a dot is a column, except for a parameter after the function's name.  A name before
+    a dot is a table, and one before a parenthesis a function.  A name after AS is a label, and one
+    after FROM or JOIN a table.
     """
     found = list(tokens.scan(text))
     words = [text[token.start : token.end].lower() for token in found]
@@ -39,9 +39,9 @@ def renamed(text: str, variables: set[str], function: str, parameters: set[str])
 
 
 def _tables(words: list[str]) -> set[int]:
-    """Places of tokens behind JOIN, and behind a FROM that begins a clause of a query.
+    """Return the indexes of tokens after JOIN, and after a FROM that begins a clause.
 
-    FROM also stands in IS DISTINCT FROM, and in extract(… FROM …) and the like.
+    FROM also occurs in IS DISTINCT FROM, and in extract(… FROM …) and the like.
     """
     found: set[int] = set()
     groups = ["select"]
@@ -57,6 +57,6 @@ def _tables(words: list[str]) -> set[int]:
 
 
 def is_string(text: str) -> bool:
-    """Whether ``text`` is a literal between quotes."""
+    """Return whether ``text`` is a quoted string literal."""
     found = list(tokens.scan(text))
     return len(found) == 1 and found[0].kind in tokens.STRINGS and found[0].kind != "bits"

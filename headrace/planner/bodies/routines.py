@@ -1,4 +1,4 @@
-"""Functions of users as the catalog has them, with their bodies."""
+"""User functions and their bodies, read from the catalog."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PATH: Final = "search_path="
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A row of pg_proc: what is needed to look into its body."""
+    """A row of pg_proc, with the columns that are needed to analyse its body."""
 
     oid: int
     name: str
     language: str
     text: str
     stored: str | None
-    """The tree of its body, where Postgres keeps one."""
+    """The tree of its body, if Postgres stores one."""
     definer: bool
     settings: tuple[str, ...]
     """``name=value`` of its SET clauses."""
@@ -40,11 +40,11 @@ class Routine:
     """OUT and INOUT parameters and columns of TABLE."""
     strict: bool
     printed: str
-    """SQL of its body, in which its constants are written out."""
+    """SQL of its body, with constants written out."""
 
     @property
     def sql(self) -> str:
-        """Its text, a statement without the semicolon behind it."""
+        """Its text, a statement without the final semicolon."""
         return self.text.rstrip().removesuffix(";")
 
     @property
@@ -60,7 +60,7 @@ class Routine:
 
 
 def read(conn: Connection, oid: int) -> Routine | None:
-    """The function of that OID."""
+    """Return the function with that OID, or None if there is none."""
     row: Any = conn.execute(_ROUTINE, (oid,)).fetchone()
     if row is None:
         return None

@@ -94,7 +94,7 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A statement whose expressions are looked into, and no more, by its first word."""
+    """A statement of which only the expressions are analysed; ``word`` is its first word."""
 
     word: str
 

@@ -1,8 +1,8 @@
 """Texts of one PL/pgSQL function as trees, and expressions that are made of these.
 
-Names are resolved as PL/pgSQL does: one that is both a variable and a column is an error there,
-and in the SQL function that analyses the text it is the column.  Hence each text is analysed twice,
-the second time with its variables renamed, and must mean the same.
+In PL/pgSQL, a name that is both a variable and a column is an error; in the SQL function that
+analyses the text it is the column.  Hence each text is analysed twice, the second time with its
+variables renamed, and both trees must be the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.planner.bodies.routines import Routine
 from headrace.planner.bodies.twin import Twins, Variable
 
 NODES_MAX: Final = 20_000
-"""Nodes of the trees that statements become: branches without RETURN in all of them double it."""
+"""Limit of the nodes built from statements: a branch that may not RETURN can double the number."""
 _EXTERNAL: Final = 0
 """``paramkind`` of a parameter of a function."""
 
@@ -45,7 +45,7 @@ class Terms:
         self._trees: dict[tuple[tuple[Variable, ...], str], Node] = {}
 
     def tree(self, variables: Sequence[Variable], text: str) -> Node:
-        """The tree of a text, in which no name may mean two things."""
+        """Return the tree of a text; raise if a name in it is ambiguous."""
         key = (tuple(variables), text)
         if key not in self._trees:
             self._trees[key] = self._analysed(variables, text)
@@ -73,25 +73,25 @@ class Terms:
         return tree
 
     def constant(self, text: str) -> Node:
-        """The expression ``text``, which has no variables."""
+        """Return the tree of the expression ``text``, which has no variables."""
         if text not in self._constants:
             tree = self._twins.tree(self._routine.name, (), f"SELECT {text}")
             [self._constants[text]] = targets(tree)
         return self._constants[text]
 
     def null_of(self, oid: int) -> Node:
-        """NULL of a type."""
+        """Return NULL of a type."""
         return self.constant(f"NULL::{self._catalog.types[oid].name}")
 
     def declared(self, text: str) -> tuple[int, int, int]:
-        """Type, modifier and collation of a variable that is declared so."""
+        """Return type, modifier and collation of a variable declared as ``text``."""
         oid = self._twins.type_of(text, self._routine.path)
         assert oid is not None, "the parser has asked"
         modifier = self._twins.modifier(oid, text) if "(" in text else -1
         return oid, modifier, trees.collation(self.null_of(oid)) or 0
 
     def parameters(self) -> list[Node]:
-        """The parameters as expressions."""
+        """Return the input parameters as expressions."""
         inputs = self._routine.inputs
         if not inputs:
             return []
@@ -99,13 +99,13 @@ class Terms:
         return targets(self._twins.tree(self._routine.name, inputs, f"SELECT {numbers}"))
 
     def fails(self, expr: Node) -> bool:
-        """Whether evaluating ``expr`` may fail, but for its parameters."""
+        """Return whether evaluating ``expr`` may fail, apart from its parameters."""
         return trees.fails(self._catalog, expr)
 
     def assigned(self, expr: Node, target: tuple[int, int, int]) -> tuple[Node, bool]:
-        """``expr`` as an assignment makes it one of the type, modifier and collation.
+        """Convert ``expr`` to a type, modifier and collation, as an assignment does.
 
-        Also whether the conversion may fail.
+        Return also whether the conversion may fail.
         """
         oid, modifier, collation = target
         source = type_of(expr)
@@ -129,7 +129,7 @@ class Terms:
         return expr, fails
 
     def case(self, arms: Sequence[tuple[Node, Node]], last: Node, oid: int) -> Node:
-        """CASE; all its results are of type ``oid``."""
+        """Return a CASE expression; all its results are of type ``oid``."""
         when = [
             Node(
                 "CASEWHEN",

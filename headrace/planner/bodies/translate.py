@@ -1,9 +1,9 @@
-"""One SQL expression that gives what a PL/pgSQL function of simple statements returns.
+"""Translates a PL/pgSQL function of simple statements into one SQL expression.
 
-The statements are carried out symbolically: each variable has the expression that it would be
-assigned, over the parameters of the function.  SELECT INTO becomes a scalar subquery, IF becomes
-CASE.  PL/pgSQL evaluates every statement that it comes to, so a value that may fail and that the
-result does not use is evaluated beside the result (``_forced``).
+The statements are executed symbolically: the value of each variable is an expression over the
+parameters of the function.  SELECT INTO becomes a scalar subquery, IF becomes CASE.  PL/pgSQL
+evaluates every statement that it reaches, so a value that may fail is evaluated even if the
+result does not use it (``_forced``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _State:
 
 
 class Execution:
-    """Carries out the statements of one function symbolically, for one call."""
+    """Executes the statements of one function symbolically, for one call."""
 
     def __init__(
         self, catalog: Catalog, terms: Terms, cardinality: Cardinality, routine: Routine
@@ -70,7 +70,7 @@ class Execution:
     # -- functions
 
     def rows(self, body: Body) -> Node:
-        """The query that a set-returning function of a single RETURN QUERY returns."""
+        """Return the query of a set-returning function that is a single RETURN QUERY."""
         found = list(_flat(body.statements))
         if found and isinstance(found[-1], st.Return):
             found.pop()
@@ -85,7 +85,7 @@ class Execution:
         return tree
 
     def value(self, body: Body, arguments: Sequence[Node]) -> Node:
-        """The expression over the parameters that stands for the value of the function."""
+        """Return the value of the function as an expression over its parameters."""
         routine = self._routine
         if len(routine.outputs) > 1:
             raise UnsupportedError("it has several OUT parameters")

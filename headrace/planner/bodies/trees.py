@@ -1,4 +1,4 @@
-"""Questions about trees of queries and expressions, and small trees."""
+"""Predicates on trees of queries and expressions, and constructors of small trees."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TOTAL_AGGREGATES: Final = frozenset(("count", "min", "max", "bool_and", "bool_o
 
 
 def is_plain(query: Node) -> bool:
-    """Whether ``query`` is one row of expressions: it has no FROM, WHERE and so on."""
+    """Return whether ``query`` is one row of expressions, without FROM, WHERE and so on."""
     tree = query.child("jointree")
     if tree.nodes("fromlist") or tree.node("quals"):
         return False
@@ -47,7 +47,7 @@ def is_plain(query: Node) -> bool:
 
 
 def is_single(query: Node) -> bool:
-    """Whether ``query`` gives one row whatever its tables hold."""
+    """Return whether ``query`` returns exactly one row regardless of its tables' contents."""
     more = ("groupClause", "groupingSets", "setOperations", "havingQual")
     cut = ("limitCount", "limitOffset")
     return (
@@ -92,7 +92,7 @@ def row(query: Node, oid: int, names: list[str]) -> Node:
 
 
 def sublink(query: Node, kind: int) -> Node:
-    """A subquery in an expression; ``kind``: EXISTS or VALUE."""
+    """Return a subquery as an expression; ``kind``: EXISTS or VALUE."""
     return Node(
         "SUBLINK",
         {
@@ -103,7 +103,7 @@ def sublink(query: Node, kind: int) -> Node:
 
 
 def null_test(expr: Node) -> Node:
-    """``expr IS NULL``."""
+    """Return ``expr IS NULL``."""
     fields = {"arg": expr, "nulltesttype": "0", "argisrow": "false", "location": "-1"}
     return Node("NULLTEST", fields)
 
@@ -116,7 +116,7 @@ def collation(expr: Node) -> int | None:
 
 
 def fails(catalog: Catalog, expr: Node) -> bool:
-    """Whether evaluating ``expr`` may fail, as far as is known."""
+    """Return whether evaluating ``expr`` may fail, as far as is known."""
     for node in expr.walk():
         if node.kind in ("OPEXPR", "SCALARARRAYOPEXPR"):
             operator = catalog.operators[node.number("opno")]
@@ -140,7 +140,7 @@ def _may_find_several(link: Node) -> bool:
 
 
 def always(expr: Node) -> set[int]:
-    """Numbers of the parameters that are evaluated whenever ``expr`` is."""
+    """Return the numbers of the parameters that are evaluated whenever ``expr`` is."""
     if expr.kind == "PARAM":
         return {expr.number("paramid")}
     if expr.kind == "CASEEXPR":
@@ -158,7 +158,7 @@ def always(expr: Node) -> set[int]:
 
 
 def unlabelled(value: object) -> object:
-    """A tree without the names of columns and tables."""
+    """Return a tree without the names of columns and tables."""
     if isinstance(value, list):
         return [unlabelled(each) for each in value]
     if not isinstance(value, Node):

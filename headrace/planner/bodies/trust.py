@@ -1,10 +1,10 @@
-"""User functions whose results depend on their arguments alone, whatever they are declared to be.
+"""Finds user functions whose results depend on their arguments alone, despite the declaration.
 
 ``CREATE FUNCTION`` declares a function VOLATILE unless told otherwise, so the declaration alone
 says little.  Two sources say more: the option ``trust_stable``, in which the author of a view
-names functions; and the body of the function, where that is SQL or PL/pgSQL of simple statements.
-Every node of its trees must be known, and everything that it calls is judged as a call in a view
-is.  A body in doubt is refused.
+names functions; and the body of the function, if that is SQL or PL/pgSQL of simple statements.
+Every node of its trees must be known, and the functions that it calls must meet the same rules as
+calls in a view.  A body in doubt is refused.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Part:
 
 
 class Trust:
-    """Says of functions of users why their results may depend on more than their arguments."""
+    """Determines why the results of user functions may depend on more than their arguments."""
 
     def __init__(self, conn: Connection, catalog: Catalog, twins: Twins) -> None:
         self._conn = conn
@@ -113,7 +113,7 @@ class Trust:
         """Types whose values are read, checked and printed by what is known."""
 
     def doubt(self, function: Function) -> str | None:
-        """Why the result of ``function`` may depend on more than its arguments, or ``None``."""
+        """Return why the result may depend on more than the arguments, or ``None``."""
         try:
             routine = routines.read(self._conn, function.oid)
             if routine is None:
@@ -130,11 +130,11 @@ class Trust:
     def query(self, function: Function, call: Node) -> tuple[Node, Routine] | None:
         """Return the query or expression for ``call`` of a function that reads tables.
 
-        The query of an SQL function, or of a single RETURN QUERY; or an expression over the
-        parameters, for the statements of PL/pgSQL.
+        It is the query of an SQL function or of a single RETURN QUERY, or an expression over the
+        parameters for other PL/pgSQL statements.
 
         Raises:
-            UnsupportedError: it is a PL/pgSQL function that reads tables, and nothing can.
+            UnsupportedError: a PL/pgSQL function reads tables and cannot be replaced.
         """
         routine = routines.read(self._conn, function.oid)
         if routine is None or not self._replaceable(routine, call):
@@ -216,13 +216,13 @@ class Trust:
         return made
 
     def _calls_readers(self, tree: Node) -> bool:
-        """Whether ``tree`` calls functions of users that read tables."""
+        """Return whether ``tree`` calls user functions that read tables."""
         called = {n.number("funcid") for n in tree.walk() if n.kind == "FUNCEXPR"}
         found = [self._catalog.functions[oid] for oid in called if oid >= FIRST_USER_OID]
         return any(not f.trusted and f.volatility != "i" and self._reads(f.oid) for f in found)
 
     def _reads(self, oid: int) -> bool:
-        """Whether the body of a function reads tables, by itself or by what it calls."""
+        """Return whether the body of a function reads tables, directly or in functions called."""
         if oid not in self._readers:
             self._readers[oid] = False  # While its body is looked at: functions call themselves.
             routine = routines.read(self._conn, oid)
@@ -245,10 +245,10 @@ class Trust:
             raise UnsupportedError("it is called with another collation than the default one")
 
     def gives_rows(self, oid: int) -> bool:
-        """Whether a set-returning function of composite type never gives NULL for a row.
+        """Return whether a set-returning function of composite type never returns NULL as a row.
 
-        PL/pgSQL gives a row of NULLs for it.  The query of an SQL function gives NULL only as the
-        value of a single column of the type.
+        PL/pgSQL returns a row of NULLs instead.  The query of an SQL function returns NULL only
+        as the value of a single column of the type.
         """
         routine = routines.read(self._conn, oid)
         if routine is None or routine.language not in ("sql", "plpgsql"):
@@ -289,7 +289,7 @@ class Trust:
         return True
 
     def trees(self, routine: Routine) -> list[Node]:
-        """The statements of an SQL function."""
+        """Return the statements of an SQL function."""
         if routine.stored is not None:
             text = routine.stored  # BEGIN ATOMIC is a list of a list of statements, RETURN one.
             return read_nodes(text[1:-1] if text.startswith("((") else f"({text})")
@@ -328,7 +328,7 @@ class Trust:
             yield _Part(tree, each.targets, each.loop)
 
     def _body(self, routine: Routine) -> Body:
-        """The statements of a PL/pgSQL function."""
+        """Return the statements of a PL/pgSQL function."""
         self._require_plain(routine)
         row: Any = self._conn.execute(_CONFLICT).fetchone()
         if row[0] not in (None, "", "error"):
@@ -492,7 +492,7 @@ def _collates(call: Node, tree: Node) -> bool:
 
 
 def _writes(node: Node) -> bool:
-    """Whether ``node`` is a query that changes or locks rows."""
+    """Return whether ``node`` is a query that changes or locks rows."""
     return node.kind == "QUERY" and (
         node.number("commandType") != _SELECT or bool(node.nodes("rowMarks"))
     )

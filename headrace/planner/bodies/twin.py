@@ -1,12 +1,12 @@
-"""Texts of function bodies, analysed by Postgres.
+"""Lets Postgres analyse the texts of function bodies.
 
-A body that Postgres keeps as text is analysed when it runs.  Here it is analysed as the body of a
-temporary function with the same parameters, written as ``BEGIN ATOMIC``: Postgres resolves names,
-parameters and overloads as it will when the function runs, and stores the tree.  The temporary
-function is never called, and it is rolled back at once.
+Postgres analyses a body that it stores as text when the function runs.  Here the text becomes the
+body of a temporary function with the same parameters, written as ``BEGIN ATOMIC``: Postgres
+resolves names, parameters and overloads as it will when the function runs, and stores the tree.
+The temporary function is never called, and it is rolled back at once.
 
-The text is somebody's: it is analysed under the rights of the caller, as his own query is, and only
-where reading its literals runs nobody's code (``literals.py``).
+The text may be another role's: it is analysed with the rights of the caller, like the caller's own
+query, and only if reading its literals cannot run another role's code (``literals.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SELECT pg_catalog.quote_ident(pg_catalog.current_schema())::pg_catalog.regnamesp
        ::pg_catalog.oid::pg_catalog.int8"""
 _PATH: Final = "SELECT pg_catalog.set_config('search_path', %s, true)"
 _EXPECTED: Final = frozenset({"0A", "22", "23", "2F", "3F", "42", "54"})
-"""Classes of the errors that say that a text cannot be analysed."""
+"""SQLSTATE classes of errors which mean that a text cannot be analysed."""
 _REGCONFIG: Final = 3734
 _ASSIGNING: Final = "headrace_assigning"
 _ASSIGN: Final = "INSERT INTO pg_temp.headrace_assigning VALUES ($1)"
@@ -70,10 +70,10 @@ class Variable:
 
 
 class Twins:
-    """Analyses texts of bodies as the caller of one plan."""
+    """Analyses the texts of function bodies as the caller of one plan."""
 
     def __init__(self, analysis: Analysis, catalog: Catalog, path: str) -> None:
-        """``path``: the schemas in which functions of users look for names."""
+        """``path``: the search path of user functions that do not set their own."""
         self._analysis = analysis
         self._catalog = catalog
         self.path = path
@@ -82,12 +82,12 @@ class Twins:
     def tree(
         self, function: str, parameters: Sequence[Variable], text: str, path: str | None = None
     ) -> Node:
-        """The tree of ``text``, a statement in the body of ``function``.
+        """Return the tree of ``text``, a statement in the body of ``function``.
 
         ``path``: the search path that the function sets.
 
         Raises:
-            UnsupportedError: Postgres cannot analyse the text so, or what it means may change.
+            UnsupportedError: Postgres cannot analyse the text, or its meaning may change.
         """
         declared = ", ".join(
             f"{identifier(p.name)} {self._catalog.types[p.type].name}"
@@ -112,7 +112,7 @@ class Twins:
         return tree
 
     def type_of(self, declared: str, path: str | None = None) -> int | None:
-        """OID of the type that ``declared`` names; a modifier is not looked at."""
+        """Return the OID of the type that ``declared`` names; a modifier is ignored."""
         try:
             with self._analysis.analysing() as conn:
                 conn.execute(_PATH, (self.path if path is None else path,))
@@ -122,10 +122,9 @@ class Twins:
         return None if row is None or row[0] is None else int(row[0])
 
     def type_name(self, oid: int) -> str | None:
-        """The name of a type under the path of the caller.
+        """Return the name of a type under the path of the caller.
 
-        None where a type that is created later may change that: one of the same name in a schema
-        that comes before.
+        None if a type created later could change it: one of the same name in an earlier schema.
         """
         if oid not in self._catalog.mentioned:
             return None
@@ -135,10 +134,10 @@ class Twins:
         return None if row is None or row[1] not in (None, 1) else str(row[0])
 
     def modifier(self, oid: int, declared: str) -> int:
-        """The modifier that ``declared`` gives the type ``oid``.
+        """Return the modifier that ``declared`` gives the type ``oid``.
 
         Raises:
-            UnsupportedError: what an assignment makes of values under it is not known.
+            UnsupportedError: it is not known how an assignment converts values to the modifier.
         """
         found = _IN_PARENTHESES.search(declared)
         if found is None or oid not in _MODIFIED:
@@ -151,9 +150,9 @@ class Twins:
         return result.fmod(0)
 
     def assignment(self, source: int, target: int, modifier: int) -> Node:
-        """What PL/pgSQL makes of a value of type ``source``, the parameter $1, to assign it.
+        """Return the expression by which PL/pgSQL converts a value ($1) of ``source`` to assign it.
 
-        A column is assigned to as a variable is, but that a variable takes any value by its text.
+        Columns are assigned like variables, except that a variable takes any value by its text.
 
         Raises:
             UnsupportedError: Postgres has no assignment cast.
@@ -187,7 +186,7 @@ class Twins:
         return entry.child("expr")
 
     def first_schema(self, path: str | None) -> int:
-        """OID of the schema that ``path`` looks into first, after pg_catalog; 0: there is none."""
+        """Return the OID of the first schema of ``path`` after pg_catalog; 0 if there is none."""
         with self._analysis.analysing() as conn:
             conn.execute(_PATH, (self.path if path is None else path,))
             row: Any = conn.execute(_SCHEMA).fetchone()
@@ -212,7 +211,7 @@ class Twins:
         return analysed(text)
 
     def _require_fixed(self, tree: Node, text: str) -> None:
-        """Raise where a constant of ``tree`` may be another one the next time it is read."""
+        """Raise if a constant of ``tree`` may have another value the next time it is read."""
         check.refuse_clock_literals(
             tree,
             Text(text, standard_strings=True),
