@@ -123,7 +123,7 @@ def check() -> None:
 
 
 def wanted() -> bool:
-    """Whether the job that plans was not canceled."""
+    """Return whether the job that plans was not canceled."""
     try:
         if _here.interrupt is not None:
             _here.interrupt()

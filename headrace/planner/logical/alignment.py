@@ -27,7 +27,7 @@ The sums of floats do so in their last digits only, which the query leaves open.
 
 
 def shows_order(function: Function) -> bool:
-    """Whether a plain call of the aggregate depends on the order of its rows."""
+    """Return whether a plain call of the aggregate depends on the order of its rows."""
     return not function.builtin or function.name.startswith(_ORDERED)
 
 

@@ -54,10 +54,10 @@ def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
 
 
 def entails(node: nodes.Node, predicate: Expr) -> bool:
-    """Whether ``predicate`` is already checked by or below ``node``.
+    """Return whether ``predicate`` is already checked by or below ``node``.
 
-    Follows the way a filter takes on its way down (``rules.push_filters``), so that a rule
-    which adds filters does not add one for ever.
+    Follows the way a filter takes on its way down (``rules.push_filters``), so that a rule which
+    adds filters does not add one for ever.
     """
     match node:
         case nodes.ScanNode():
@@ -183,7 +183,7 @@ def _strict(call: Call) -> bool:
 
 
 def at_most_one(node: nodes.Node) -> bool:
-    """Whether ``node`` has never more than one row (for one row of the outer queries)."""
+    """Return whether ``node`` has never more than one row (for one row of the outer queries)."""
     match node:
         case nodes.ValuesNode():
             return len(node.rows) <= 1
@@ -210,7 +210,7 @@ def at_most_one(node: nodes.Node) -> bool:
 
 
 def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
-    """Whether ``predicates`` fix the identity of the one table below."""
+    """Return whether ``predicates`` fix the identity of the one table below."""
     while isinstance(node, nodes.FilterNode | nodes.ProjectNode | nodes.AgainNode):
         if isinstance(node, nodes.AgainNode):
             predicates = _inside(node, predicates)
@@ -255,7 +255,7 @@ _FAR: Final = 1 << 40
 
 
 def exactly_one(node: nodes.Node) -> bool:
-    """Whether ``node`` has always exactly one row."""
+    """Return whether ``node`` has always exactly one row."""
     match node:
         case nodes.ValuesNode():
             return len(node.rows) == 1
@@ -277,7 +277,7 @@ def exactly_one(node: nodes.Node) -> bool:
 
 
 def not_null(node: nodes.Node, column: int) -> bool:
-    """Whether the column of that id is never NULL."""
+    """Return whether the column of that id is never NULL."""
     match node:
         case nodes.ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
@@ -307,7 +307,7 @@ def not_null(node: nodes.Node, column: int) -> bool:
 
 
 def _rejects(predicate: Expr, column: int) -> bool:
-    """Whether ``predicate`` is not true where the column is NULL."""
+    """Return whether ``predicate`` is not true where the column is NULL."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return False
     if predicate.symbol not in ("=", "<>", "<", "<=", ">", ">=", "is_not_null"):
@@ -327,7 +327,7 @@ _ZERO: Final = frozenset("0.-")
 
 
 def fails(expr: Expr) -> bool:
-    """Whether ``expr`` may fail otherwise than by a number out of range."""
+    """Return whether ``expr`` may fail otherwise than by a number out of range."""
     return any_call(expr, _fails)
 
 
@@ -344,7 +344,7 @@ def _fails(call: Call) -> bool:
 
 
 def serious(node: nodes.Node) -> bool:
-    """Whether something in the plan may fail, so that it runs only for rows that ask for it.
+    """Return whether something in the plan may fail, so that it runs only for rows that ask for it.
 
     Numbers out of range do not count: each query that adds or multiplies would be computed by
     domain.

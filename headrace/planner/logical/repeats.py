@@ -172,12 +172,13 @@ def _references(node: nodes.Node) -> Iterator[Ref]:
 
 
 def is_local(node: nodes.Node) -> bool:
-    """Whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
+    """Return whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
     return reads_iteration(node) or bool(clock_columns(node, {}))
 
 
 def reads_iteration(node: nodes.Node, names: frozenset[str] = frozenset()) -> bool:
-    """Whether ``node`` reads the work table of a recursion around it; not of one in ``names``."""
+    """Return whether ``node`` reads the work table of a recursion around it; not of one in
+    ``names``."""
     if isinstance(node, nodes.WorkTableNode):
         return node.name not in names
     if isinstance(node, nodes.RecursiveNode):

@@ -135,7 +135,7 @@ def references(expr: Expr) -> Iterator[Ref]:
 
 
 def reads_clock(expr: Expr) -> bool:
-    """Whether ``expr`` changes as time passes."""
+    """Return whether ``expr`` changes as time passes."""
     match expr:
         case Ref():
             return expr.id == CLOCK.id
@@ -158,27 +158,27 @@ def substitute(expr: Expr, mapping: Mapping[int, Expr]) -> Expr:
 
 
 def any_call(expr: Expr, test: Callable[[Call], bool]) -> bool:
-    """Whether some call in ``expr`` satisfies ``test``."""
+    """Return whether some call in ``expr`` satisfies ``test``."""
     return isinstance(expr, Call) and (test(expr) or any(any_call(a, test) for a in expr.args))
 
 
 def raises(expr: Expr) -> bool:
-    """Whether evaluating ``expr`` can fail on some row."""
+    """Return whether evaluating ``expr`` can fail on some row."""
     return any_call(expr, lambda c: c.raises)
 
 
 def trusted(expr: Expr) -> bool:
-    """Whether only built-in functions take part."""
+    """Return whether only built-in functions take part."""
     return not any_call(expr, lambda c: not c.trusted)
 
 
 def immutable(expr: Expr) -> bool:
-    """Whether the result depends on the arguments alone, not on settings either."""
+    """Return whether the result depends on the arguments alone, not on settings either."""
     return not any_call(expr, lambda c: not c.immutable)
 
 
 def native(expr: Expr) -> bool:
-    """Whether kernels can compute all of ``expr``.
+    """Return whether kernels can compute all of ``expr``.
 
     A conditional's part without a column that fails is Postgres' business: when it fails (at
     planning, for any row, for those that ask) is not a matter of the rows.

@@ -111,7 +111,8 @@ class _Decorrelation:
         return ProjectNode(result, tuple((c, c.ref) for c in node.columns))
 
     def _asks(self, node: ApplyNode, lifted: Lifted) -> bool:
-        """Whether something below the join, or in it, may fail for rows that nobody asks for."""
+        """Return whether something below the join, or in it, may fail for rows that nobody asks
+        for."""
         if node.asks and any(map(fails, lifted.match)):
             return True
         if lifted.always or serious(lifted.node):

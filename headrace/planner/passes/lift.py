@@ -71,7 +71,7 @@ class Restricted:
 
 
 def _failing_chain(node: nodes.Node) -> bool:
-    """Whether something may fail in the filters and projections on top."""
+    """Return whether something may fail in the filters and projections on top."""
     while isinstance(node, nodes.FilterNode | nodes.ProjectNode):
         if any(map(raises, nodes.expressions(node))):
             return True

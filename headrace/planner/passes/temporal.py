@@ -185,7 +185,7 @@ class _Extraction:
         return _only(made, node.columns)
 
     def _sided(self, expr: Expr, node: lg.JoinNode) -> bool:
-        """Whether each comparison with the clock reads one side alone."""
+        """Return whether each comparison with the clock reads one side alone."""
         if not reads_clock(expr):
             return True
         if (test := self._test(expr)) is not None:
@@ -261,7 +261,7 @@ class _Extraction:
         return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged, slack)
 
     def _equated(self, expr: Call, row: Expr, clock: Expr) -> bool:
-        """Whether only rows equal to one of two values of the clock can change."""
+        """Return whether only rows equal to one of two values of the clock can change."""
         if expr.symbol not in _EQUAL or row.oid != clock.oid:
             return False
         kind = self._catalog.types[row.oid].kind
@@ -370,7 +370,7 @@ def _slack(clock: Expr) -> int | None:
 
 
 def _is_subtle(call: Call) -> bool:
-    """Whether it reads the session besides: nothing here may, but for the clock."""
+    """Return whether it reads the session besides: nothing here may, but for the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
 
 

@@ -418,7 +418,7 @@ def _ports(node: p.Node) -> Iterator[tuple[int, str]]:
 
 
 def is_remote(node: p.Node) -> bool:
-    """Whether Postgres is asked for the rows of a node."""
+    """Return whether Postgres is asked for the rows of a node."""
     match node:
         case p.FilterSpec():
             return any(map(_asks, node.predicates))

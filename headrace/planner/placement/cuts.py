@@ -55,7 +55,7 @@ def cuts(plan: p.PhysicalPlan, wanted: Mapping[str, str], main: str) -> dict[str
 
 
 def is_cuttable(plan: p.PhysicalPlan) -> bool:
-    """Whether anything of a plan may be elsewhere than the rest."""
+    """Return whether anything of a plan may be elsewhere than the rest."""
     return not plan.temporal and not plan.feeds and bool(plan.sources)
 
 

@@ -195,7 +195,7 @@ class _Branches:
         return known
 
     def _was_here(self, number: int, spent: float) -> bool:
-        """Whether what is left was tried before, after spending no more.
+        """Return whether what is left was tried before, after spending no more.
 
         It depends on where its readers are, and on what is free, as far as it could be used.
         """

@@ -40,7 +40,7 @@ class Ways:
         return self._up[node]
 
     def reaches(self, low: str, high: str) -> bool:
-        """Whether ``high`` is ``low``, or on its way up."""
+        """Return whether ``high`` is ``low``, or on its way up."""
         return high in self._up and high in self._up[low]
 
     def between(self, low: str, high: str) -> tuple[str, ...]:

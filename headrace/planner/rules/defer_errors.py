@@ -514,7 +514,7 @@ def _is_single(call: Call) -> bool:
 
 
 def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
-    """Whether ``predicate`` is an equality of a value of one side with one of the other."""
+    """Return whether ``predicate`` is an equality of a value of one side with one of the other."""
     if isinstance(predicate, Call) and predicate.symbol == "not":
         [predicate] = predicate.args
     if not isinstance(predicate, Call) or predicate.symbol not in ("=", "is_distinct_from"):

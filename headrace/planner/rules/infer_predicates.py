@@ -81,7 +81,7 @@ def _cheap(predicate: scalar.Expr) -> bool:
 def _comparison(
     predicate: scalar.Expr, source: scalar.Ref, target: scalar.Ref, equality: Equality
 ) -> bool:
-    """Whether ``predicate`` compares ``source`` with constants and may be copied."""
+    """Return whether ``predicate`` compares ``source`` with constants and may be copied."""
     if scalar.refs(predicate) != {source.id} or scalar.raises(predicate):
         return False
     same = source.oid == target.oid or {source.oid, target.oid} <= _INTEGERS

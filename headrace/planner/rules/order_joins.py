@@ -120,7 +120,7 @@ def _crosses(node: Node) -> int:
 
 
 def _connects(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
-    """Whether ``predicate`` is an equality between the two sides."""
+    """Return whether ``predicate`` is an equality between the two sides."""
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False
     first, second = (refs(a) for a in predicate.args)

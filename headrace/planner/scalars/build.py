@@ -186,7 +186,7 @@ def _operator_raises(
 
 
 def comparison_raises(context: QueryContext, oid: int) -> bool:
-    """Whether comparing values of the type may turn out to be impossible."""
+    """Return whether comparing values of the type may turn out to be impossible."""
     kind = context.catalog.types[oid]
     if kind.kind in ("c", "p"):
         return True

@@ -28,7 +28,7 @@ _COMPARISONS: Final = {"citext_eq": "=", "citext_ne": "<>"}
 
 
 def is_citext(catalog: Catalog, oid: int) -> bool:
-    """Whether ``oid`` is the type of the extension."""
+    """Return whether ``oid`` is the type of the extension."""
     return catalog.provenance.extension_of(catalog.types[oid]) == "citext"
 
 

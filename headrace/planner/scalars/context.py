@@ -113,7 +113,7 @@ class QueryContext:
         return self.catalog.types[oid].name
 
     def plain_type(self, oid: int) -> bool:
-        """Whether handling values of the type can run no code of a user."""
+        """Return whether handling values of the type can run no code of a user."""
         return self.catalog.provenance.trusted(oid)
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:

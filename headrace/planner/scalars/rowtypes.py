@@ -68,7 +68,7 @@ def _row(
 
 
 def is_row(expr: Expr) -> bool:
-    """Whether ``expr`` is a row constructor."""
+    """Return whether ``expr`` is a row constructor."""
     return isinstance(expr, Call) and expr.symbol == ROW_SYMBOL
 
 
