@@ -1,7 +1,7 @@
-"""What is known of a plan node: what holds of its rows, how many there are, what may fail on one.
+"""Facts about plan nodes: predicates that hold for their rows, row counts, and possible failures.
 
-Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under
-a view, the row identity may not.
+Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under a
+view, the row identity may not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Equality:
     collation: int
 
     def side(self, columns: frozenset[int]) -> tuple[Ref | None, Ref | None]:
-        """(the column that is one of ``columns``, the other one)."""
+        """Return the column that is one of ``columns``, and the other one."""
         if self.left.id in columns:
             return self.left, self.right
         if self.right.id in columns:
@@ -45,7 +45,7 @@ class Equality:
 
 
 def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
-    """Equalities between two plain columns; native ones, hence of known meaning."""
+    """Yield the equalities between two plain columns; only native ones, whose meaning is known."""
     for predicate in condition:
         if isinstance(predicate, Call) and predicate.symbol == "=" and predicate.native is not None:
             left, right = (core(a) for a in predicate.args)
@@ -98,12 +98,12 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
 
 
 def arm_columns(node: nodes.UnionNode | nodes.SetOpNode, arm: nodes.Node) -> dict[int, Expr]:
-    """What the columns of ``node`` are in one of its inputs."""
+    """Return the column of one input for each column of ``node``."""
     return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
 
 def known(node: nodes.Node) -> list[Expr]:
-    """Predicates that are true of every row of ``node``, over its output columns."""
+    """Return predicates that are true of every row of ``node``, over its output columns."""
     match node:
         case nodes.ScanNode():
             return list(node.predicates)
@@ -142,11 +142,11 @@ _STRICT: Final = frozenset(
 _STRICT_OPERATORS: Final = frozenset(
     {*("=", "<>", "<", "<=", ">", ">="), *("~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*")}
 )
-"""Operators of Postgres' own that do, whatever their types."""
+"""Built-in operators that are strict for all their types."""
 
 
 def rejects(predicate: Expr) -> frozenset[int]:
-    """Columns that are not NULL wherever ``predicate`` is true."""
+    """Return columns that are not NULL wherever ``predicate`` is true."""
     if not isinstance(predicate, Call):
         return _nullifies(predicate)
     parts = [rejects(a) for a in predicate.args]
@@ -166,7 +166,7 @@ def rejects(predicate: Expr) -> frozenset[int]:
 
 
 def _nullifies(expr: Expr) -> frozenset[int]:
-    """Columns for whose NULL ``expr`` is NULL."""
+    """Return the columns whose NULL makes ``expr`` NULL."""
     match expr:
         case Ref():
             return frozenset((expr.id,))
@@ -239,7 +239,7 @@ def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
 
 
 def _inside(node: nodes.AgainNode, predicates: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """``predicates`` over the columns of the named plan; outer columns get ids unused there."""
+    """Return ``predicates`` over the columns of the named plan; outer columns get ids unused there."""
     names: dict[int, Expr] = {
         ref.id: dataclasses.replace(ref, id=ref.id - _FAR)
         for p in predicates
@@ -339,7 +339,7 @@ def _fails(call: Call) -> bool:
         if isinstance(divisor, Const):
             return divisor.text is not None and set(divisor.text) <= _ZERO
         return True
-    # What is computed of the clock alone, and a constant, is in range.
+    # An expression of only the clock and constants is in range.
     return not reads_clock(call) or bool(refs(call))
 
 
