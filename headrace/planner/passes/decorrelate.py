@@ -111,8 +111,7 @@ class _Decorrelation:
         return ProjectNode(result, tuple((c, c.ref) for c in node.columns))
 
     def _asks(self, node: ApplyNode, lifted: Lifted) -> bool:
-        """Return whether something below the join, or in it, may fail for rows that nobody asks
-        for."""
+        """Return whether an expression in or below the join may fail for rows without need."""
         if node.asks and any(map(fails, lifted.match)):
             return True
         if lifted.always or serious(lifted.node):
