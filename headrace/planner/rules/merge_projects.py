@@ -1,10 +1,9 @@
-"""Adjacent projections become one; a projection that changes nothing goes.
+"""Adjacent projections are merged; a projection that changes nothing is removed.
 
-Project[e](Project[f](x)) = Project[e(f)](x)
-Project[all columns of x in order](x) = x
+Project[e](Project[f](x)) = Project[e(f)](x) Project[all columns of x in order](x) = x
 
-Counter-example: when ``e`` uses a computed column of ``f`` twice, merging would compute it
-twice; the two stay apart and are fused in the physical plan.
+Counter-example: when ``e`` uses a computed column of ``f`` twice, merging would compute it twice;
+the two stay apart and are fused in the physical plan.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headrace.planner.logical.scalar import Call, Expr, Ref, substitute
 
 
 def apply(node: Node) -> Node:
-    """``node`` merged with the projection below, or removed."""
+    """Merge ``node`` with the projection below, or remove it."""
     if not isinstance(node, ProjectNode):
         return node
     if _identity(node):
