@@ -33,7 +33,7 @@ def is_citext(catalog: Catalog, oid: int) -> bool:
 
 
 def key(context: QueryContext, expr: Expr) -> Expr:
-    """The text that is the same for equal values."""
+    """Return the text that is the same for equal values."""
     text: Expr
     if isinstance(expr, Const):
         text = Const(expr.text, TEXT, -1, _DEFAULT_COLLATION)

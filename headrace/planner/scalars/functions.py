@@ -88,7 +88,7 @@ _TSQUERY_COMPARISON: Final = re.compile("tsquery_(?:lt|le|eq|ne|ge|gt|cmp)")
 
 
 def refusal(function: Function) -> str | None:
-    """Why ``function`` may not be called, or ``None``."""
+    """Return why ``function`` may not be called, or ``None``."""
     label = f'function "{function.name}"'
     if function.kind in ("w",):
         return f"window {label} is not supported"
@@ -116,7 +116,7 @@ def refusal(function: Function) -> str | None:
 
 
 def remedy(function: Function) -> str | None:
-    """What the user may do about a function that is refused."""
+    """Return a hint on what to do about a function that is refused."""
     if function.builtin and _TSQUERY_COMPARISON.fullmatch(function.name):
         return "Compare the texts: cast both sides to text."
     if function.builtin or function.kind != "f" or function.volatility == "i":
@@ -142,7 +142,7 @@ def clock_guarded(target: int) -> bool:
 
 
 def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = False) -> str | None:
-    """Why a value may not be cast through its text, or ``None``.
+    """Return why a value may not be cast through its text, or ``None``.
 
     ``guarded``: no such text stands for the current time.
     """
