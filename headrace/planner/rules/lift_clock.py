@@ -1,14 +1,14 @@
 """Clock columns move up to the comparison with a row's value.
 
-Filter[ts > c](Project[x, c = now()](x))      = Project[x, c = now()](Filter[ts > now()](x)) Join[ts
-> c](Project[x, c = now()](x), y)     = Project[x, c = now(), y](Join[ts > now()](x, y)) Project[ts
-> c](Project[x, c = now()](x))     = Project[ts > now()](x) Aggregate[count where ts > c](Project[x,
-c = now()](x)) = Aggregate[count where ts > now()](x)
+Filter[ts > c](Project[x, c = now()](x))      = Project[x, c = now()](Filter[ts > now()](x))
+Join[ts > c](Project[x, c = now()](x), y)     = Project[x, c = now(), y](Join[ts > now()](x, y))
+Project[ts > c](Project[x, c = now()](x))     = Project[ts > now()](x)
+Aggregate[count where ts > c](Project[x, c = now()](x)) = Aggregate[count where ts > now()](x)
 
 The clock stands still within a transaction, so it is the same wherever it is read.
 
-Counter-example: a column of the right side of a LEFT JOIN is NULL where there is no partner, so it
-stays below (the join's own condition, which looks at partners only, may read the clock for it).
+Counter-example: a column of the right side of a LEFT JOIN is NULL where there is no partner, so
+it stays below (the join's own condition, which looks at partners only, may read the clock for it).
 """
 
 from __future__ import annotations

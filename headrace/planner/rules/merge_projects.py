@@ -1,9 +1,10 @@
 """Adjacent projections are merged; a projection that changes nothing is removed.
 
-Project[e](Project[f](x)) = Project[e(f)](x) Project[all columns of x in order](x) = x
+Project[e](Project[f](x)) = Project[e(f)](x)
+Project[all columns of x in order](x) = x
 
-Counter-example: when ``e`` uses a computed column of ``f`` twice, merging would compute it twice;
-the two stay apart and are fused in the physical plan.
+Counter-example: when ``e`` uses a computed column of ``f`` twice, merging would compute it
+twice; the two stay apart and are fused in the physical plan.
 """
 
 from __future__ import annotations
