@@ -94,7 +94,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
 
 
 def _over(whole: Planned, upper: Planned) -> Planned:
-    """Return ``upper``, planned over the rows of a view, with all dependencies of the whole query."""
+    """Return ``upper``, planned over a view's rows, with the dependencies of ``whole``."""
     return replace(
         whole,
         logical=upper.logical,

@@ -60,7 +60,7 @@ def expanded(expr: Expr, late: Definitions) -> Expr:
 
 
 def too_large(exprs: Iterable[Expr], late: Definitions) -> set[int]:
-    """Return the definitions that ``exprs`` read but that are too large to be substituted in them."""
+    """Return the definitions that ``exprs`` read and that are too large to substitute."""
     sizes = _sizes(late)
     return {i for i in reads(exprs) & late.keys() if sizes[i] > SIZE_MAX}
 

@@ -91,7 +91,7 @@ class Estimates:
         return ExpectedSize(found, sum(_width(node, c.ref) for c in node.columns))
 
     def rows(self, node: nodes.Node) -> float | None:
-        """Return the expected number of rows, at least 1; None if a table below was never analysed."""
+        """Return the expected rows, at least 1; None if a table below was never analysed."""
         known = self._known.get(id(node))
         if known is None:
             found = self._rows(node)
@@ -167,7 +167,7 @@ class Estimates:
         }.get(join.kind, matches)
 
     def distinct(self, node: nodes.Node, ref: Ref) -> float | None:
-        """Return the expected number of distinct values of a column of ``node``; None if unknown."""
+        """Return the expected distinct values of a column of ``node``; None if unknown."""
         if ref.id not in nodes.ids(node):
             return None
         key = (id(node), ref.id)

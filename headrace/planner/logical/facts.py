@@ -239,7 +239,7 @@ def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
 
 
 def _inside(node: nodes.AgainNode, predicates: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return ``predicates`` over the columns of the named plan; outer columns get ids unused there."""
+    """Return ``predicates`` over the named plan's columns; outer columns get unused ids."""
     names: dict[int, Expr] = {
         ref.id: dataclasses.replace(ref, id=ref.id - _FAR)
         for p in predicates

@@ -171,7 +171,7 @@ class Agg:
         return self.arguments + condition + self.row
 
     def over(self, value: Callable[[Expr], Expr]) -> Agg:
-        """Return the aggregate over other expressions; ``value`` must keep equal expressions equal."""
+        """Return the aggregate over other expressions; equal ones must stay equal."""
         return dataclasses.replace(
             self,
             argument=None if self.argument is None else value(self.argument),

@@ -57,7 +57,7 @@ def linked(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
 
 
 def over(node: nodes.Node, plans: Mapping[int, nodes.AgainNode]) -> nodes.Node:
-    """Replace the named plans that ``node`` reads by ``plans``, which are keyed by the old numbers."""
+    """Replace the named plans that ``node`` reads by ``plans``, keyed by the old numbers."""
     if isinstance(node, nodes.AgainNode):
         named_plan = plans[node.number]
         return dataclasses.replace(node, plan=named_plan.plan, number=named_plan.number)

@@ -134,7 +134,7 @@ def _least(keys: Iterable[Key]) -> list[Key]:
 
 
 def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
-    """Return the names of the key that the table of ``node``'s rows gets by default; empty: none."""
+    """Return the default key's column names for a table of ``node``'s rows; empty: none."""
     for key in unique(node):
         places = {c.id: i for i, c in reversed(list(enumerate(node.columns))) if c.id in key}
         fits = sum(_bytes_max(columns[i]) for i in places.values()) <= _KEY_BYTES_MAX

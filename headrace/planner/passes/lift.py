@@ -317,7 +317,7 @@ class Lift:
 
 
 def equality(predicate: Expr) -> Call | None:
-    """Return ``predicate`` if it is a native ``=``; of NOT (… IS DISTINCT FROM …) the inner part."""
+    """Return ``predicate`` if a native ``=``; of NOT (… IS DISTINCT FROM …) the inner part."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return None
     if predicate.symbol == "not" and isinstance(predicate.args[0], Call):

@@ -155,7 +155,7 @@ def _choice(
     low: str,
     parents: tuple[str, ...],
 ) -> ParentChoice:
-    """Choose the parent with the largest W; of equal ones the nearer to the sink, then the first."""
+    """Choose the parent with the largest W; ties: nearer to the sink, then the first."""
     ranked = []
     for high in parents:
         way = _upward(kept, high)

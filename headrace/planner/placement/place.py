@@ -147,7 +147,7 @@ def try_to_place(
 def _other(
     plan: PhysicalPlan, topology: Topology, strategy: Strategy, costs: Costs, pins: Pins
 ) -> str:
-    """Return the answer of the exact strategy after another one has failed, if the plan is small."""
+    """Return the answer of the exact strategy after a failure, if the plan is small."""
     if strategy is Strategy.EXACT or len(plan.nodes) > _SMALL:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Nodes on which an operator may be placed, given the nodes already assigned, and their free slots."""
+"""Nodes where an operator may go, given the nodes already assigned, and free slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rooms:
         self.nodes = dict(operators.pinned)
 
     def unreachable(self) -> PlacementFailed | None:
-        """Return a pinned operator that rows of another pinned one do not reach, if there is one."""
+        """Return a pinned operator that rows of another one do not reach, if there is one."""
         for name, node in self._operators.pinned.items():
             for below in sorted(self._operators.upstream[name] & self._operators.pinned.keys()):
                 low = self._operators.pinned[below]

@@ -335,7 +335,7 @@ class _Deferral:
         return below.over(dataclasses.replace(made, input=below.node))
 
     def _union(self, node: nodes.UnionNode, arms: list[_Deferred]) -> _Deferred:
-        """Return the union of the arms, with the columns of their definitions and the arm's number."""
+        """Return the union of the arms, with their definitions' inputs and the arm's number."""
         own = [arm.columns for arm in node.inputs]
         finished = map(self._finished, arms, own)
         whole = dataclasses.replace(node, inputs=tuple(finished))

@@ -96,7 +96,7 @@ def _row_key(context: QueryContext, expr: Expr, construct: str) -> Expr | None:
 
 
 def _as_declared(catalog: Catalog, row: Call) -> bool:
-    """Return whether a row of a composite type has the values of its arguments, not coerced ones."""
+    """Return whether a composite row has the values of its arguments, not coerced ones."""
     declared = [(a.oid, a.typmod) for a in catalog.types.attributes(row.oid)]
     return [(a.oid, a.typmod) for a in row.args if isinstance(a, Ref)] == declared
 
