@@ -1,12 +1,12 @@
-"""What people read of a plan: a graph of nodes in words, and how it is written down.
+"""Graph of a plan for people, and the formats it is written in.
 
     text      one line per node, inputs indented below it, at most ``WIDTH`` characters wide
     json      everything: the shape of ``Graph``, documented in docs/manual/explain.md
     dot       for Graphviz
-    mermaid   for whatever draws Markdown
+    mermaid   for Markdown renderers
 
-A graph is plain data, kept with the view in the catalog.  The same graph is written the same way,
-always.
+A graph is plain data, stored with the view in the catalog.  The output for a graph is
+deterministic.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INDENT: Final = 2
 _DEPTH_MAX: Final = 20
 """Levels that are indented; below it a line says its level."""
 _DETAIL_MIN: Final = 32
-"""Characters of a node's detail that are shown before what it costs is."""
+"""Characters of a node's detail that are always shown, even if its costs leave less room."""
 _LABEL_MAX: Final = 60
 """Characters in a line of a drawn node."""
 _PLAIN: Final = re.compile(r"[^\w .,:;=<>+*/()\[\]{}|&%$@!?~^'#-]")
-"""What Mermaid is given by its number only."""
+"""Characters that Mermaid receives as a numeric escape."""
 
 _BREAK: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-"""What is no part of a line."""
+"""Control characters and line breaks, which a line must not contain."""
 
 
 class GraphColumn(msgspec.Struct, frozen=True):
@@ -43,14 +43,14 @@ class GraphColumn(msgspec.Struct, frozen=True):
 
 
 class SharedEdge(msgspec.Struct, frozen=True, omit_defaults=True):
-    """That what a node sends is kept once for several views."""
+    """A shared subplan: the output of the node is stored once for several views."""
 
     subplan: int
     shared_with: tuple[str, ...] = ()
 
 
 class NodeNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a collection has done since its dataflow was made, and what it keeps."""
+    """Measurements of a collection since its dataflow was created, and the size of its state."""
 
     worker: str
     rows_in: int = 0
@@ -69,7 +69,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
     queued_rows: int | None = None
     """In the queue behind it, not yet read by everybody."""
     queued_bytes: int | None = None
-    """Of them, what this view has not read."""
+    """Queued bytes that this view has not read."""
 
 
 class GraphNode(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,11 +88,11 @@ class GraphNode(msgspec.Struct, frozen=True, omit_defaults=True):
     edge: SharedEdge | None = None
     measured: NodeNumbers | None = None
     more: Mapping[str, Any] | None = None
-    """What a stage knows besides."""
+    """Additional facts of one stage."""
 
     @property
     def title(self) -> str:
-        """What it is, without what it costs."""
+        """Kind and detail, without costs."""
         return f"{self.kind} {self.detail}".rstrip()
 
 
@@ -109,7 +109,7 @@ class Graph(msgspec.Struct, frozen=True):
     version: int = 1
 
     def by_id(self) -> dict[str, GraphNode]:
-        """The nodes."""
+        """Return the nodes by id."""
         return {node.id: node for node in self.nodes}
 
 
@@ -118,13 +118,13 @@ READER: Final = msgspec.json.Decoder(Graph)
 
 
 def plain(graph: Graph) -> dict[str, Any]:
-    """The graph as JSON data."""
+    """Return the graph as JSON data."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(graph))
     return found
 
 
 def of_plain(data: Any) -> Graph:
-    """The graph that ``plain`` gave.
+    """Return the graph that ``plain`` was given.
 
     Raises:
         msgspec.ValidationError: it is none.
@@ -133,7 +133,7 @@ def of_plain(data: Any) -> Graph:
 
 
 def written(graph: Graph, how: str) -> str:
-    """The graph in one of ``FORMATS``.
+    """Return the graph in one of ``FORMATS``.
 
     Raises:
         UserError: 22023, there is no such format.
@@ -145,7 +145,7 @@ def written(graph: Graph, how: str) -> str:
 
 
 def unknown_format(how: str) -> UserError:
-    """That nothing is written so."""
+    """Return the error for a format that does not exist."""
     return UserError(f'there is no format "{how}"', hint=f"Formats: {', '.join(FORMATS)}.")
 
 
@@ -153,7 +153,7 @@ def unknown_format(how: str) -> UserError:
 
 
 def text(graph: Graph, width: int | None = WIDTH) -> str:
-    """One line per node; None: lines are as wide as they are."""
+    """Return one line per node, clipped to ``width``; None: not clipped."""
     lines = (_clipped(line, width) for line in _lines(graph, width))
     return "\n".join([*lines, *(_clipped(note, width) for note in graph.notes)])
 
@@ -190,14 +190,14 @@ def _line(head: str, node: GraphNode, width: int | None) -> str:
     if not tail:
         return whole
     if width is not None:
-        # What a node is comes before what it costs, which JSON has in full.
+        # The node itself has priority over its costs, which the JSON format has in full.
         room = max(width - len(tail) - 4, len(head) + min(_DETAIL_MIN, len(node.title)))
         whole = _clipped(whole, room)
     return f"{whole}  | {tail}"
 
 
 def _about(node: GraphNode) -> list[str]:
-    """What is said of a node behind what it is."""
+    """Return the costs, state and sharing that follow the title of a node."""
     if node.measured is not None:
         return [*_measured(node.measured), *_edge(node.edge)]
     out = []
@@ -256,17 +256,17 @@ def _clipped(line: str, width: int | None) -> str:
 
 
 def json(graph: Graph) -> str:
-    """All of it, two spaces deep."""
+    """Return the whole graph, indented by two spaces."""
     return pretty(graph)
 
 
 def pretty(data: Any) -> str:
-    """JSON for people."""
+    """Return indented JSON."""
     return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def dot(graph: Graph) -> str:
-    """A digraph of Graphviz; rows go from the bottom up, as in a text."""
+    """Return a digraph of Graphviz; rows flow from the bottom up, as in the text format."""
     names = _names(graph)
     out = [f'digraph "{graph.stage}" {{', "  rankdir=BT;", "  node [shape=box];"]
     for node in graph.nodes:
@@ -282,7 +282,7 @@ def _dot_quoted(line: str) -> str:
 
 
 def mermaid(graph: Graph) -> str:
-    """A flowchart of Mermaid."""
+    """Return a flowchart of Mermaid."""
     names = _names(graph)
     out = ["flowchart BT"]
     for node in graph.nodes:
@@ -294,7 +294,7 @@ def mermaid(graph: Graph) -> str:
 
 
 def _mermaid_quoted(line: str) -> str:
-    """Letters and signs that mean nothing there; others by their numbers, as in HTML.
+    """Escape characters that have a meaning in Mermaid as numbers, as in HTML.
 
     ``#`` begins such a number, and ``<`` a tag.
     """
@@ -303,7 +303,7 @@ def _mermaid_quoted(line: str) -> str:
 
 
 def _names(graph: Graph) -> dict[str, str]:
-    """Names of nodes that no language takes for a word of its own."""
+    """Return names for the nodes that are no keywords in any of the formats."""
     return {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
 
 

@@ -1,8 +1,8 @@
-"""Limits of planning: processor time, the size of the plan, and the end of the job.
+"""Limits of planning: processor time, the size of the plan, and cancellation.
 
-Planning is a loop over trees on one thread.  Each of its passes calls ``check`` at every node, so
-that a query that takes too long is refused, and so that a canceled call or a closed connection
-ends its planning at once.  Where no limit is applied, ``check`` does nothing.
+Planning is a loop over trees on one thread.  Each pass calls ``check`` at every node.  So a query
+that takes too long is refused, and a canceled call or a closed connection ends its planning at
+once.  Where no limit is applied, ``check`` does nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HINT: Final = "Read fewer views and subqueries in one query."
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What planning one query may take."""
+    """Limits of planning one query."""
 
     time_ms: int = 60_000
     """Milliseconds of processor time; 0: any time."""
@@ -53,9 +53,9 @@ _here = _Here()
 
 @contextlib.contextmanager
 def interruptible(interrupt: Callable[[], None], cancelling: Cancelling) -> Iterator[None]:
-    """Inside, planning on this thread calls ``interrupt`` again and again, which may raise.
+    """Call ``interrupt``, which may raise, repeatedly while this thread plans inside the context.
 
-    While it waits for Postgres, ``cancelling`` is told what ends the wait.
+    While planning waits for Postgres, ``cancelling`` receives the function that ends the wait.
     """
     before = _here.interrupt, _here.cancelling
     _here.interrupt, _here.cancelling = interrupt, cancelling
@@ -67,7 +67,7 @@ def interruptible(interrupt: Callable[[], None], cancelling: Cancelling) -> Iter
 
 @contextlib.contextmanager
 def cancelling(action: Callable[[], object]) -> Iterator[None]:
-    """While inside, a cancel also calls ``action``, on another thread."""
+    """Make a cancel inside the context also call ``action``, on another thread."""
     if _here.cancelling is None:
         yield
         return
@@ -77,7 +77,7 @@ def cancelling(action: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def between(idle: Callable[[], None]) -> Iterator[None]:
-    """Inside, planning on this thread calls ``idle`` again and again."""
+    """Call ``idle`` repeatedly while this thread plans inside the context."""
     before, _here.idle = _here.idle, idle
     try:
         yield
@@ -87,7 +87,7 @@ def between(idle: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def applied(limits: PlanLimits) -> Iterator[None]:
-    """Inside, one query is planned on this thread."""
+    """Apply ``limits`` to the query that this thread plans inside the context."""
     before = _here.until, _here.cpu_until, _here.time_ms
     _here.time_ms = limits.time_ms
     _here.cpu_until = time.thread_time() + limits.time_ms / 1000
@@ -123,7 +123,7 @@ def check() -> None:
 
 
 def wanted() -> bool:
-    """Whether the job that plans was not canceled."""
+    """Return whether the job that plans was not canceled."""
     try:
         if _here.interrupt is not None:
             _here.interrupt()

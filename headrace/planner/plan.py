@@ -1,11 +1,11 @@
-"""``plan``: a query text becomes a physical plan, or an error that names what stands in the way.
+"""Planning: from a query text to a physical plan, or to an error that names the obstacle.
 
     query ── Postgres analyses it under the caller's rights and settings (session)
           ── parse tree ── refusals (check) ── logical plan (bind, lower, aggregates)
           ── rules (optimise) ── collections (physical) ── proof of what Postgres evaluates
 
-The catalog is read in one transaction, which has no xid.  Texts are analysed on a connection of
-their own (``analysis``).  Both are rolled back: nothing is left in the user's database.
+The catalog is read in one transaction, which has no xid.  Texts are analysed on a separate
+connection (``analysis``).  Both are rolled back: nothing is left in the user's database.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
 
 
 def _over(whole: Planned, upper: Planned) -> Planned:
-    """``upper``, planned over the rows of a view, with all that the whole query relies on."""
+    """Return ``upper``, planned over a view's rows, with the dependencies of ``whole``."""
     return replace(
         whole,
         logical=upper.logical,
@@ -213,7 +213,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
 def _computed(
     lowering: Lowering, builder: PhysicalBuilder, bound_plan: Node, columns: Schema
 ) -> tuple[Node, Node, PhysicalPlan]:
-    """The logical plan, the optimised one and the physical one, proven."""
+    """Return the logical, the optimised and the proven physical plan."""
     logical = decorrelate(bound_plan, lowering)
     rewritten = optimise(logical)
     fulljoins.require_executable(lowering, bound_plan, rewritten)
@@ -230,7 +230,7 @@ def _shown(
     columns: Schema,
     sources: Sources,
 ) -> dict[str, Any]:
-    """What people may read of the plan: nothing, if somebody else's query is in it."""
+    """Return the explanations of the plan; none if it contains another owner's query."""
     bound_plan, optimised, physical = plans
     graphs = (
         logical_graph("logical", bound_plan, lowering.type_name),
@@ -268,7 +268,7 @@ def _named(
 
 
 def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:
-    """The settings that the view needs."""
+    """Return the settings that the view needs."""
     if catalog.functions.of_users() or catalog.types.named:
         return settings
     return {name: value for name, value in settings.items() if name != FUNCTION_PATH}
@@ -307,7 +307,11 @@ def _columns(catalog: Catalog, bound: session.BoundQuery) -> Schema:
 
 
 def _proven(lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan) -> PhysicalPlan:
-    """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
+    """Return ``physical`` once its remote expressions are proven.
+
+    If only an expression of a pushdown cannot be proven, the plan is returned without pushdowns,
+    which are optimisations.
+    """
     try:
         _prove(lowering, [*builder.remotes, *builder.pushed])
     except UnsupportedError:
@@ -323,10 +327,11 @@ def _proven(lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan
 
 
 def _refuse_arrays_of_texts(remotes: list[Expr]) -> None:
-    """Arrays come to Postgres as texts, in which NULL is no string: it must be read so.
+    """Refuse expressions that could parse an array from a text while ``array_nulls`` is off.
 
-    So a text that is made an array while the view is maintained would be read otherwise than in a
-    session where ``array_nulls`` is off.
+    Headrace sends arrays to Postgres as texts, in which an unquoted NULL must be read as a null.
+    The view is therefore maintained with ``array_nulls`` on, and such an expression would have
+    another result than in the caller's session.
     """
 
     def reads(call: Call) -> bool:
@@ -341,10 +346,10 @@ def _refuse_arrays_of_texts(remotes: list[Expr]) -> None:
 
 
 def _prove(lowering: Lowering, remotes: list[Expr]) -> None:
-    """Postgres must understand our SQL of every remote expression as it did the query.
+    """Prove that Postgres parses our SQL of every remote expression as it parsed the query.
 
-    The SQL is analysed once more, over columns of the same types, and lowered again: the
-    result must be the expression it was made of.
+    The SQL is analysed again, over columns of the same types, and lowered again.  The result must
+    equal the original expression.
     """
     unique = list(dict.fromkeys(remotes))
     for start in range(0, len(unique), _PROOF_CHUNK):
@@ -365,7 +370,7 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
 
 
 def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> Tree:
-    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
+    """Return the tree of our SQL of ``exprs`` over columns typed as ``refs``."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}" for i, e in enumerate(exprs)

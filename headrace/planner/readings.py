@@ -1,8 +1,8 @@
-"""Two readings of one text: the tree of a parser, which is for people, and what Postgres has bound.
+"""Comparison of two readings of one text: a parser's tree, for people, and Postgres' bound tree.
 
-The tree is never planned.  It is annotated with what Postgres has found for its names, where that
-is beyond doubt; and what it says, written down again, is bound once more: only if that is the same
-to Postgres have both read the same.
+The parser's tree is never planned.  Its names are annotated with what Postgres resolved them to,
+where that is unambiguous.  To check the tree, it is written as SQL and bound again: Postgres must
+find the two bound trees equal.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class BoundText:
-    """What Postgres has made of a text."""
+    """The bound tree of a text, and its relations."""
 
     tree: Node
     relations: tuple[Relation, ...]
 
 
 def bound(conn: Connection, request: PlanRequest) -> BoundText:
-    """What Postgres makes of a query, as it would for its plan; nothing is left.
+    """Return the query as Postgres binds it for planning; nothing is left in the database.
 
     Raises:
-        HeadraceError: it refuses the query, or analysing it could run code of somebody else.
+        HeadraceError: Postgres refuses the query, or analysing it could run another owner's code.
     """
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
@@ -93,7 +93,7 @@ def schemas(conn: Connection, mine: BoundText) -> list[str]:
 
 
 def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
-    """None: ``text`` is to Postgres what ``mine`` is; else what is different, in words."""
+    """Return None if Postgres binds ``text`` to the same tree as ``mine``, else the difference."""
     try:
         other = bound(conn, PlanRequest(text, request.caller, request.settings))
     except HeadraceError as error:
@@ -106,7 +106,7 @@ def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> 
 def annotated(
     read: Iterable[Mapping[str, Any]], mine: BoundText | None, told: Iterable[str]
 ) -> Graph:
-    """The tree of a parser (``reading.trees.plain``) with what Postgres has bound its names to."""
+    """Return a parser's tree (``reading.trees.plain``) with the relations of its names."""
     nodes = [_node(data, mine) for data in read]
     return Graph(AST, nodes[0].id, tuple(nodes), notes=tuple(told))
 
@@ -139,7 +139,7 @@ def _node(data: Mapping[str, Any], mine: BoundText | None) -> GraphNode:
 def _found(
     data: Mapping[str, Any], relations: Iterable[Relation]
 ) -> tuple[Relation, str | None] | None:
-    """What a table or a column is, if only one thing is called so in all of the query."""
+    """Return what a table or column name refers to, if it is unambiguous in the whole query."""
     if "table" in data:
         mine = [r for r in relations if r.alias == data["alias"]]
         return _only([(r, None) for r in mine])

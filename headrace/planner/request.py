@@ -1,4 +1,4 @@
-"""What goes into the planner and what comes out."""
+"""Input and output of the planner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS: Final = PlanLimits()
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A query, who asks, and with which session settings."""
+    """A query, its caller and the session settings."""
 
     query: str
     caller: str | None = None
@@ -33,7 +33,7 @@ class PlanRequest:
     trust_stable: tuple[str, ...] = ()
     """Functions whose results depend on their arguments alone, as the author of the view says."""
     limits: PlanLimits = LIMITS
-    """What planning it may take."""
+    """Limits of planning."""
     over: int | None = None
     """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
     what is above it is merged with what is below (A-47)."""
@@ -73,28 +73,28 @@ class Planned:
     relations: frozenset[tuple[int, bool]] = frozenset()
     """(OID of a table as named, with its children)."""
     rights: frozenset[tuple[str, int, int, tuple[int, ...], int]] = frozenset()
-    """What roles must be allowed, as ``Sources`` found it."""
+    """Privileges that roles must have, as ``Sources`` found them."""
     views: frozenset[int] = frozenset()
     """OIDs of the user's views whose queries are in it."""
     results: frozenset[int] = frozenset()
     """OIDs of the tables of views of Headrace whose queries are in it."""
     named: tuple[dict[str, Any], ...] = ()
-    """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
+    """Names in the text of ``canonical_sql``, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Nodes of ``physical`` that other workers compute, with all below them: the worker of each."""
     graphs: tuple[Graph, ...] = ()
-    """Those of the stages that are some; none where somebody else's query is in the plan."""
+    """Graphs of the stages that have one; none where another owner's query is in the plan."""
     lineage: tuple[tuple[str, tuple[ColumnOrigin, ...]], ...] | None = None
-    """What each column comes from, by its name; None where ``graphs`` are none."""
+    """Origins of each column, by its name; None where ``graphs`` is empty."""
     whole: PhysicalPlan | None = None
     """Where ``physical`` is over a view of Headrace: the plan with that view's query in its place,
     on whose sources it depends as well."""
     sizes: Mapping[str, ExpectedSize] = field(default_factory=dict, compare=False)
     """Per node of ``physical`` what its rows are expected to be, where that is known."""
     private: bool = False
-    """Whether somebody else's query is in it, so that its parts are not shown."""
+    """Whether another owner's query is in the plan, so that its parts are not shown."""
 
     @property
     def shown_sizes(self) -> Mapping[str, ExpectedSize]:

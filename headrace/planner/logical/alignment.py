@@ -1,12 +1,12 @@
-"""Aggregates of one query level that show the order of their input see it in one order.
+"""Common input order of the order-sensitive aggregates of one query level.
 
-``array_agg(a), array_agg(b)``: Postgres feeds both row by row, so the first elements come from one
-row, and so do all others; ``unnest(as, bs)`` and ``jsonb_object(keys, vals)`` rely on it.
-Postgres' order is none that could be known; ours is that of the rows of all such arguments of the
-level, a function of the rows alone.  FILTER leaves rows out of it, ORDER BY puts it after its own
-items.
+For ``array_agg(a), array_agg(b)`` Postgres feeds both row by row: elements at the same position
+come from the same row.  ``unnest(as, bs)`` and ``jsonb_object(keys, vals)`` rely on that. The order
+that Postgres uses cannot be known.  We use the order of the arguments of all such aggregates of the
+level, which depends on the rows alone.  FILTER leaves rows out of it; ORDER BY items come before
+it.
 
-DISTINCT and WITHIN GROUP sort by their own arguments: they are no part of it.
+DISTINCT and WITHIN GROUP sort by their own arguments: such aggregates are not aligned.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ The sums of floats do so in their last digits only, which the query leaves open.
 
 
 def shows_order(function: Function) -> bool:
-    """Whether a plain call of the aggregate depends on the order of its rows."""
+    """Return whether a plain call of the aggregate depends on the order of its rows."""
     return not function.builtin or function.name.startswith(_ORDERED)
 
 
 def aligned(aggs: Iterable[Agg]) -> tuple[Agg, ...]:
-    """``aggs`` of one level, with the row that gives their common order where several show one.
+    """Return ``aggs`` of one level; order-sensitive ones get a common row to be ordered by.
 
-    Which of several forms of its keys a group shows (1.0, 1.00) comes from one row likewise, the
-    first by these keys.
+    A group whose equal keys have several forms (1.0, 1.00) likewise takes the form from one row,
+    the first by these keys.
     """
     whole = tuple(dataclasses.replace(a, row=()) for a in aggs)
     ordered, forms = _row(whole, _ordered), _row(whole, _shows_form)
@@ -50,7 +50,7 @@ def aligned(aggs: Iterable[Agg]) -> tuple[Agg, ...]:
 
 
 def _row(aggs: tuple[Agg, ...], among: Callable[[Agg], bool]) -> tuple[Expr, ...]:
-    """What those ``among`` the aggregates read; nothing if that is one alone."""
+    """Return the arguments of the aggregates ``among`` selects; empty if it selects only one."""
     arguments = [a.arguments for a in aggs if among(a)]
     every = dict.fromkeys(e for exprs in arguments for e in exprs)
     return tuple(every) if len(arguments) > 1 else ()
@@ -65,9 +65,9 @@ def _shows_form(agg: Agg) -> bool:
 
 
 def whole_row(agg: Agg, level: Iterable[Agg]) -> tuple[Expr, ...]:
-    """What is kept of each row for ``agg`` and those of its ``level`` that share the row.
+    """Return the expressions that ``agg`` and those of its ``level`` with its row store of a row.
 
-    The conditions of all of them come last: they tell whose row it is.
+    The filters of all these aggregates come last: they tell which aggregates the row belongs to.
     """
     if not agg.row:
         return ()

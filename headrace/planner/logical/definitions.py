@@ -1,7 +1,7 @@
 """Columns that are defined by expressions over a node instead of being computed by it.
 
-A definition reads columns of its node and the definitions before it.  An expression reads some
-definitions wherever it is evaluated, and others only in a part of a conditional.
+A definition reads columns of its node and earlier definitions.  An expression reads some
+definitions wherever it is evaluated, and others only in one branch of a conditional.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SIZE_MAX: Final = 500
 
 
 def reads(exprs: Iterable[Expr]) -> frozenset[int]:
-    """Columns that ``exprs`` read."""
+    """Return the columns that ``exprs`` read."""
     return frozenset().union(*map(refs, exprs))
 
 
 def reachable(late: Definitions, ids: Iterable[int]) -> Definitions:
-    """The definitions ``ids`` and those that they read."""
+    """Return the definitions ``ids`` and those that they read."""
     found = set(ids)
     for i in reversed(late):
         if i in found:
@@ -34,7 +34,7 @@ def reachable(late: Definitions, ids: Iterable[int]) -> Definitions:
 
 
 def certain(expr: Expr) -> frozenset[int]:
-    """Columns that are read wherever ``expr`` is evaluated."""
+    """Return the columns that are read wherever ``expr`` is evaluated."""
     if not isinstance(expr, Call):
         return refs(expr)
     first = expr.symbol in ("case", "and", "or", "coalesce")
@@ -42,7 +42,7 @@ def certain(expr: Expr) -> frozenset[int]:
 
 
 def always(exprs: Iterable[Expr], late: Definitions) -> set[int]:
-    """The definitions that are needed wherever ``exprs`` are evaluated."""
+    """Return the definitions that are needed wherever ``exprs`` are evaluated."""
     found = set().union(*map(certain, exprs)) & late.keys()
     for i in reversed(late):
         if i in found:
@@ -51,7 +51,7 @@ def always(exprs: Iterable[Expr], late: Definitions) -> set[int]:
 
 
 def expanded(expr: Expr, late: Definitions) -> Expr:
-    """``expr`` with all definitions in the place of their columns."""
+    """Substitute all definitions for their columns in ``expr``."""
     read = reachable(late, refs(expr))
     whole: dict[int, Expr] = {}
     for i, (_, definition) in read.items():
@@ -60,13 +60,13 @@ def expanded(expr: Expr, late: Definitions) -> Expr:
 
 
 def too_large(exprs: Iterable[Expr], late: Definitions) -> set[int]:
-    """Definitions that ``exprs`` read although they would become too large in them."""
+    """Return the definitions that ``exprs`` read and that are too large to substitute."""
     sizes = _sizes(late)
     return {i for i in reads(exprs) & late.keys() if sizes[i] > SIZE_MAX}
 
 
 def total_size(exprs: Iterable[Expr], late: Definitions) -> int:
-    """Calls in ``exprs`` with all definitions in the place of their columns."""
+    """Return the number of calls in ``exprs`` once all definitions are substituted."""
     sizes = _sizes(late)
     return sum(_size(e, sizes) for e in exprs)
 
@@ -85,7 +85,7 @@ def _size(expr: Expr, sizes: dict[int, int]) -> int:
 
 
 def null_over_nulls(expr: Expr) -> bool:
-    """Whether ``expr`` is NULL, and fails not, where all columns are NULL."""
+    """Return whether ``expr`` is NULL, and fails not, where all columns are NULL."""
     if isinstance(expr, Ref):
         return True
     if not isinstance(expr, Call) or not expr.strict:

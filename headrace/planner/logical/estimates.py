@@ -1,7 +1,7 @@
-"""How many rows a plan node is expected to have, from Postgres' own statistics.
+"""Row count estimates of plan nodes, from the statistics of Postgres.
 
-Nothing depends on it but the order of joins and what EXPLAIN says: a wrong number makes a view
-slower, never wrong.  Where a table was never analysed, all is unknown (None).
+Only the order of joins and the output of EXPLAIN depend on them: a wrong estimate makes a view
+slower, never wrong.  Where a table was never analysed, the estimate is unknown (None).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PER_CALL: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSize:
-    """What the rows of a node are expected to be."""
+    """Expected number and width of the rows of a node."""
 
     rows: float
     width: int
@@ -34,7 +34,7 @@ class ExpectedSize:
 
 
 def table_size(table: Table, fields: Iterable[TableColumn]) -> ExpectedSize | None:
-    """The expected size of those columns of a table."""
+    """Return the expected size of those columns of a table."""
     stats = table.statistics
     if stats is None:
         return None
@@ -65,16 +65,16 @@ def _width(node: nodes.Node, ref: Ref) -> int:
 
 
 def _inner(node: nodes.AgainNode, ref: Ref) -> Ref:
-    """The column ``ref`` as the plan has it."""
+    """Return the column of the named plan that ``ref`` stands for."""
     number = next(i for c, i in node.pairs if c.id == ref.id)
     return dataclasses.replace(ref, id=number)
 
 
 class Estimates:
-    """Estimates for the nodes of plans; what was once found is not sought again.
+    """Estimates for the nodes of plans, cached.
 
-    Else the time would grow exponentially with the depth of a plan: the rows of a join depend on
-    the different values in its sides, and those on the rows of the sides.
+    Without the cache the time would grow exponentially with the depth of a plan: the rows of a join
+    depend on the distinct values of its sides, and those on the rows of the sides.
     """
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class Estimates:
         self._distinct: dict[tuple[int, int], tuple[nodes.Node, float | None]] = {}
 
     def size(self, node: nodes.Node) -> ExpectedSize | None:
-        """The expected size of the rows of ``node``; None if a table below was never analysed."""
+        """Return the expected size of ``node``; None if a table below was never analysed."""
         found = self.rows(node)
         if found is None:
             return None
         return ExpectedSize(found, sum(_width(node, c.ref) for c in node.columns))
 
     def rows(self, node: nodes.Node) -> float | None:
-        """The expected number of rows, at least 1; None if a table below was never analysed."""
+        """Return the expected rows, at least 1; None if a table below was never analysed."""
         known = self._known.get(id(node))
         if known is None:
             found = self._rows(node)
@@ -126,7 +126,7 @@ class Estimates:
                 return None
 
     def _over(self, node: nodes.Node, below: float) -> float:
-        """Rows of a node with one input of ``below`` rows."""
+        """Return the rows of a node with one input of ``below`` rows."""
         match node:
             case nodes.FilterNode():
                 return below * self._share(node.input, node.predicates)
@@ -145,7 +145,7 @@ class Estimates:
                 return below
 
     def joined(self, join: nodes.JoinNode, left: float, right: float) -> float:
-        """Rows of a join of so many rows on its sides."""
+        """Return the rows of a join whose sides have ``left`` and ``right`` rows."""
         matches = left * right
         for predicate in join.condition:
             pair = _equality(predicate)
@@ -167,7 +167,7 @@ class Estimates:
         }.get(join.kind, matches)
 
     def distinct(self, node: nodes.Node, ref: Ref) -> float | None:
-        """The expected number of different values of a column of ``node``; None if unknown."""
+        """Return the expected distinct values of a column of ``node``; None if unknown."""
         if ref.id not in nodes.ids(node):
             return None
         key = (id(node), ref.id)
@@ -208,7 +208,7 @@ class Estimates:
         return found
 
     def _share(self, node: nodes.Node, predicates: Iterable[Expr]) -> float:
-        """The part of the rows of ``node`` for which all ``predicates`` are true."""
+        """Return the fraction of the rows of ``node`` for which all ``predicates`` are true."""
         share = 1.0
         for predicate in predicates:
             share *= self._one(node, predicate)

@@ -1,7 +1,7 @@
-"""What is known of a plan node: what holds of its rows, how many there are, what may fail on one.
+"""Facts about plan nodes: predicates that hold for their rows, row counts, and possible failures.
 
-Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under
-a view, the row identity may not.
+Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under a
+view, the row identity may not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Equality:
     collation: int
 
     def side(self, columns: frozenset[int]) -> tuple[Ref | None, Ref | None]:
-        """(the column that is one of ``columns``, the other one)."""
+        """Return the column that is one of ``columns``, and the other one."""
         if self.left.id in columns:
             return self.left, self.right
         if self.right.id in columns:
@@ -45,7 +45,7 @@ class Equality:
 
 
 def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
-    """Equalities between two plain columns; native ones, hence of known meaning."""
+    """Yield the equalities between two plain columns; only native ones, whose meaning is known."""
     for predicate in condition:
         if isinstance(predicate, Call) and predicate.symbol == "=" and predicate.native is not None:
             left, right = (core(a) for a in predicate.args)
@@ -54,10 +54,10 @@ def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
 
 
 def entails(node: nodes.Node, predicate: Expr) -> bool:
-    """Whether ``predicate`` is already checked by or below ``node``.
+    """Return whether ``predicate`` is already checked by or below ``node``.
 
-    Follows the way a filter takes on its way down (``rules.push_filters``), so that a rule
-    which adds filters does not add one for ever.
+    Follows the way a filter takes on its way down (``rules.push_filters``), so that a rule which
+    adds filters does not add one for ever.
     """
     match node:
         case nodes.ScanNode():
@@ -98,12 +98,12 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
 
 
 def arm_columns(node: nodes.UnionNode | nodes.SetOpNode, arm: nodes.Node) -> dict[int, Expr]:
-    """What the columns of ``node`` are in one of its inputs."""
+    """Return the column of one input for each column of ``node``."""
     return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
 
 def known(node: nodes.Node) -> list[Expr]:
-    """Predicates that are true of every row of ``node``, over its output columns."""
+    """Return predicates that are true of every row of ``node``, over its output columns."""
     match node:
         case nodes.ScanNode():
             return list(node.predicates)
@@ -142,11 +142,11 @@ _STRICT: Final = frozenset(
 _STRICT_OPERATORS: Final = frozenset(
     {*("=", "<>", "<", "<=", ">", ">="), *("~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*")}
 )
-"""Operators of Postgres' own that do, whatever their types."""
+"""Built-in operators that are strict for all their types."""
 
 
 def rejects(predicate: Expr) -> frozenset[int]:
-    """Columns that are not NULL wherever ``predicate`` is true."""
+    """Return columns that are not NULL wherever ``predicate`` is true."""
     if not isinstance(predicate, Call):
         return _nullifies(predicate)
     parts = [rejects(a) for a in predicate.args]
@@ -166,7 +166,7 @@ def rejects(predicate: Expr) -> frozenset[int]:
 
 
 def _nullifies(expr: Expr) -> frozenset[int]:
-    """Columns for whose NULL ``expr`` is NULL."""
+    """Return the columns whose NULL makes ``expr`` NULL."""
     match expr:
         case Ref():
             return frozenset((expr.id,))
@@ -183,7 +183,7 @@ def _strict(call: Call) -> bool:
 
 
 def at_most_one(node: nodes.Node) -> bool:
-    """Whether ``node`` has never more than one row (for one row of the outer queries)."""
+    """Return whether ``node`` has never more than one row (for one row of the outer queries)."""
     match node:
         case nodes.ValuesNode():
             return len(node.rows) <= 1
@@ -210,7 +210,7 @@ def at_most_one(node: nodes.Node) -> bool:
 
 
 def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
-    """Whether ``predicates`` fix the identity of the one table below."""
+    """Return whether ``predicates`` fix the identity of the one table below."""
     while isinstance(node, nodes.FilterNode | nodes.ProjectNode | nodes.AgainNode):
         if isinstance(node, nodes.AgainNode):
             predicates = _inside(node, predicates)
@@ -239,7 +239,7 @@ def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
 
 
 def _inside(node: nodes.AgainNode, predicates: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """``predicates`` over the columns of the named plan; outer columns get ids unused there."""
+    """Return ``predicates`` over the named plan's columns; outer columns get unused ids."""
     names: dict[int, Expr] = {
         ref.id: dataclasses.replace(ref, id=ref.id - _FAR)
         for p in predicates
@@ -255,7 +255,7 @@ _FAR: Final = 1 << 40
 
 
 def exactly_one(node: nodes.Node) -> bool:
-    """Whether ``node`` has always exactly one row."""
+    """Return whether ``node`` has always exactly one row."""
     match node:
         case nodes.ValuesNode():
             return len(node.rows) == 1
@@ -277,7 +277,7 @@ def exactly_one(node: nodes.Node) -> bool:
 
 
 def not_null(node: nodes.Node, column: int) -> bool:
-    """Whether the column of that id is never NULL."""
+    """Return whether the column of that id is never NULL."""
     match node:
         case nodes.ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
@@ -307,7 +307,7 @@ def not_null(node: nodes.Node, column: int) -> bool:
 
 
 def _rejects(predicate: Expr, column: int) -> bool:
-    """Whether ``predicate`` is not true where the column is NULL."""
+    """Return whether ``predicate`` is not true where the column is NULL."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return False
     if predicate.symbol not in ("=", "<>", "<", "<=", ">", ">=", "is_not_null"):
@@ -327,7 +327,7 @@ _ZERO: Final = frozenset("0.-")
 
 
 def fails(expr: Expr) -> bool:
-    """Whether ``expr`` may fail otherwise than by a number out of range."""
+    """Return whether ``expr`` may fail otherwise than by a number out of range."""
     return any_call(expr, _fails)
 
 
@@ -339,12 +339,12 @@ def _fails(call: Call) -> bool:
         if isinstance(divisor, Const):
             return divisor.text is not None and set(divisor.text) <= _ZERO
         return True
-    # What is computed of the clock alone, and a constant, is in range.
+    # An expression of only the clock and constants is in range.
     return not reads_clock(call) or bool(refs(call))
 
 
 def serious(node: nodes.Node) -> bool:
-    """Whether something in the plan may fail, so that it runs only for rows that ask for it.
+    """Return whether something in the plan may fail, so that it runs only for rows that ask for it.
 
     Numbers out of range do not count: each query that adds or multiplies would be computed by
     domain.

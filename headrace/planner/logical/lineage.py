@@ -1,10 +1,10 @@
-"""Where the values of a query's columns come from: columns of tables, and how.
+"""Lineage: the table columns that the values of a query's columns come from.
 
-Read off the plan as it is bound, before any rule: there every column has an id, whatever it is
-called in the query, and everything that Postgres has resolved is resolved.  A value comes from what
-its expression reads: arguments, conditions of CASE and FILTER, and for a window function what it is
-partitioned and ordered by.  What only decides which rows there are (WHERE, ON, GROUP BY, HAVING,
-EXISTS as a condition) is no origin of a value.  ``count(*)`` comes from rows, of no column.
+Lineage is read from the bound plan, before any rule: there each column has an id and every name is
+resolved.  A value comes from the columns that its expression reads: arguments, conditions of CASE
+and FILTER, and for a window function PARTITION BY and ORDER BY.  Conditions that only select rows
+(WHERE, ON, GROUP BY, HAVING, EXISTS as a condition) are no origin of a value.  ``count(*)`` depends
+on rows, not on a column.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ColumnOrigin:
 
 
 def lineage(plan: nodes.Node) -> list[tuple[ColumnOrigin, ...]]:
-    """For each output column of a bound plan its origins, in the order of their names."""
+    """Return for each output column of a bound plan its origins, in the order of their names."""
     found = _Finder()
     found.visit(plan)
     return [found.named(found.of[c.id]) for c in plan.columns]
@@ -86,7 +86,7 @@ class _Finder:
                 for place, column in enumerate(node.columns):
                     self.of[column.id] = _together(side[place] for side in sides)
             case nodes.SetOpNode():
-                # What is shown is of the left side; the right one decides which rows.
+                # The values come from the left side; the right side only selects rows.
                 for column, left in zip(node.columns, node.left.columns, strict=True):
                     self.of[column.id] = self.of[left.id]
             case nodes.WindowNode():
@@ -128,7 +128,7 @@ class _Finder:
             self.of[agg.column.id] = origins
 
     def _recursive(self, node: nodes.RecursiveNode) -> None:
-        """Until a further iteration brings nothing new."""
+        """Visit the step until an iteration adds no origin."""
         self.visit(node.base)
         found = [self.of[c.id] for c in node.base.columns]
         while True:
@@ -143,7 +143,7 @@ class _Finder:
             self.of[column.id] = origins
 
     def _named_plan(self, node: nodes.AgainNode) -> None:
-        """Ids inside of a plan that is named mean nothing outside."""
+        """Translate the origins of a named plan, whose ids are valid only inside it."""
         inner = self._again.get(node.number)
         if inner is None:
             inner = self._again[node.number] = _Finder(self._scans)
@@ -180,7 +180,7 @@ def _at_least(origins: Origins, how: str) -> Origins:
 
 
 def _tables(node: nodes.Node) -> set[int]:
-    """OIDs of the tables whose rows are below."""
+    """Return the OIDs of the tables whose rows are below."""
     plans = [node, *repeats.named(node).values()]
     return {scan.table.oid for plan in plans for scan in _scans(plan)}
 

@@ -1,11 +1,11 @@
 """Logical plan nodes: frozen and typed, without behaviour beyond their columns.
 
-Columns have plan-wide unique ids; a node's output order matters only at the root, at the
-inputs of ``UnionNode`` and ``SetOpNode`` and for ``ValuesNode``.
+Columns have plan-wide unique ids.  The order of a node's output matters only at the root, at the
+inputs of ``UnionNode`` and ``SetOpNode``, and for ``ValuesNode``.
 
-``ApplyNode`` is a join whose right side may read columns of its left side (LATERAL, subqueries
-in expressions).  ``decorrelate.py`` replaces every one of them; no rule and no collection ever sees
-a node with a *free* reference, one to a column of no input of its.
+``ApplyNode`` is a join whose right side may read columns of its left side (LATERAL, subqueries in
+expressions).  ``decorrelate.py`` replaces every one of them.  No rule and no collection sees a node
+with a *free* reference, that is one to a column that none of its inputs has.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class ProjectNode:
 class JoinNode:
     """Pairs of rows for which all of ``condition`` is true.
 
-    ``kind``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
-    ``semi`` and ``anti`` are the rows of the left side that have a partner, or have none, each as
-    often as it is there.  (A right join is a left one with its sides exchanged.)
+    ``kind``: ``inner``; ``left`` and ``full`` add the rows without a match, padded with NULLs.
+    ``semi`` and ``anti`` return the rows of the left side that have a match, or have none, with
+    their multiplicity.  (A right join is a left one with its sides exchanged.)
     """
 
     left: Node
@@ -118,9 +118,9 @@ class ApplyNode:
     """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
 
     ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
-    ``semi``, ``anti``.  ``asks`` (of a left one whose right side has one row at most): nobody looks
-    at the columns of ``right`` in rows for which not all of it is true, so that nothing of it may
-    fail for their sake.
+    ``semi``, ``anti``.  ``asks`` (of a left join whose right side has at most one row): the columns
+    of ``right`` are read only in rows for which all of it is true.  So ``right`` must not fail for
+    other rows.
     """
 
     left: Node
@@ -155,7 +155,8 @@ class Agg:
     shows_order: bool = False
     """Whether its value depends on the order in which it sees its rows."""
     row: tuple[Expr, ...] = ()
-    """What that order goes by, if others must see the same one (``alignment``)."""
+    """Expressions that determine that order, where other aggregates must see the same one
+    (``alignment``)."""
 
     @property
     def arguments(self) -> tuple[Expr, ...]:
@@ -170,7 +171,7 @@ class Agg:
         return self.arguments + condition + self.row
 
     def over(self, value: Callable[[Expr], Expr]) -> Agg:
-        """The same over other expressions; equal ones must stay equal."""
+        """Return the aggregate over other expressions; equal ones must stay equal."""
         return dataclasses.replace(
             self,
             argument=None if self.argument is None else value(self.argument),
@@ -181,7 +182,7 @@ class Agg:
 
 
 def over(aggs: Iterable[Agg], value: Callable[[Expr], Expr]) -> tuple[Agg, ...]:
-    """``aggs`` of one level over other expressions; each one is exchanged once."""
+    """Return ``aggs`` of one level over other expressions; each expression is replaced once."""
     known: dict[Expr, Expr] = {}
 
     def once(expr: Expr) -> Expr:
@@ -283,9 +284,9 @@ class TopKNode:
 class WindowCall:
     """One window function.
 
-    ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
-    what follows excluded.  ``frame`` is its frame clause as SQL, offsets as constants (empty for
-    the default, and where it means nothing).  ``trusted``: only built-in functions take part.
+    ``sql`` is the call with ``$n`` for ``args`` (columns of the input), with FILTER and without the
+    OVER clause.  ``frame`` is its frame clause as SQL, offsets as constants; it is empty for the
+    default and where a frame has no meaning.  ``trusted``: only built-in functions take part.
     ``running``: the same for the collection ``Running``; its columns are places in ``args``.
     """
 
@@ -319,11 +320,11 @@ class WindowNode:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsNode:
-    """Each row of ``input`` beside the rows that set-returning ``calls`` give for it.
+    """Each row of ``input``, joined with the rows that set-returning ``calls`` give for it.
 
     The calls run in lockstep, shorter ones padded with NULLs (ROWS FROM).  ``outputs`` are the
-    columns of all calls in order; ``ordinality`` is the column of WITH ORDINALITY.  ``outer``:
-    a row for which there is nothing appears once, with NULLs.
+    columns of all calls in order; ``ordinality`` is the column of WITH ORDINALITY.  ``outer``: a
+    row without results appears once, with NULLs.
     """
 
     input: Node
@@ -416,12 +417,11 @@ class RecursiveNode:
 
 @dataclass(frozen=True, slots=True)
 class AgainNode:
-    """The rows of ``plan``, which has other readers too, under column ids of its own.
+    """The rows of ``plan``, which has other readers too, under separate column ids.
 
-    So a plan is a graph, and what it computes at several places stands in it once.  The ids inside
-    of ``plan`` mean nothing outside; all with the same ``number`` have the same one.  ``outer``:
-    while subqueries are being decorrelated it may read columns of queries around it, by these
-    names.
+    So a plan is a graph, and a subplan with several readers stands in it once.  The ids inside of
+    ``plan`` are valid only there.  All nodes with the same ``number`` have the same ``plan``.
+    ``outer``: during decorrelation the plan may read columns of outer queries, by these names.
     """
 
     plan: Node = field(compare=False, repr=False)
@@ -431,7 +431,7 @@ class AgainNode:
     fails: bool
     """Whether something in it may fail on a row: ``facts.serious``."""
     outer: tuple[tuple[int, Ref], ...] = ()
-    """(id of a free reference in ``plan``, what it is here)."""
+    """(id of a free reference in ``plan``, the column it stands for here)."""
     rows: tuple[int, int | None] = (0, None)
     """Least and greatest number of rows for one row of the queries around it; None: unknown."""
 
@@ -441,7 +441,7 @@ class AgainNode:
         return tuple(c for c, _ in self.pairs)
 
     def inside(self, column: int) -> int:
-        """The id that the output column ``column`` has in ``plan``."""
+        """Return the id that the output column ``column`` has in ``plan``."""
         return next(i for c, i in self.pairs if c.id == column)
 
 
@@ -470,7 +470,7 @@ LEFT_ONLY: Final = ("semi", "anti")
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Inputs of ``node``; what ``AgainNode`` names is none."""
+    """Return the inputs of ``node``; the plan that an ``AgainNode`` names is not one."""
     match node:
         case ScanNode() | ValuesNode() | WorkTableNode() | AgainNode():
             return ()
@@ -497,7 +497,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def with_children(node: Node, new: tuple[Node, ...]) -> Node:
-    """``node`` over other inputs."""
+    """Return ``node`` over other inputs."""
     if all(a is b for a, b in zip(new, children(node), strict=True)):
         return node
     match node:
@@ -526,12 +526,12 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
 
 
 def ids(node: Node) -> frozenset[int]:
-    """Ids of the output columns."""
+    """Return the ids of the output columns."""
     return frozenset(c.id for c in node.columns)
 
 
 def expressions(node: Node) -> tuple[Expr, ...]:
-    """The expressions that ``node`` itself evaluates, references included."""
+    """Return the expressions that ``node`` itself evaluates, references included."""
     match node:
         case ScanNode() | FilterNode():
             return node.predicates
@@ -567,13 +567,13 @@ def expressions(node: Node) -> tuple[Expr, ...]:
 
 
 Known = dict[int, tuple[Node, frozenset[int]]]
-"""What was found of nodes, by identity; the node is kept, so that no other one gets its place."""
+"""Cached facts of nodes, by ``id()``; holding the node prevents reuse of its id."""
 
 
 def free(node: Node, known: Known | None = None) -> frozenset[int]:
-    """Ids of the columns that ``node`` or something below reads and no input of it has.
+    """Return ids of the columns that ``node`` or a node below it reads and that no input has.
 
-    ``known`` spares a second look at what was looked at before.
+    ``known`` caches the result per node.
     """
     if known is None:
         known = {}
@@ -596,5 +596,5 @@ def _free(node: Node, known: Known) -> frozenset[int]:
 
 
 def kind(node: Node) -> str:
-    """What people call a node."""
+    """Return the name of a node for people."""
     return type(node).__name__.removesuffix("Node")

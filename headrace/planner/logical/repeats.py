@@ -23,7 +23,7 @@ from headrace.planner.logical.scalar import Const, Expr, Ref, reads_clock, refer
 
 
 def leaves(plan: nodes.Node) -> Iterator[nodes.AgainNode]:
-    """The places in ``plan`` itself where it reads named plans."""
+    """Yield the places in ``plan`` itself where it reads named plans."""
     if isinstance(plan, nodes.AgainNode):
         yield plan
     for child in nodes.children(plan):
@@ -31,7 +31,7 @@ def leaves(plan: nodes.Node) -> Iterator[nodes.AgainNode]:
 
 
 def named(plan: nodes.Node) -> dict[int, nodes.Node]:
-    """All plans that ``plan`` and what it reads name, by number: readers first."""
+    """Return all plans that ``plan`` names, directly or not, by number: readers first."""
     found: dict[int, nodes.Node] = {}
     rest = [plan]
     while rest:
@@ -43,13 +43,13 @@ def named(plan: nodes.Node) -> dict[int, nodes.Node]:
 
 
 def each(plan: nodes.Node, change: Callable[[nodes.Node], nodes.Node]) -> nodes.Node:
-    """``plan`` with ``change`` made to it and once to every plan that it names."""
+    """Apply ``change`` to ``plan``, and once to every plan that it names."""
     plans = {number: change(node) for number, node in named(plan).items()}
     return linked(change(plan), plans)
 
 
 def linked(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
-    """``plan`` over ``plans`` instead of those that it names."""
+    """Return ``plan`` over ``plans`` instead of those that it names."""
     made: dict[int, nodes.AgainNode] = {}
     for number in sorted(plans):
         made[number] = nodes.AgainNode(over(plans[number], made), number, (), fails=False)
@@ -57,7 +57,7 @@ def linked(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
 
 
 def over(node: nodes.Node, plans: Mapping[int, nodes.AgainNode]) -> nodes.Node:
-    """``node`` reading the plans that ``plans`` names, by the numbers that it has for them."""
+    """Replace the named plans that ``node`` reads by ``plans``, keyed by the old numbers."""
     if isinstance(node, nodes.AgainNode):
         named_plan = plans[node.number]
         return dataclasses.replace(node, plan=named_plan.plan, number=named_plan.number)
@@ -74,7 +74,7 @@ _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
 
 def defined(node: nodes.Node) -> set[int]:
-    """Ids of all columns that ``node`` or something below it makes or shows."""
+    """Return ids of all columns that ``node`` or a node below it makes or shows."""
     found = {c.id for c in node.columns}
     if isinstance(node, nodes.ScanNode):
         found |= {c.id for c, _ in node.hidden}
@@ -84,7 +84,7 @@ def defined(node: nodes.Node) -> set[int]:
 
 
 def renumbered(node: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
-    """``node`` with new ids for all its own columns; free references stay.
+    """Return ``node`` with new ids for all its own columns; free references stay.
 
     Raises:
         UnsupportedError: too many columns have been made.
@@ -96,7 +96,7 @@ def renumbered(node: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
 
 
 def mapped(value: T, mapping: Mapping[int, int]) -> T:
-    """``value`` (plan, expression, column) with column ids replaced."""
+    """Return ``value`` (plan, expression, column) with column ids replaced."""
     found: Any = value
     if isinstance(value, nodes.Col | Ref):
         found = dataclasses.replace(value, id=mapping.get(value.id, value.id))
@@ -118,7 +118,7 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
 
 
 class PlanCopies:
-    """What one decorrelation needs again: copied as long as that is little, then named."""
+    """Repeated use of subplans in one decorrelation: small ones are copied, others are named."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._ids = numbers
@@ -130,7 +130,7 @@ class PlanCopies:
         """Domains that ``domain.Push`` brought into named plans: their columns there, the plan."""
 
     def again(self, node: nodes.Node) -> nodes.Node:
-        """The rows of ``node`` under new ids, columns in the same order; free references stay."""
+        """Return ``node`` under new ids, columns in the same order; free references stay."""
         count = size(node)
         if count > max(SMALL, self._left) and not is_local(node):
             return renumbered(self.named(node), self._ids)
@@ -138,18 +138,18 @@ class PlanCopies:
         return renumbered(node, self._ids)
 
     def free(self, node: nodes.Node) -> frozenset[int]:
-        """``logical.free``, of each node once."""
+        """Return ``nodes.free``, cached per node."""
         return nodes.free(node, self._free)
 
     def named(self, node: nodes.Node) -> nodes.AgainNode:
-        """``node`` as a plan of its own, its columns called as they are there."""
+        """Return ``node`` as a named plan; its columns keep their ids."""
         if id(node) not in self._named:
             made = name(node, next(self._ids), self.free(node))
             self._named[id(node)] = (node, made)
         return self._named[id(node)][1]
 
     def copied(self, node: nodes.AgainNode) -> nodes.Node:
-        """The named plan itself, instead of its name."""
+        """Replace a named plan by a copy of it."""
         mapping = {i: ref.id for i, ref in node.outer}
         copy = renumbered(node.plan, self._ids)
         old = zip(node.plan.columns, copy.columns, strict=True)
@@ -159,12 +159,12 @@ class PlanCopies:
 
 
 def size(node: nodes.Node) -> int:
-    """The nodes of ``node`` itself."""
+    """Return the number of nodes of ``node`` itself, without those of named plans."""
     return 1 + sum(map(size, nodes.children(node)))
 
 
 def _references(node: nodes.Node) -> Iterator[Ref]:
-    """All references that expressions of ``node`` or below it make."""
+    """Yield all references in expressions of ``node`` or below it."""
     for expr in nodes.expressions(node):
         yield from references(expr)
     for child in nodes.children(node):
@@ -172,12 +172,12 @@ def _references(node: nodes.Node) -> Iterator[Ref]:
 
 
 def is_local(node: nodes.Node) -> bool:
-    """Whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
+    """Return whether ``node`` cannot be named: it reads an iteration's rows, or shows the clock."""
     return reads_iteration(node) or bool(clock_columns(node, {}))
 
 
 def reads_iteration(node: nodes.Node, names: frozenset[str] = frozenset()) -> bool:
-    """Whether ``node`` reads the work table of a recursion around it; not of one in ``names``."""
+    """Return whether ``node`` reads an outer recursion's work table that is not in ``names``."""
     if isinstance(node, nodes.WorkTableNode):
         return node.name not in names
     if isinstance(node, nodes.RecursiveNode):
@@ -187,11 +187,11 @@ def reads_iteration(node: nodes.Node, names: frozenset[str] = frozenset()) -> bo
 
 
 def clock_columns(node: nodes.Node, again: Mapping[int, frozenset[int]]) -> frozenset[int]:
-    """Ids of the columns of ``node`` whose values depend on the clock.
+    """Return ids of the columns of ``node`` whose values depend on the clock.
 
-    A rule moves such a column up to what compares it (``rules.lift_clock``).  A condition that
-    reads the clock may stay where it is: it only says which rows there are.  ``again``: the
-    columns of named plans, by number; those of other plans do not show the clock.
+    A rule moves such a column up to the comparison that reads it (``rules.lift_clock``).  A
+    condition that reads the clock may stay in place, because it only selects rows.  ``again``: the
+    columns of named plans, by number; columns of plans without an entry do not depend on the clock.
     """
     if isinstance(node, nodes.AgainNode):
         found = again.get(node.number, frozenset())
@@ -227,9 +227,9 @@ def clock_columns(node: nodes.Node, again: Mapping[int, frozenset[int]]) -> froz
 
 
 def name(node: nodes.Node, number: int, free: frozenset[int]) -> nodes.AgainNode:
-    """``node``, which reads the outer columns ``free``, as a plan of its own.
+    """Return ``node``, which reads the outer columns ``free``, as a named plan.
 
-    Its columns are called as they are in ``node``.
+    Its columns keep their ids.
     """
     found = {r.id: r for r in _references(node)} if free else {}
     return nodes.AgainNode(

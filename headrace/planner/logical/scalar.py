@@ -61,9 +61,9 @@ class Const:
 class Call:
     """``symbol`` applied to ``args``.
 
-    ``sql`` and ``show`` are templates with one ``ARG`` per argument: exact SQL and text for
-    people.  ``raises`` and ``trusted`` speak of this call alone, not of its arguments.
-    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
+    ``sql`` and ``show`` are templates with one ``ARG`` per argument: exact SQL and text for people.
+    ``raises`` and ``trusted`` describe this call alone, not its arguments. ``strict``: Postgres
+    does not evaluate the call where an argument is NULL; the result is NULL.
     """
 
     symbol: str
@@ -98,12 +98,12 @@ Expr = Ref | Const | Call
 
 
 def parts(expr: Expr) -> int:
-    """How many columns, constants and calls ``expr`` consists of."""
+    """Return the number of columns, constants and calls in ``expr``."""
     return expr.parts if isinstance(expr, Call) else 1
 
 
 def constant(expr: Expr) -> str | None:
-    """The text of a constant that is not NULL."""
+    """Return the text of a constant that is not NULL."""
     return expr.text if isinstance(expr, Const) else None
 
 
@@ -112,7 +112,7 @@ CLOCK: Final = Ref(-1_000_000, TIMESTAMPTZ, -1, 0, "now()")
 
 
 def refs(expr: Expr) -> frozenset[int]:
-    """Ids of the columns that ``expr`` reads."""
+    """Return the ids of the columns that ``expr`` reads."""
     match expr:
         case Ref():
             return frozenset() if expr.id == CLOCK.id else frozenset((expr.id,))
@@ -123,7 +123,7 @@ def refs(expr: Expr) -> frozenset[int]:
 
 
 def references(expr: Expr) -> Iterator[Ref]:
-    """The columns that ``expr`` reads, in order."""
+    """Yield the columns that ``expr`` reads, in order."""
     match expr:
         case Ref():
             yield expr
@@ -135,7 +135,7 @@ def references(expr: Expr) -> Iterator[Ref]:
 
 
 def reads_clock(expr: Expr) -> bool:
-    """Whether ``expr`` changes as time passes."""
+    """Return whether ``expr`` changes as time passes."""
     match expr:
         case Ref():
             return expr.id == CLOCK.id
@@ -146,7 +146,7 @@ def reads_clock(expr: Expr) -> bool:
 
 
 def substitute(expr: Expr, mapping: Mapping[int, Expr]) -> Expr:
-    """``expr`` with columns replaced; columns without an entry stay."""
+    """Return ``expr`` with columns replaced; columns without an entry stay."""
     match expr:
         case Ref():
             return mapping.get(expr.id, expr)
@@ -158,27 +158,27 @@ def substitute(expr: Expr, mapping: Mapping[int, Expr]) -> Expr:
 
 
 def any_call(expr: Expr, test: Callable[[Call], bool]) -> bool:
-    """Whether some call in ``expr`` satisfies ``test``."""
+    """Return whether some call in ``expr`` satisfies ``test``."""
     return isinstance(expr, Call) and (test(expr) or any(any_call(a, test) for a in expr.args))
 
 
 def raises(expr: Expr) -> bool:
-    """Whether evaluating ``expr`` can fail on some row."""
+    """Return whether evaluating ``expr`` can fail on some row."""
     return any_call(expr, lambda c: c.raises)
 
 
 def trusted(expr: Expr) -> bool:
-    """Whether only built-in functions take part."""
+    """Return whether only built-in functions take part."""
     return not any_call(expr, lambda c: not c.trusted)
 
 
 def immutable(expr: Expr) -> bool:
-    """Whether the result depends on the arguments alone, not on settings either."""
+    """Return whether the result depends on the arguments alone, not on settings either."""
     return not any_call(expr, lambda c: not c.immutable)
 
 
 def native(expr: Expr) -> bool:
-    """Whether kernels can compute all of ``expr``.
+    """Return whether kernels can compute all of ``expr``.
 
     A conditional's part without a column that fails is Postgres' business: when it fails (at
     planning, for any row, for those that ask) is not a matter of the rows.
@@ -197,9 +197,9 @@ def _fixed_failure(call: Call) -> bool:
 
 
 def core(expr: Expr) -> Expr:
-    """``expr`` without the cast of varchar to text that precedes every comparison.
+    """Return ``expr`` without the cast of varchar to text that precedes every comparison.
 
-    It changes neither the value nor whether two values are equal.
+    The cast changes neither the value nor whether two values are equal.
     """
     if isinstance(expr, Call) and expr.symbol == "cast text" and expr.native:
         [arg] = expr.args
@@ -209,9 +209,9 @@ def core(expr: Expr) -> Expr:
 
 
 def plain(expr: Expr) -> Expr:
-    """``expr`` without modifiers, which a column of our own making does not have.
+    """Return ``expr`` without modifiers, which a column that we make does not have.
 
-    The same holds of its collation: COLLATE gives it back, and Postgres moves that above casts.
+    The collation is removed too: COLLATE gives it back, and Postgres moves that above casts.
     """
     while (
         isinstance(expr, Call)
@@ -228,17 +228,17 @@ def plain(expr: Expr) -> Expr:
 
 
 def _collation_below(expr: Expr) -> int | None:
-    """Collation of the column that ``expr`` is a cast of."""
+    """Return the collation of the column that ``expr`` is a cast of."""
     while isinstance(expr, Call) and expr.symbol.startswith("cast "):
         [expr] = expr.args
     return expr.collation if isinstance(expr, Ref) else None
 
 
 def conjuncts(expr: Expr) -> list[Expr]:
-    """The parts of the condition ``expr``, in order: they are true together when it is.
+    """Split the condition ``expr`` into conjuncts, in order.
 
-    As Postgres does, what all arms of a disjunction ask for is a part of its own, so that it
-    can join: (a AND b) OR (a AND c) = a AND (b OR c).  Not if it may fail on a row.
+    As in Postgres, a conjunct that all arms of a disjunction share is factored out, so that it can
+    join: (a AND b) OR (a AND c) = a AND (b OR c).  A conjunct that may fail on a row is not.
     """
     if isinstance(expr, Call) and expr.symbol == "and":
         return [c for a in expr.args for c in conjuncts(a)]
@@ -253,12 +253,12 @@ def conjuncts(expr: Expr) -> list[Expr]:
 
 
 def conjunction(like: Call, parts: Sequence[Expr]) -> Expr:
-    """AND of ``parts``, one at least; ``like`` is some AND or OR."""
+    """Return the AND of ``parts``, at least one; ``like`` is some AND or OR."""
     return _junction(like, "and", parts)
 
 
 def disjunction(like: Call, parts: Sequence[Expr]) -> Expr:
-    """OR of ``parts``, one at least; ``like`` is some AND or OR."""
+    """Return the OR of ``parts``, at least one; ``like`` is some AND or OR."""
     return _junction(like, "or", parts)
 
 
@@ -276,12 +276,12 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
 
 
 def guarded(condition: Expr, value: Expr) -> Call:
-    """``value`` where ``condition`` is true, else NULL; it is not evaluated elsewhere."""
+    """Return ``value`` where ``condition`` is true, else NULL; it is not evaluated elsewhere."""
     return choice([(condition, value)], Const(None, value.oid, -1, value.collation))
 
 
 def choice(whens: Sequence[tuple[Expr, Expr]], last: Expr) -> Call:
-    """CASE with these (condition, value) pairs and ELSE ``last``, all values of its type."""
+    """Return CASE with these (condition, value) pairs and ELSE ``last``, all values of its type."""
     text = f"CASE{f' WHEN {ARG} THEN {ARG}' * len(whens)} ELSE {ARG} END"
     first = whens[0][1]
     same = all(value.typmod == first.typmod for _, value in whens)
@@ -299,7 +299,7 @@ def choice(whens: Sequence[tuple[Expr, Expr]], last: Expr) -> Call:
 
 
 def equals_number(ref: Ref, number: int) -> Call:
-    """``ref``, an int4 column, ``= number``."""
+    """Return ``ref = number``, for an int4 column."""
     return Call(
         symbol="=",
         args=(ref, Const(str(number), INT4)),
@@ -315,13 +315,13 @@ def equals_number(ref: Ref, number: int) -> Call:
 
 
 def fill(template: str, args: Iterable[str]) -> str:
-    """``template`` with its marks replaced."""
+    """Return ``template`` with the arguments in place of its marks."""
     first, *rest = template.split(ARG)
     return first + "".join(a + p for a, p in zip(args, rest, strict=True))
 
 
 def quote(text: str | None, type_name: str) -> str:
-    """A constant as SQL that means the same under any ``standard_conforming_strings``."""
+    """Return a constant as SQL that means the same under any ``standard_conforming_strings``."""
     if text is None:
         return f"NULL::{type_name}"
     written = doubled(text)
@@ -331,7 +331,7 @@ def quote(text: str | None, type_name: str) -> str:
 
 
 def to_sql(expr: Expr, column: Callable[[Ref], str], type_name: Callable[[int], str]) -> str:
-    """Exact SQL of ``expr`` under ``search_path = pg_catalog``."""
+    """Return exact SQL of ``expr`` under ``search_path = pg_catalog``."""
     match expr:
         case Ref():
             return column(expr)
@@ -342,7 +342,7 @@ def to_sql(expr: Expr, column: Callable[[Ref], str], type_name: Callable[[int], 
 
 
 def show(expr: Expr, *, nested: bool = False) -> str:
-    """Text of ``expr`` for people."""
+    """Return the text of ``expr`` for people."""
     match expr:
         case Ref():
             return expr.label or f"#{expr.id}"

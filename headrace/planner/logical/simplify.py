@@ -1,7 +1,7 @@
-"""Expressions that constant arguments decide, by the rules of Postgres' planner.
+"""Simplification of expressions with constant arguments, by the rules of Postgres' planner.
 
 ``eval_const_expressions`` simplifies a call without evaluating its other arguments: a strict call
-with a NULL is NULL, a constant decides AND and OR, a constant condition chooses the part of a CASE.
+with a NULL is NULL, a constant decides AND and OR, a constant condition chooses the branch of CASE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.types import BOOL, RECORD, RECORD_ARRAY
 
 
 def simplify(expr: Expr) -> Expr:
-    """``expr`` with all its parts simplified, for use after a constant has replaced a column."""
+    """Simplify all parts of ``expr``, for use after a constant has replaced a column."""
     if not isinstance(expr, Call):
         return expr
     args = tuple(map(simplify, expr.args))

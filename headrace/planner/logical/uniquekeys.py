@@ -1,8 +1,8 @@
-"""Sets of columns that no two rows of a plan node share: keys that a table of it could have.
+"""Unique keys of a plan node: sets of columns in which no two of its rows are equal.
 
-Two NULLs count as equal.  A key without NULLs whose values always fit into an index becomes the
-result table's (``proved``); the others are proposals (``explain_view``): whoever takes one up gets
-a primary key too.  Postgres checks both.
+Two NULLs count as equal.  A key without NULLs whose values always fit into an index becomes the key
+of the result table (``proved``).  The other keys are suggestions (``explain_view``): choosing one
+also gives the table a primary key.  Postgres checks both.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Named = dict[int, list[Key]]
 
 
 def unique(node: nodes.Node, known: Named | None = None) -> list[Key]:
-    """Keys of the rows of ``node``, the smallest first; not all there are.
+    """Return keys of the rows of ``node``, the smallest first; the list may be incomplete.
 
-    ``known`` spares a second look at a named plan.
+    ``known`` caches the keys of named plans.
     """
     return _least(_unique(node, {} if known is None else known))
 
@@ -71,7 +71,7 @@ def _unique(node: nodes.Node, known: Named) -> Iterable[Key]:
 
 
 def _inner(node: nodes.AgainNode, number: int) -> Ref:
-    """The column of that id in the named plan."""
+    """Return the column with that id in the named plan."""
     return next(c.ref for c in node.plan.columns if c.id == number)
 
 
@@ -86,7 +86,7 @@ def _of_table(node: nodes.ScanNode) -> list[Key]:
 
 
 def _shown(items: Iterable[tuple[nodes.Col, object]], keys: Iterable[Key]) -> list[Key]:
-    """``keys`` of the input under the names they have in ``items``, where they are shown."""
+    """Translate ``keys`` of the input to columns of ``items``; omit keys not fully shown."""
     places: dict[int, int] = {}
     for column, expr in items:
         if isinstance(expr, Ref) and expr.collation == column.collation:
@@ -125,7 +125,7 @@ def _all(columns: Iterable[nodes.Col]) -> Key:
 
 
 def _least(keys: Iterable[Key]) -> list[Key]:
-    """Those that have no other in them."""
+    """Return the minimal keys: those that contain no other one."""
     out: list[Key] = []
     for key in sorted(set(keys), key=lambda k: (len(k), sorted(k))):
         if not any(known <= key for known in out):
@@ -134,7 +134,7 @@ def _least(keys: Iterable[Key]) -> list[Key]:
 
 
 def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
-    """The names of the key that a table of ``node``'s rows gets by itself; empty: none."""
+    """Return the default key's column names for a table of ``node``'s rows; empty: none."""
     for key in unique(node):
         places = {c.id: i for i, c in reversed(list(enumerate(node.columns))) if c.id in key}
         fits = sum(_bytes_max(columns[i]) for i in places.values()) <= _KEY_BYTES_MAX
@@ -144,7 +144,7 @@ def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
 
 
 def _bytes_max(column: Field) -> int:
-    """What a value takes in an index at most; more than fits where there is no such bound."""
+    """Return an upper bound of a value's bytes in an index; more than fits if there is no bound."""
     if column.oid in FIXED:
         return 16
     plain = column.oid in (BPCHAR, VARCHAR) and column.collation < FIRST_USER_OID
@@ -152,7 +152,7 @@ def _bytes_max(column: Field) -> int:
 
 
 def given(node: nodes.Node, names: Sequence[str], key: Sequence[str]) -> str:
-    """What is certain of the key that was asked for; columns by ``names``."""
+    """Return the explanation of a key that the user chose; columns by ``names``."""
     columns = node.columns
     mine = frozenset(c.id for c, n in zip(columns, names, strict=True) if n in key)
     if not key:
@@ -175,7 +175,7 @@ def _nullable(node: nodes.Node, names: Sequence[str], key: Key) -> str:
 
 
 def explain(node: nodes.Node, columns: Schema, taken: Sequence[str]) -> str:
-    """The key ``taken`` that a table of ``node``'s rows gets, and those that are proposed."""
+    """Explain the key ``taken`` that a table of ``node``'s rows gets, and suggest others."""
     names = tuple(c.name for c in columns)
     keys = unique(node)
     if frozenset() in keys:

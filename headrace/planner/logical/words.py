@@ -1,4 +1,4 @@
-"""What the parts of a plan are called in SQL: messages to users have no other words for them."""
+"""SQL names of plan nodes, for messages to users."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONSTRUCTS: Final[dict[type[nodes.Node], str]] = {
 
 
 def construct(node: nodes.Node) -> str:
-    """The construct of a query that ``node`` stands for."""
+    """Return the SQL construct that ``node`` stands for."""
     match node:
         case nodes.JoinNode() | nodes.ApplyNode():
             return _JOINS[node.kind]

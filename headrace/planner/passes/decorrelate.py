@@ -52,7 +52,7 @@ from headrace.planner.scalars.context import QueryContext
 
 
 def decorrelate(plan: Node, context: QueryContext) -> Node:
-    """``plan`` without ``Apply`` and without free references; the same columns."""
+    """Return ``plan`` without ``Apply`` and without free references; the columns are the same."""
     plans = {**named(plan), _ROOT: plan}
     if not any(isinstance(n, ApplyNode) for each in plans.values() for n in _walk(each)):
         return plan
@@ -79,7 +79,7 @@ class _Decorrelation:
         self._copies = PlanCopies(self._ids)
 
     def whole(self, plans: dict[int, Node]) -> Node:
-        """The plan ``_ROOT`` of ``plans``, it and the others without ``Apply``."""
+        """Return the plan ``_ROOT`` of ``plans``; all of them lose their ``Apply`` nodes."""
         limits.check_nodes(sum(map(size, plans.values())))
         root = plans.pop(_ROOT)
         made: dict[int, AgainNode] = {}
@@ -90,7 +90,7 @@ class _Decorrelation:
         return self.run(over(root, made))
 
     def run(self, node: Node) -> Node:
-        """``node`` without ``Apply``, from below."""
+        """Replace each ``Apply`` in ``node``, from below."""
         limits.check()
         node = with_children(node, tuple(self.run(c) for c in children(node)))
         if not isinstance(node, ApplyNode):
@@ -111,7 +111,7 @@ class _Decorrelation:
         return ProjectNode(result, tuple((c, c.ref) for c in node.columns))
 
     def _asks(self, node: ApplyNode, lifted: Lifted) -> bool:
-        """Whether something below the join, or in it, may fail for rows that nobody asks for."""
+        """Return whether an expression in or below the join may fail for rows without need."""
         if node.asks and any(map(fails, lifted.match)):
             return True
         if lifted.always or serious(lifted.node):
@@ -140,7 +140,7 @@ class _Decorrelation:
         return None
 
     def _over(self, left: Node, node: Node) -> Node | None:
-        """``left`` joined with ``node`` where that only maps, filters and multiplies rows."""
+        """Return ``left`` joined with ``node`` if that only maps, filters and multiplies rows."""
         if _is_unit(node):
             return left
         if not isinstance(node, FilterNode | ProjectNode | FunctionsNode):
@@ -241,14 +241,14 @@ class _Decorrelation:
 
 
 def ids_of(node: Node) -> list[int]:
-    """Ids of the output columns, in order."""
+    """Return the ids of the output columns, in order."""
     return [c.id for c in node.columns]
 
 
 def _lean(node: Node, read: frozenset[int]) -> Node:
-    """``node`` for a reader of the distinct values of the columns ``read``.
+    """Reduce ``node`` for a reader of the distinct values of the columns ``read``.
 
-    What earlier subqueries put beside the rows, and takes none away, is left out.
+    Joins of earlier subqueries that only add columns, and remove no row, are left out.
     """
     match node:
         case JoinNode(kind="left") if not ids(node.right) & read:
@@ -269,5 +269,5 @@ def _lean(node: Node, read: frozenset[int]) -> Node:
 
 
 def _is_unit(node: Node) -> bool:
-    """One row without columns."""
+    """Return whether ``node`` is one row without columns."""
     return isinstance(node, ValuesNode) and node.rows == ((),)

@@ -93,7 +93,7 @@ class Push:
     # -- domains
 
     def domain(self, left: Node, read: list[tuple[Col, int]]) -> tuple[Domain, dict[int, int]]:
-        """The domain of the columns of ``left`` with these ids, and what becomes of each.
+        """Return the domain of the columns of ``left`` with these ids, and the new id of each.
 
         ``read``: (column as the right side calls it, its id in ``left``).
         """
@@ -122,7 +122,7 @@ class Push:
         return Domain(node, *made, next(self._ids)), mapping
 
     def same(self, domain: Domain, read: list[Col]) -> tuple[Expr, ...]:
-        """Conditions that join the left side with the domain made of its columns ``read``."""
+        """Return conditions that join the left side with the domain of its columns ``read``."""
         tests: list[Expr] = []
         for column, key in zip(read, domain.keys[: len(read)], strict=True):
             ref: Expr = column.ref if self._plain(column) else self._text(column.ref)
@@ -130,11 +130,11 @@ class Push:
         return tuple(tests)
 
     def equal(self, left: Expr, right: Expr) -> Expr:
-        """``left IS NOT DISTINCT FROM right``."""
+        """Return ``left IS NOT DISTINCT FROM right``."""
         return build.logic(self._context, "not", (build.distinct(self._context, left, right),))
 
     def renamed(self, node: Node, mapping: Mapping[int, int]) -> Node:
-        """``node`` reading other columns."""
+        """Return ``node`` reading other columns."""
         return mapped(node, mapping)
 
     def _plain(self, column: Col) -> bool:
@@ -143,7 +143,7 @@ class Push:
         return known and key_types.is_canonical(column.oid)
 
     def _text(self, ref: Ref) -> Expr:
-        """The exact look of a value."""
+        """Return the exact text of a value."""
         if ref.oid == t.BPCHAR and ref.typmod == -1:
             self._context.refuse("a correlated subquery that computes with a value of type bpchar")
         return casts.cast(self._context, ref, t.TEXT, -1, _COLLATION_C)
@@ -152,7 +152,7 @@ class Push:
         return Col(next(self._ids), name, expr.oid, expr.typmod, expr.collation)
 
     def _again(self, domain: Domain, node: Node) -> tuple[Domain, Node]:
-        """A copy of ``domain``, and ``node`` reading the copy."""
+        """Return a copy of ``domain``, and ``node`` reading the copy."""
         old = [c.id for c in domain.columns]
         copy = self._copies.again(domain.node)
         mapping = {c.id: n.id for c, n in zip(domain.node.columns, copy.columns, strict=True)}
@@ -164,7 +164,7 @@ class Push:
     # -- pushing
 
     def push(self, domain: Domain, node: Node) -> Node:
-        """The rows of ``domain``, each beside the rows of ``node`` for it."""
+        """Return the rows of ``domain``, each joined with the rows of ``node`` for it."""
         limits.check()
         reads = self._copies.free(node) & {c.id for c in domain.columns}
         if not reads and (isinstance(node, RecursiveNode) or not serious(node)):
@@ -198,7 +198,7 @@ class Push:
                 return self._context.refuse(f"a correlated subquery with {construct(node)}")
 
     def _named(self, domain: Domain, node: AgainNode) -> Node:
-        """Into a named plan once, whatever the domain's columns are called where it is read."""
+        """Push into a named plan once, whatever names the domain's columns have at its readers."""
         if is_local(domain.node):
             return self.push(domain, self._copies.copied(node))
         mine = [c.id for c in domain.columns]
@@ -291,9 +291,9 @@ class Push:
         keys: tuple[tuple[Col, Expr], ...],
         carried: tuple[Agg, ...],
     ) -> Node:
-        """Grouping sets, of which the empty ones have their row for every value.
+        """Group by grouping sets so that the empty sets have a row for every value of the domain.
 
-        That is a row of its own below, marked so that no aggregate counts it.
+        That takes an additional row below, marked so that no aggregate counts it.
         """
         true, unknown = Const("t", t.BOOL), Const(None, t.BOOL)
         made = tuple(self._column(show(e), e) for _, e in node.keys)
@@ -325,11 +325,11 @@ class Push:
         return self._grouped(grouped, below, keys, carried)
 
     def _items(self, node: Node, exprs: list[Expr]) -> Node:
-        """``exprs`` over ``node``, as new columns."""
+        """Return ``exprs`` over ``node``, as new columns."""
         return ProjectNode(node, tuple((self._column(show(e), e), e) for e in exprs))
 
     def _where(self, there: Expr, agg: Agg) -> Agg:
-        """``agg`` over the rows that are there."""
+        """Restrict ``agg`` to the rows for which ``there`` is true."""
         guarded = partial(build.guarded, self._context)
 
         def safe(expr: Expr) -> Expr:
@@ -345,7 +345,7 @@ class Push:
         keys: tuple[tuple[Col, Expr], ...],
         carried: tuple[Agg, ...],
     ) -> Node:
-        """The groups; the keys get ids of their own, and their names back above."""
+        """Return the groups; the keys get new ids, and their old ids again above."""
         made = tuple((dataclasses.replace(c, id=next(self._ids)), e) for c, e in keys)
         values = tuple(
             dataclasses.replace(a, column=dataclasses.replace(a.column, id=next(self._ids)))
@@ -381,7 +381,7 @@ class Push:
         )
 
     def _arm(self, domain: Domain, arm: Node, *, carried: bool) -> Node:
-        """One input of a union: D's columns first."""
+        """Return one input of a union, with D's columns first."""
         other, mine = self._again(domain, arm)
         shown = other.columns if carried else other.keys
         items = tuple((c, c.ref) for c in (*shown, *mine.columns))
@@ -392,7 +392,7 @@ class Push:
         return dataclasses.replace(node, inputs=inputs, columns=domain.columns + node.columns)
 
     def _set_operation(self, domain: Domain, node: SetOpNode) -> Node:
-        """Rows are compared by the keys of D alone; what goes along comes back by them."""
+        """Compare rows by the keys of D alone; carried columns are joined to the result."""
         other, _ = self._again(domain, node)
         keys = other.keys if domain.carried else domain.keys
         result = dataclasses.replace(
@@ -408,7 +408,7 @@ class Push:
         return JoinNode(domain.node, result, same)
 
     def _recursive(self, domain: Domain, node: RecursiveNode) -> Node:
-        """D's columns go along from the base through every iteration."""
+        """Add D's columns to the base and to every iteration."""
         if domain.carried:
             self._context.refuse(
                 "WITH RECURSIVE in a subquery that reads columns of type"

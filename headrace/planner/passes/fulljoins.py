@@ -54,7 +54,7 @@ def _full(node: Node) -> Iterator[JoinNode]:
 
 
 def _known(join: JoinNode) -> bool:
-    """Whether the condition may be shown to Postgres: of both sides alone, no code of users."""
+    """Return whether Postgres may see the condition: of both sides alone, no code of users."""
     mine = ids(join.left) | ids(join.right)
     return all(trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition)
 

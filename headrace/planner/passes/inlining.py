@@ -22,7 +22,7 @@ from headrace.planner.logical.repeats import clock_columns, leaves, mapped, name
 
 
 def inline(plan: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
-    """``plan``, in which only plans that several places read, and that are large, are named."""
+    """Return ``plan`` with only those plans named that are large and have several readers."""
     plans = named(plan)
     if not plans:
         return plan
@@ -31,7 +31,7 @@ def inline(plan: nodes.Node, numbers: Iterator[int]) -> nodes.Node:
 
 
 def _copied(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> frozenset[int]:
-    """Numbers of the plans that are to take the place of their names."""
+    """Return the numbers of the plans that replace their names."""
     readers = Counter(leaf.number for each in (plan, *plans.values()) for leaf in leaves(each))
     whole: dict[int, int] = {}
     clock: dict[int, frozenset[int]] = {}

@@ -1,16 +1,16 @@
-"""What reads the left side of an ``Apply`` moves out of its right side, as far as that is exact.
+"""Lifting: expressions that read the left side of an ``Apply`` move out of its right side.
 
-Conditions move as they are.  Past groups, DISTINCT, LIMIT and windows go equalities alone, whose
-inner side becomes one more key:
+Conditions move as they are.  Only equalities move past groups, DISTINCT, LIMIT and windows; their
+inner side becomes an additional key:
 
     Apply(l, Aggregate[sum(x)](Filter[k = l.k](r)))
   = LeftJoin[k = l.k](l, Aggregate[sum(x) by k](r))
 
 Counter-examples: ``k < l.k`` puts a row into the groups of many rows of the left side.  A group
-without keys exists over no rows: ``count(*)`` of none is 0, not NULL, so counts are mended above
-the join, and what computes with such an aggregate does so above the join.  What may fail on a row
-is not computed for rows that no row of the left side asks for: such expressions go above the
-join too, or the third way is taken.
+without keys exists over no rows: ``count(*)`` of none is 0, not NULL.  So counts are corrected
+above the join, and expressions over such an aggregate are computed there too.  An expression that
+may fail is not computed for rows that no row of the left side asks for: it moves above the join
+too, or the third way is taken.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NULL_OVER_NOTHING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Lifted:
-    """A right side that reads nothing of the left one, and what is left to do.
+    """A right side that reads nothing of the left one, and the work left for the join above.
 
     For a row of the left side its rows are those of ``node`` for which all of ``match`` is true.
     ``late`` are the columns that are computed above the join.  ``always``: there is exactly one
@@ -62,7 +62,7 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True)
 class Restricted:
-    """A domain of the left side, what its columns are called there, and how it joins."""
+    """A domain of the left side, the ids of its columns there, and how it joins."""
 
     push: Push
     domain: Domain
@@ -71,7 +71,7 @@ class Restricted:
 
 
 def _failing_chain(node: nodes.Node) -> bool:
-    """Whether something may fail in the filters and projections on top."""
+    """Return whether something may fail in the filters and projections on top."""
     while isinstance(node, nodes.FilterNode | nodes.ProjectNode):
         if any(map(raises, nodes.expressions(node))):
             return True
@@ -90,7 +90,7 @@ class Lift:
         free: Callable[[nodes.Node], frozenset[int]],
         domain: Callable[[frozenset[int]], Restricted],
     ) -> None:
-        """``domain`` makes one of the outer columns with these ids; ``free``: ``Copies.free``."""
+        """Store ``domain``, which makes one of outer columns, and ``free`` of ``PlanCopies``."""
         self._context = context
         self._ids = numbers
         self._outer = outer
@@ -98,9 +98,9 @@ class Lift:
         self._domain = domain
 
     def lift(self, node: nodes.Node, *, top: bool = False) -> Lifted | None:
-        """``node`` without free references to the outer columns, or None.
+        """Return ``node`` without free references to the outer columns, or None.
 
-        ``top``: there is only the join above, so all that may fail goes there.
+        ``top``: only the join is above, so all expressions that may fail move there.
         """
         limits.check()
         if not self._free(node) & self._outer and not (top and _failing_chain(node)):
@@ -194,7 +194,7 @@ class Lift:
         return lifted
 
     def _over_nothing(self, node: nodes.AggregateNode) -> dict[int, Expr] | None:
-        """How NULLs become what aggregates are over no rows; None: not known."""
+        """Return the values of aggregates over no rows, computed from NULLs; None: not known."""
         if node.always:
             return None
         if node.keys:
@@ -208,7 +208,7 @@ class Lift:
     def _by_keys(
         self, node: nodes.AggregateNode, below: Lifted, late: dict[int, Expr]
     ) -> Lifted | None:
-        """The groups of each value of the inner columns that are compared."""
+        """Return the groups of each value of the inner columns that are compared."""
         node = dataclasses.replace(node, input=below.node)
         read = frozenset().union(*(refs(e) for e in nodes.expressions(node)))
         if read & (self._outer | below.late.keys()):
@@ -220,7 +220,7 @@ class Lift:
         return Lifted(result, match, late, always=not node.keys)
 
     def _within(self, node: nodes.AggregateNode, late: dict[int, Expr]) -> Lifted:
-        """One group for each combination of the outer columns that are read."""
+        """Return one group for each combination of the outer columns that are read."""
         to = self._domain(self._free(node) & self._outer)
         renamed = mapped(node, to.mapping)
         below = to.push.push(to.domain, renamed.input)
@@ -234,7 +234,7 @@ class Lift:
         return Lifted(result, same, late, always=True)
 
     def _keyed(self, node: nodes.Node) -> Lifted | None:
-        """``node`` lifted, if only equalities of columns and tests of outer columns are left."""
+        """Lift ``node`` if only equalities of columns and tests of outer columns are left."""
         below = self.lift(node)
         if below is None or below.always:
             return None
@@ -245,7 +245,7 @@ class Lift:
     def _as_keys(
         self, match: tuple[Expr, ...]
     ) -> tuple[tuple[tuple[nodes.Col, Expr], ...], tuple[Expr, ...]]:
-        """The inner sides of equalities as keys, and the equalities with these."""
+        """Return the inner sides of equalities as keys, and the equalities with these."""
         keys: dict[Expr, nodes.Col] = {}
         tests: list[Expr] = []
         for predicate in match:
@@ -261,7 +261,7 @@ class Lift:
         return tuple((c, e) for e, c in keys.items()), tuple(tests)
 
     def _pair(self, predicate: Expr) -> tuple[Expr, Expr] | None:
-        """(outer side, inner side) of an equality that our keys decide."""
+        """Return the outer and the inner side of an equality that our keys decide."""
         found = equality(predicate)
         if found is None:
             return None
@@ -280,7 +280,7 @@ class Lift:
     def _with_keys(
         self, below: Lifted
     ) -> tuple[nodes.Node, tuple[tuple[nodes.Col, Expr], ...], tuple[Expr, ...]]:
-        """The node with the inner sides of its equalities as more columns."""
+        """Return the node with the inner sides of its equalities as additional columns."""
         keys, match = self._as_keys(below.match)
         passed = tuple((c, c.ref) for c in below.node.columns)
         node = nodes.ProjectNode(below.node, passed + keys) if keys else below.node
@@ -317,7 +317,7 @@ class Lift:
 
 
 def equality(predicate: Expr) -> Call | None:
-    """``predicate`` if it is a native ``=``; of NOT (… IS DISTINCT FROM …) the inner part."""
+    """Return ``predicate`` if a native ``=``; of NOT (… IS DISTINCT FROM …) the inner part."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return None
     if predicate.symbol == "not" and isinstance(predicate.args[0], Call):
@@ -329,7 +329,7 @@ def equality(predicate: Expr) -> Call | None:
 
 
 def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
-    """``expr`` with ``new`` wherever ``old`` stands in it."""
+    """Replace ``old`` by ``new`` everywhere in ``expr``."""
     if expr == old:
         return new
     if not isinstance(expr, Call):
@@ -346,5 +346,5 @@ def _null_over_nothing(agg: nodes.Agg) -> bool:
 
 
 def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:
-    """A column like ``expr`` with an id of its own."""
+    """Return a column like ``expr`` with a new id."""
     return nodes.Col(next(numbers), name, expr.oid, expr.typmod, expr.collation)

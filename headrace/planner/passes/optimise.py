@@ -99,7 +99,7 @@ Settled = dict[str, dict[int, Node]]
 
 
 def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:
-    """``plan`` after all phases, each run until nothing changes."""
+    """Return ``plan`` after all phases, each run until nothing changes."""
     plans = {_ROOT: plan, **named(plan)}
     limits.check_nodes(sum(map(size, plans.values())))
     settled: Settled = {rule.name: {} for phase in phases for rule in phase}
@@ -120,7 +120,7 @@ def _fixpoint(plans: Plans, phase: tuple[AnyRule, ...], settled: Settled) -> Pla
 
 
 def _run(rule: AnyRule, plans: Plans, settled: dict[int, Node]) -> Plans:
-    """``plans`` after one pass of ``rule``, which leaves the nodes in ``settled`` alone."""
+    """Return ``plans`` after one pass of ``rule``, which leaves the nodes in ``settled`` alone."""
     if isinstance(rule, PlanRule):
         result = rule.apply(plans)
         _keeps(rule, plans[_ROOT], result[_ROOT])

@@ -106,7 +106,7 @@ class _Placing:
         return column.ref
 
     def _extract(self, expr: Expr, when: tuple[Expr, ...]) -> Expr:
-        """``expr`` with columns for its ``single`` calls, which run if all of ``when`` is true."""
+        """Add columns for ``single`` calls of ``expr``, run if all of ``when`` is true."""
         if not any_call(expr, _kernels_only):
             return expr
         assert isinstance(expr, Call)

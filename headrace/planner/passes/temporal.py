@@ -80,7 +80,7 @@ _MICROS: Final = """
 
 
 def extract(plan: lg.Node, lowering: Lowering) -> lg.Node:
-    """``plan`` with ``Temporal`` nodes for what reads the clock.
+    """Return ``plan`` with ``Temporal`` nodes for the expressions that read the clock.
 
     Raises:
         UnsupportedError: the clock is used otherwise than in comparisons.
@@ -89,21 +89,21 @@ def extract(plan: lg.Node, lowering: Lowering) -> lg.Node:
 
 
 class _Tests:
-    """What one ``Temporal`` node is to compute."""
+    """Computation of one ``Temporal`` node."""
 
     def __init__(self, counter: itertools.count[int]) -> None:
         self._counter = counter
         self._found: dict[Expr, lg.TimeTest] = {}
 
     def column(self, test: lg.TimeTest) -> lg.Col:
-        """Its column."""
+        """Return the column of ``test``."""
         if test.test not in self._found:
             column = dataclasses.replace(test.column, id=next(self._counter))
             self._found[test.test] = dataclasses.replace(test, column=column)
         return self._found[test.test].column
 
     def over(self, node: lg.Node) -> lg.Node:
-        """``node`` with the columns."""
+        """Return ``node`` with the columns."""
         tests = tuple(self._found.values())
         return lg.TemporalNode(node, tests) if tests else node
 
@@ -117,7 +117,7 @@ class _Extraction:
     # --- nodes
 
     def node(self, node: lg.Node) -> lg.Node:
-        """``node``, the clock taken out of it and of all below."""
+        """Take the clock out of ``node`` and all nodes below."""
         if isinstance(node, lg.RecursiveNode) and _anywhere(node.step):
             self._refuse("now() and its kin inside WITH RECURSIVE")
         below = tuple(self.node(child) for child in lg.children(node))
@@ -185,7 +185,7 @@ class _Extraction:
         return _only(made, node.columns)
 
     def _sided(self, expr: Expr, node: lg.JoinNode) -> bool:
-        """Whether each comparison with the clock reads one side alone."""
+        """Return whether each comparison with the clock reads one side alone."""
         if not reads_clock(expr):
             return True
         if (test := self._test(expr)) is not None:
@@ -232,7 +232,7 @@ class _Extraction:
         return dataclasses.replace(expr, args=args)
 
     def _test(self, expr: Expr) -> lg.TimeTest | None:
-        """The comparison of a row with the clock that ``expr`` is."""
+        """Return the comparison of a row with the clock that ``expr`` is."""
         if not isinstance(expr, Call) or expr.symbol not in _ORDER:
             return None
         if "OPERATOR(pg_catalog." not in expr.sql or any_call(expr, _is_subtle):
@@ -261,7 +261,7 @@ class _Extraction:
         return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged, slack)
 
     def _equated(self, expr: Call, row: Expr, clock: Expr) -> bool:
-        """Whether only rows equal to one of two values of the clock can change."""
+        """Return whether only rows equal to one of two values of the clock can change."""
         if expr.symbol not in _EQUAL or row.oid != clock.oid:
             return False
         kind = self._catalog.types[row.oid].kind
@@ -297,7 +297,7 @@ class _Extraction:
         return None
 
     def _size(self, value: Const, oid: int) -> int | None:
-        """A length of time in microseconds; of dates, in days."""
+        """Return a length of time in microseconds; of dates, in days."""
         assert value.text is not None, "asked by the caller"
         if oid == t.DATE:
             return int(value.text) if value.oid in (t.INT2, t.INT4) else None
@@ -311,7 +311,7 @@ class _Extraction:
 
 
 def _seconds(expr: Expr) -> tuple[Expr, int] | None:
-    """(an interval, n) if ``expr`` is the n-th part of the interval in seconds."""
+    """Return an interval and n if ``expr`` is the n-th part of the interval in seconds."""
     unit = 1
     if isinstance(expr, Call) and expr.symbol == "/" and expr.oid == t.NUMERIC:
         expr, divisor = expr.args
@@ -327,7 +327,7 @@ def _seconds(expr: Expr) -> tuple[Expr, int] | None:
 
 
 def _whole(value: Const, unit: int) -> int | None:
-    """``value`` times ``unit`` seconds in microseconds, if that is a whole number of them."""
+    """Return ``value`` times ``unit`` seconds in microseconds, if that is a whole number."""
     if value.oid != t.NUMERIC or not _NUMBER.fullmatch(value.text or ""):
         return None
     size = Fraction(value.text or "") * unit * 1_000_000
@@ -370,7 +370,7 @@ def _slack(clock: Expr) -> int | None:
 
 
 def _is_subtle(call: Call) -> bool:
-    """Whether it reads the session besides: nothing here may, but for the clock."""
+    """Return whether it reads the session besides: nothing here may, but for the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
 
 
@@ -381,7 +381,7 @@ def _name(expr: Expr) -> str:
 
 
 def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
-    """``node`` with ``columns`` alone."""
+    """Return ``node`` with ``columns`` alone."""
     if node.columns == columns:
         return node
     return lg.ProjectNode(node, tuple((c, c.ref) for c in columns))

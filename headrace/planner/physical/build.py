@@ -49,9 +49,9 @@ class _Chain:
     base_columns: tuple[lg.Col, ...]
     steps: list[p.FilterSpec | p.MapSpec] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
-    """What each step does, for people."""
+    """Description of each step, for people."""
     size: ExpectedSize | None = None
-    """What its rows are expected to be."""
+    """Expected size of its rows."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class PhysicalBuilder:
     """Builds one physical plan."""
 
     def __init__(self, lowering: Lowering, recursions: tuple[int, int] = RECURSIONS) -> None:
-        """``recursions``: iterations at most of a recursive query, and rows in each."""
+        """Set ``recursions``: maximal iterations of a recursive query, and rows in each."""
         self._lowering = lowering
         self._nodes: list[p.Node] = []
         self._counts: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
@@ -84,7 +84,7 @@ class PhysicalBuilder:
         self.remotes = self._expressions.remotes
         """Every expression that Postgres will evaluate."""
         self.pushed: list[Expr] = []
-        """What extractions are narrowed by, as Postgres will evaluate it."""
+        """Pushed-down predicates of sources, as Postgres will evaluate them."""
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
         self._step: _Step | None = None
@@ -93,7 +93,7 @@ class PhysicalBuilder:
         self._iterations_max, self._rows_max = recursions
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
-        """The plan whose sink has ``columns``."""
+        """Build the plan whose sink has ``columns``."""
         for scans in extraction.by_table(plan).values():
             self._source(scans)
         for number, each in reversed(named(plan).items()):
@@ -111,7 +111,7 @@ class PhysicalBuilder:
         return f"{kind}_{next(self._counts[kind])}"
 
     def _said(self, kind: str, node: lg.Node) -> str:
-        """The id of a node that does what ``node`` says."""
+        """Return a new id for a node that implements ``node``, and store its description."""
         node_id = self._id(kind)
         self.words[node_id] = explain.detail(node)
         return node_id
@@ -202,7 +202,7 @@ class PhysicalBuilder:
             chain.words.append(explain.items(items))
 
     def _close(self, chain: _Chain) -> str:
-        """The id of the node that ends ``chain``."""
+        """Return the id of the node that ends ``chain``."""
         node_id = self._ended(chain)
         if chain.size is not None:
             self.sizes.setdefault(node_id, chain.size)
@@ -235,7 +235,7 @@ class PhysicalBuilder:
     # -- sources
 
     def _feed(self, scans: list[lg.ScanNode], fields: tuple[TableColumn, ...]) -> str:
-        """The columns ``fields`` of what a view of Headrace sends; the node's id."""
+        """Add a feed of the columns ``fields`` of a view of Headrace; return the node's id."""
         table = scans[0].table
         tests = extraction.wanted(scans, self._lowering)
         self.pushed.extend(tests)
@@ -370,7 +370,7 @@ class PhysicalBuilder:
         return _Chain(node_id, node.columns, node.columns)
 
     def _outside(self, node: lg.Node, step: _Step) -> _Chain:
-        """``node``, which is the same for every iteration, as an input of the step."""
+        """Build ``node``, which is the same for every iteration, as an input of the step."""
         inner, self._nodes = self._nodes, step.outside
         self._step = None
         chain = self._chain(node)
@@ -410,7 +410,7 @@ class PhysicalBuilder:
         return chain
 
     def _key_columns(self, chain: _Chain, exprs: list[Expr]) -> tuple[int, ...]:
-        """Positions of ``exprs`` in the output of ``chain``, computed there if need be."""
+        """Return positions of ``exprs`` in the output of ``chain``, computed there if need be."""
         places = {c.id: i for i, c in enumerate(chain.columns)}
         items: list[tuple[lg.Col, Expr]] = [(c, c.ref) for c in chain.columns]
         computed: dict[Expr, int] = {}

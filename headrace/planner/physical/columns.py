@@ -16,32 +16,32 @@ KEY_COLUMN: Final = -100_000
 
 
 def key_column(place: int, expr: Expr) -> lg.Col:
-    """A column that only this node knows; its id is outside of the binder's."""
+    """Return a column local to this node; its id is outside of the binder's range."""
     return lg.Col(KEY_COLUMN - place, f"key_{place}", expr.oid, expr.typmod, expr.collation)
 
 
 def place(order: list[Ref], ref: Ref) -> int:
-    """The number of ``ref`` among the parameters ``order``, which it joins if it is new."""
+    """Return the number of ``ref`` among the parameters ``order``, appending it if it is new."""
     if ref not in order:
         order.append(ref)
     return order.index(ref) + 1
 
 
 def column(ref: Ref, places: dict[int, int]) -> ir.Column:
-    """The column as an expression over rows in which ``places`` says where each stands."""
+    """Return the column as an expression over rows with the positions ``places``."""
     return ir.Column(places[ref.id], ref.oid, ref.typmod, ref.collation)
 
 
 def field_of(column: lg.Col) -> Field:
-    """The column as it is in a schema."""
+    """Return the column as a schema field."""
     return Field(column.name, column.oid, column.typmod, column.collation)
 
 
 def schema(columns: tuple[lg.Col, ...]) -> Schema:
-    """Fields of ``columns``."""
+    """Return the fields of ``columns``."""
     return tuple(field_of(c) for c in columns)
 
 
 def source_column(column: TableColumn) -> p.SourceColumn:
-    """The column of a table as a source reads it."""
+    """Return the column of a table as a source reads it."""
     return p.SourceColumn(column.attnum, column.name, column.oid, column.typmod, column.collation)

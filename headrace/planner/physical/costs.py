@@ -83,7 +83,7 @@ _KEPT: Final = frozenset({"min", "max", "any", "single", "remote"})
 
 @dataclass(frozen=True, slots=True)
 class ExpectedState:
-    """What a node keeps."""
+    """Expected state of a node."""
 
     rows: float
     bytes: float
@@ -91,7 +91,7 @@ class ExpectedState:
 
 @dataclass(slots=True)
 class ChangeCost:
-    """What follows from one inserted or deleted row of a table."""
+    """Cost of one inserted or deleted row of a table."""
 
     rows: float = 0.0
     """That come in anywhere, or are read again for it."""
@@ -107,7 +107,7 @@ class ChangeCost:
 
 
 def statistics(node: lg.Node) -> dict[int, Statistics]:
-    """What is known of each table of a logical plan, by OID."""
+    """Return the known statistics of each table of a logical plan, by OID."""
     found: dict[int, Statistics] = {}
     seen: set[int] = set()
     left = [node]
@@ -131,14 +131,14 @@ class ExpectedCosts:
         sizes: Mapping[str, ExpectedSize],
         tables: Mapping[int, Statistics],
     ) -> None:
-        """``sizes`` of the nodes' rows, ``tables`` by OID, as far as they are known."""
+        """Take the known ``sizes`` of the nodes' rows, and statistics of ``tables`` by OID."""
         self._plan = plan
         self._sizes = sizes
         self._tables = tables
         self._nodes = {node.id: node for node in plan.nodes}
 
     def rows(self, name: str) -> float | None:
-        """The expected rows of a node."""
+        """Return the expected rows of a node."""
         node = self._nodes[name]
         if isinstance(node, p.SinkSpec):
             return self.rows(node.input)
@@ -155,7 +155,7 @@ class ExpectedCosts:
     # --- states
 
     def states(self) -> dict[str, ExpectedState | None]:
-        """What each node with a state keeps; None: nobody knows."""
+        """Return the expected state of each node that has one; None: unknown."""
         out: dict[str, ExpectedState | None] = {}
         for node in self._plan.nodes:
             found = list(self._kept(node))
@@ -166,7 +166,7 @@ class ExpectedCosts:
         return out
 
     def _kept(self, node: p.Node) -> Iterator[ExpectedState | None]:  # noqa: C901  one case per node
-        """Each state of a node."""
+        """Yield each state of a node."""
         match node:
             case p.SourceSpec():
                 key = self._width(node.id, len(node.columns) if node.full_identity else 1)
@@ -198,7 +198,7 @@ class ExpectedCosts:
                 return
 
     def _others(self, node: p.JoinSpec) -> ExpectedState | None:
-        """The right side of a join; where it is only asked for partners, one entry for each key."""
+        """Return the state of a join's right side; one entry per key if only matches are tested."""
         key = self._width(node.right, len(node.right_keys))
         if not node.left_only or node.residual:
             return self._state(node.right, key)
@@ -208,7 +208,7 @@ class ExpectedCosts:
         return ExpectedState(keys, keys * (ENTRY_BYTES + key))
 
     def _values(self, node: p.ReduceSpec, aggregate: p.AggregateSpec) -> ExpectedState | None:
-        """What an aggregate keeps: its values, with the order that they have, under their group."""
+        """Return the state of an aggregate: ordered values under their group."""
         size = self._sizes.get(node.input)
         if size is None:
             return None
@@ -218,7 +218,7 @@ class ExpectedCosts:
         return ExpectedState(size.rows, size.rows * (ENTRY_BYTES + key + 2 * width))
 
     def _state(self, name: str, key: float, times: int = 1) -> ExpectedState | None:
-        """A state with the rows of a node, each ``times`` over (as what they are ordered by)."""
+        """Return a state with the rows of a node, each stored ``times`` times."""
         size = self._sizes.get(name)
         if size is None:
             return None
@@ -226,7 +226,7 @@ class ExpectedCosts:
         return ExpectedState(rows, rows * (ENTRY_BYTES + key + times * size.width))
 
     def _width(self, name: str, columns: int) -> float:
-        """Bytes of a key of so many columns."""
+        """Return the bytes of a key of ``columns`` columns."""
         size = self._sizes.get(name)
         there = max(len(self._nodes[name].schema), 1)
         return 0.0 if size is None else columns * (size.width / there + KEY_BYTES)
@@ -234,7 +234,7 @@ class ExpectedCosts:
     # --- changes
 
     def change(self, source: str) -> ChangeCost | None:
-        """One more row of a source, or one less; None: nobody knows.
+        """Return the cost of one row more or less of a source; None: unknown.
 
         ``source`` is the id of a ``SourceSpec`` or ``FeedSpec``.
         """
@@ -275,7 +275,7 @@ class ExpectedCosts:
         cost.touched[node.id] = cost.touched.get(node.id, 0.0) + rows
 
     def _passes(self, source: str) -> float | None:
-        """The part of a table's rows that a source sends."""
+        """Return the fraction of a table's rows that a source sends."""
         node = self._nodes[source]
         if not isinstance(node, p.SourceSpec):
             return 1.0
@@ -286,7 +286,7 @@ class ExpectedCosts:
         return min(size.rows / max(table.rows, 1.0), 1.0)
 
     def _step(self, node: p.Node, port: int, rows: float) -> tuple[float, float, float] | None:
-        """Of so many rows on a port: rows that it gives, that it reads again, and CPU µs."""
+        """Return, for ``rows`` rows on a port, output rows, rows read again, and CPU µs."""
         before, after = self.rows(p.inputs(node)[port]), self.rows(node.id)
         if before is None or after is None:
             return None
@@ -314,7 +314,7 @@ class ExpectedCosts:
     def _meets(
         self, node: p.JoinSpec, port: int, rows: float, us: float
     ) -> tuple[float, float, float] | None:
-        """A join: of each row the partners, as many as rows of that side have on the average."""
+        """Return the step of a join: each row has the average number of matches."""
         sides = [self.rows(node.left), self.rows(node.right)]
         own, other = sides[port], sides[1 - port]
         if own is None or other is None:
@@ -330,7 +330,7 @@ class ExpectedCosts:
     def _regroups(
         self, node: p.ReduceSpec, rows: float, us: float
     ) -> tuple[float, float, float] | None:
-        """Groups: the row of each that was out goes, another comes."""
+        """Return the step of groups: the old row of each is replaced by a new one."""
         before, after = self.rows(node.input), self.rows(node.id)
         if before is None or after is None:
             return None
@@ -343,7 +343,7 @@ class ExpectedCosts:
     def _reorders(
         self, node: p.TopKSpec, rows: float, us: float
     ) -> tuple[float, float, float] | None:
-        """First rows of groups: who comes in at the head, or goes, changes places with another."""
+        """Return the step of a TopK: a row that enters or leaves the head replaces another."""
         before, after = self.rows(node.input), self.rows(node.id)
         if before is None or after is None:
             return None
@@ -356,7 +356,10 @@ class ExpectedCosts:
     def _recounts(
         self, node: p.WindowSpec, rows: float, us: float
     ) -> tuple[float, float, float] | None:
-        """Windows: half of the partition is behind a row, on the average; or all is asked for."""
+        """Return the step of a window: on average half the partition follows a row.
+
+        A window that Postgres evaluates reads the whole partition.
+        """
         before = self.rows(node.input)
         if before is None:
             return None
@@ -371,7 +374,7 @@ class ExpectedCosts:
         return 2 * moved, moved, us + moved * _MOVED_US
 
     def groups(self, name: str, columns: tuple[int, ...]) -> float:
-        """How many different values some columns of a node are expected to have, at least 1."""
+        """Return the expected number of distinct values of some columns of a node, at least 1."""
         rows = self.rows(name) or 1.0
         found = 1.0
         for column in columns:
@@ -382,7 +385,7 @@ class ExpectedCosts:
         return max(min(found, rows), 1.0) if columns else 1.0
 
     def _traced(self, node: p.Node, column: int) -> tuple[int, int] | None:
-        """The table and the column's number there that a column comes from as it is."""
+        """Return the table and column number that a column comes from unchanged."""
         match node:
             case p.SourceSpec():
                 return node.table_oid, node.columns[column].attnum
@@ -418,7 +421,7 @@ def _ports(node: p.Node) -> Iterator[tuple[int, str]]:
 
 
 def is_remote(node: p.Node) -> bool:
-    """Whether Postgres is asked for the rows of a node."""
+    """Return whether Postgres is asked for the rows of a node."""
     match node:
         case p.FilterSpec():
             return any(map(_asks, node.predicates))
@@ -441,7 +444,7 @@ def is_remote(node: p.Node) -> bool:
 
 
 def asked(node: p.Node) -> list[str]:
-    """The expressions of a node that Postgres computes, as SQL."""
+    """Return the expressions of a node that Postgres computes, as SQL."""
     match node:
         case p.FilterSpec():
             exprs = node.predicates
@@ -474,5 +477,5 @@ def _texts(expr: ir.Expr) -> Iterator[str]:
 
 
 def finite(value: float | None) -> float | None:
-    """``value``, if it can be written down."""
+    """Return ``value`` if it is finite."""
     return value if value is not None and math.isfinite(value) else None

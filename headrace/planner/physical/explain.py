@@ -1,4 +1,4 @@
-"""What people read of logical and physical plans: graphs in words (``planner/graph.py``)."""
+"""Graphs of logical and physical plans for people (``planner/graph.py``)."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ LINEAGE: Final = "lineage"
 
 
 def explain_logical(node: Node) -> str:
-    """Text of a logical plan, in lines of any width."""
+    """Return the text of a logical plan, in lines of any width."""
     return graphs.text(logical_graph("logical", node), width=None)
 
 
 def logical_graph(stage: str, plan: Node, type_name: Callable[[int], str] = lambda _: "") -> Graph:
-    """A logical plan as a graph; what is at several places of it (``Again``) is in it once."""
+    """Return a logical plan as a graph; a repeated subplan (``Again``) is in it once."""
     numbers = itertools.count(1)
     nodes: list[GraphNode] = []
     again: dict[int, str] = {}
@@ -78,7 +78,7 @@ def logical_graph(stage: str, plan: Node, type_name: Callable[[int], str] = lamb
 
 
 def conditions(exprs: Iterable[Expr]) -> str:
-    """Conditions that are all to be true."""
+    """Return the conjunction of conditions as text."""
     parts = list(exprs)
     return " AND ".join(show(e, nested=len(parts) > 1) for e in parts)
 
@@ -93,14 +93,14 @@ def detail(node: Node) -> str:
 
 
 def read(table: Table, fields: Sequence[TableColumn], tests: Iterable[Expr]) -> str:
-    """Which columns and rows of a table a source reads."""
+    """Describe the columns and rows of a table that a source reads."""
     key = "full" if table.full else ", ".join(table.column(number).name for number in table.key)
     columns = ", ".join(f.name for f in fields)
     return f"{table.schema}.{table.name} [{columns}] key {key}{_where(table, tests)}"
 
 
 def fed(table: Table, tests: Iterable[Expr]) -> str:
-    """Which rows of a view a feed has."""
+    """Describe the rows of a view that a feed has."""
     return f"of view {table.view}{_where(table, tests)}"
 
 
@@ -113,7 +113,7 @@ def _where(table: Table, tests: Iterable[Expr]) -> str:
 
 
 def describe(node: Node) -> str:  # noqa: C901  one case per node
-    """One line of EXPLAIN."""
+    """Return one line of EXPLAIN."""
     match node:
         case ScanNode():
             return _scan(node)
@@ -197,7 +197,7 @@ def _names(node: Node) -> str:
 
 
 def items(pairs: Iterable[tuple[Col, Expr]]) -> str:
-    """Output columns, and what each is."""
+    """Return output columns and their expressions as text."""
     return f"[{', '.join(_item(c, e) for c, e in pairs)}]"
 
 
@@ -239,11 +239,11 @@ def _agg(agg: Agg) -> str:
 # -- lineage
 
 Lineage = Sequence[tuple[str, Sequence[ColumnOrigin]]]
-"""For each column by its name: what it comes from."""
+"""Origins of each column, by its name."""
 
 
 def lineage_text(found: Lineage) -> str:
-    """A line for each column."""
+    """Return a line for each column."""
     return "\n".join(
         f"{name} <- {', '.join(map(_origin, origins)) or 'no table'}" for name, origins in found
     )
@@ -255,7 +255,7 @@ def _origin(origin: ColumnOrigin) -> str:
 
 
 def lineage_graph(found: Lineage) -> Graph:
-    """Columns of the query above those of tables."""
+    """Return a graph with columns of the query above those of tables."""
     columns: list[GraphNode] = []
     origins: dict[str, ColumnOrigin] = {}
     for number, (name, mine) in enumerate(found, 1):
@@ -274,7 +274,7 @@ def lineage_graph(found: Lineage) -> Graph:
 # -- physical
 
 _ITERATION: Final = "iteration"
-"""What people read for the column of that name."""
+"""Text shown for the column of that name."""
 _COST: Final = {
     "Source": "O(changes), one read per changed row",
     "Filter": "O(changes)",
@@ -303,10 +303,10 @@ def physical_graph(
     type_name: Callable[[int], str],
     sizes: Mapping[str, ExpectedSize] | None = None,
 ) -> Graph:
-    """A physical plan as a graph.
+    """Return a physical plan as a graph.
 
-    ``words``: what each node does, by id, as its builder put it; ``sizes`` of the nodes' rows,
-    where they are known, say how large the states will be.
+    ``words``: descriptions of nodes by id, from the builder.  ``sizes``: rows of nodes where known,
+    from which the sizes of states are estimated.
     """
     nodes = []
     for node in reversed(plan.nodes):
@@ -336,7 +336,7 @@ def _columns(node: physical.Node, type_name: Callable[[int], str]) -> tuple[Grap
 
 
 def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> ExpectedSize | None:
-    """How large the state of ``node`` will be, if that is known."""
+    """Return the expected size of the state of ``node``, if that is known."""
     if not _state(node) or isinstance(node, physical.RecursiveSpec):
         return None
     own = isinstance(node, physical.SourceSpec | physical.ReduceSpec | physical.DistinctSpec)
@@ -380,7 +380,7 @@ def _detail(node: physical.Node, words: Mapping[str, str]) -> str:
 
 
 def _state(node: physical.Node) -> str:
-    """What it keeps; "": nothing."""
+    """Return a description of the state; "": none."""
     match node:
         case physical.SourceSpec():
             return "wanted rows" if node.wanted else "all rows"

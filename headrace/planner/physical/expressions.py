@@ -18,7 +18,7 @@ class Expressions:
         """Every expression that Postgres will evaluate."""
 
     def over(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
-        """``expr`` over rows of ``columns``: by kernels, or by Postgres as a whole."""
+        """Compile ``expr`` over rows of ``columns``: for kernels, or for Postgres as a whole."""
         places = {c.id: i for i, c in enumerate(columns)}
         if native(expr):
             return self.native(expr, places)
@@ -34,7 +34,7 @@ class Expressions:
         return ir.Remote(sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr))
 
     def native(self, expr: Expr, places: dict[int, int]) -> ir.Expr:
-        """``expr``, which kernels can compute, where ``places`` says where columns stand."""
+        """Compile ``expr``, which kernels can compute; ``places`` has the columns' positions."""
         match expr:
             case Ref():
                 return column(expr, places)

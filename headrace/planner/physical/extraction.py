@@ -26,7 +26,7 @@ from headrace.planner.scalars.context import QueryContext
 
 
 def by_table(plan: Node) -> dict[int, list[ScanNode]]:
-    """Every scan of the plan, by table."""
+    """Return every scan of the plan, by table."""
     found: dict[int, list[ScanNode]] = defaultdict(list)
 
     def visit(node: Node) -> None:
@@ -41,12 +41,12 @@ def by_table(plan: Node) -> dict[int, list[ScanNode]]:
 
 
 def own(table: Table, attnum: int) -> int:
-    """The id of a column of the table itself: no other one is so low (an OID is over 16 383)."""
+    """Return the id of a column of the table itself: lower than all others (OIDs exceed 16 383)."""
     return -(table.oid << 16) - attnum
 
 
 def wanted(scans: list[ScanNode], context: QueryContext) -> tuple[Expr, ...]:
-    """What is true of all rows that any of ``scans``, of one table, shows; over columns ``own``."""
+    """Return predicates true of all rows that any of a table's ``scans`` shows, over ``own``."""
     arms: dict[tuple[Expr, ...], None] = {}
     for scan in scans:
         fields = (*scan.fields, *scan.hidden)
@@ -66,7 +66,7 @@ def wanted(scans: list[ScanNode], context: QueryContext) -> tuple[Expr, ...]:
 def pushdown(
     tests: tuple[Expr, ...], places: dict[int, int], context: QueryContext
 ) -> tuple[str, ...]:
-    """``tests`` as SQL: text, place of a column (``places``: by id), text and so on."""
+    """Return ``tests`` as SQL: text, place of a column (``places``: by id), text and so on."""
     if not tests:
         return ()
 

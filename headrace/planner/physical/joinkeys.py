@@ -36,10 +36,10 @@ class JoinKey:
 
 
 def join_keys(lowering: Lowering, node: lg.JoinNode) -> tuple[list[JoinKey], list[Expr]]:
-    """Keys of one type, and what remains to be checked.
+    """Return keys of one type, and the remaining conditions.
 
-    A side that may fail becomes a key only if there is no other: as a key it is
-    computed for every row of its side.
+    A side that may fail becomes a key only if there is no other: as a key it is computed for every
+    row of its side.
     """
     found: list[tuple[JoinKey, Expr]] = []
     residual: list[Expr] = []
@@ -90,7 +90,7 @@ def _pair(
 def _unified(
     lowering: Lowering, predicate: Call, first: Expr, second: Expr
 ) -> tuple[Expr, Expr] | None:
-    """Both sides in one type, if our keys decide this equality."""
+    """Return both sides in one type, if our keys decide this equality."""
     if core(first).oid == core(second).oid:
         first, second = core(first), core(second)
     if first.oid != second.oid:
@@ -104,14 +104,14 @@ def _unified(
 
 
 def _one_sided(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> JoinKey | None:
-    """A predicate on one side as a key that equals true: so the join needs no residual."""
+    """Return a predicate on one side as a key that equals true: so no residual is needed."""
     if refs(predicate) <= left:
         return JoinKey(predicate, _TRUE)
     return JoinKey(_TRUE, predicate) if refs(predicate) <= right else None
 
 
 def _common(first: int, second: int) -> int | None:
-    """The type in which Postgres compares values of two types for equality."""
+    """Return the type in which Postgres compares values of two types for equality."""
     for types, common in _COMMON:
         if first in types and second in types:
             return common
@@ -119,7 +119,7 @@ def _common(first: int, second: int) -> int | None:
 
 
 def _in_type(lowering: Lowering, expr: Expr, oid: int) -> Expr:
-    """``expr`` as a value of the type, NULL where no value of the type can be equal."""
+    """Return ``expr`` cast to the type, NULL where no value of the type can be equal."""
     if expr.oid == oid:
         return expr
     if expr.oid == t.NAME:

@@ -18,7 +18,7 @@ from headrace.collections.subplans import meaning, over
 
 
 def shared(nodes: Iterable[p.Node]) -> tuple[p.Node, ...]:
-    """``nodes``, in topological order, without those that repeat an earlier one."""
+    """Return ``nodes``, in topological order, without those that repeat an earlier one."""
     kept: list[p.Node] = []
     first: dict[str, str] = {}
     names: dict[str, str] = {}

@@ -12,7 +12,7 @@ _WORTH: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ViewLoad:
-    """What a view gives its worker to do."""
+    """Load of a view on its worker."""
 
     view: int
     worker: str
@@ -31,9 +31,10 @@ class ViewMove:
 
 
 def balanced(loads: Sequence[ViewLoad], workers: Sequence[str]) -> list[ViewMove]:
-    """The moves that leave the busiest worker less to do: each from it to who has least.
+    """Return the moves that relieve the busiest worker, each to the least busy one.
 
-    Each view moves once at most; with equal loads the first one of ``workers``, or of ``loads``.
+    Each view moves at most once.  With equal loads the first of ``workers``, or of ``loads``, is
+    used.
     """
     at = {load.view: load.worker for load in loads}
     filled, unknown = _filled(loads)
@@ -59,7 +60,7 @@ class _Load:
 
 
 def _filled(loads: Sequence[ViewLoad]) -> tuple[list[_Load], set[int]]:
-    """Loads with the mean of those that are known instead of unknown ones, and whose these are."""
+    """Return the loads, unknown ones replaced by the mean, and the views with unknown ones."""
     known = [load.busy for load in loads if load.busy is not None]
     mean = sum(known) / len(known) if known else 1.0
     filled = [
@@ -71,7 +72,7 @@ def _filled(loads: Sequence[ViewLoad]) -> tuple[list[_Load], set[int]]:
 def _best(
     loads: Sequence[_Load], at: dict[int, str], workers: Sequence[str], staying: set[int]
 ) -> ViewMove | None:
-    """The move that takes most off the busiest worker; None: none takes enough."""
+    """Return the move that relieves the busiest worker most; None: no move is worth it."""
     total = _totals(loads, at, workers)
     busiest = max(workers, key=total.__getitem__)
     idlest = min(workers, key=total.__getitem__)
@@ -87,7 +88,7 @@ def _best(
 
 
 def emptied(loads: Sequence[ViewLoad], leaving: str, workers: Sequence[str]) -> list[ViewMove]:
-    """The moves that leave nothing on ``leaving``: the heaviest first, each to who has least to do.
+    """Return the moves that empty ``leaving``: heaviest view first, each to the idlest worker.
 
     REQUIRES: ``workers`` has another one.
     """

@@ -1,7 +1,7 @@
 """Bottom-Up: each operator as near to its sources as there is room (N-5, N-12 … N-20).
 
-From a source upwards; what has several inputs waits until all of them have a node, and a source
-below one that has none goes first.
+Operators are assigned from a source upwards.  An operator with several inputs waits until all of
+them have a node; sources below it that have none go first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.planner.placement.ways import Ways
 def bottom_up(
     operators: Operators, topology: Topology, ways: Ways, *, reserve: bool = True
 ) -> dict[str, str] | PlacementFailed:
-    """The node of each operator; ``reserve``: see ``Slots``."""
+    """Return the node of each operator; ``reserve``: see ``Slots``."""
     rooms, slots = Rooms(operators, ways), Slots(operators, topology, reserve)
     if failed := rooms.unreachable() or slots.reserved():
         return failed
@@ -46,6 +46,6 @@ def bottom_up(
 
 
 def _sources_below(operators: Operators, name: str, done: set[str]) -> list[str]:
-    """The first source that an operator waits for, if there is one that has no node (N-18)."""
+    """Return the first unassigned source that an operator waits for, if there is one (N-18)."""
     below = operators.upstream[name] | {name}
     return [s for s in operators.sources if s in below and s not in done][:1]

@@ -1,4 +1,4 @@
-"""The topology as it is now, and what is taken of it: one request after the other (N-43)."""
+"""The current topology and the slots taken of it; requests are serialised (N-43)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from headrace.planner.placement.topology import Topology
 
 
 class TopologyCatalog:
-    """Keeps a topology and the placements of views; any thread may call it.
+    """A topology and the placements of views; any thread may call it.
 
-    Who places something sees the capacities that the one before has left.  What fails changes
+    Each placement sees the capacities that the previous one has left.  A failed call changes
     nothing.
     """
 
     def __init__(self, topology: Topology) -> None:
-        """Nothing of ours is placed yet."""
         self._lock = threading.Lock()
         self._topology = topology
         self._placed: dict[str, Placement] = {}
@@ -31,17 +30,18 @@ class TopologyCatalog:
 
     @property
     def placed(self) -> Mapping[str, Placement]:
-        """What is placed, by name."""
+        """Placements by name."""
         with self._lock:
             return dict(self._placed)
 
     def place(self, name: str, placing: Callable[[Topology], Placement]) -> Placement:
-        """What ``placing`` makes of the topology as it is, and has its slots from now on.
+        """Place by ``placing`` on the current topology, store the result and take its slots.
 
-        What has that name already gives its slots back for that, and keeps them if it fails.
+        An existing placement of that name frees its slots for the new one, and keeps them on
+        failure.
 
         Raises:
-            HeadraceError: what ``placing`` raises.
+            HeadraceError: ``placing`` raises it.
         """
         with self._lock:
             free = self._without(name)
@@ -51,7 +51,7 @@ class TopologyCatalog:
             return found
 
     def release(self, name: str) -> None:
-        """Its slots are free again.
+        """Free the slots of a placement.
 
         Raises:
             UndefinedError: nothing of that name is placed.
@@ -63,11 +63,11 @@ class TopologyCatalog:
             del self._placed[name]
 
     def change(self, change: Callable[[Topology], Topology]) -> Topology:
-        """Another topology: a node more, a link, a node in maintenance; slots stay as they are.
+        """Replace the topology, as for a new node, a link or maintenance; slots stay as they are.
 
         Raises:
-            HeadraceError: what ``change`` raises.
-            UserError: it changed what is taken, or left out a node that is in use.
+            HeadraceError: ``change`` raises it.
+            UserError: ``change`` modified the taken slots, or left out a node that is in use.
         """
         with self._lock:
             changed = change(self._topology)

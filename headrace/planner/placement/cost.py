@@ -1,7 +1,7 @@
-"""What a placement costs (N-31 … N-33, R-2, R-3): data over links, and operators beyond slots.
+"""Costs of a placement (N-31 … N-33, R-2, R-3): data over links, and operators beyond slots.
 
-    crosses(link) = Σ sends(o) over operators o below the link that somebody above it reads
-    network       = Σ crosses(link) · weight(link)  /  what all sources send
+    crosses(link) = Σ sends(o) over operators o below the link with a reader above it
+    network       = Σ crosses(link) · weight(link)  /  bytes that all sources send
     over          = Σ max(0, slots placed on a node - its free slots)
     total         = network_weight · network + over_weight · over
 
@@ -38,7 +38,7 @@ class PlacementCost:
 
 
 def highest_reader(operators: Operators, ways: Ways, nodes: Mapping[str, str], name: str) -> str:
-    """The node nearest to the sink where an output is read; its own if nobody reads it."""
+    """Return the reader's node that is nearest to the sink; its own node without a reader."""
     reached = [nodes[reader] for reader in operators.readers[name]]
     return min(reached, key=lambda node: len(ways.up(node)), default=nodes[name])
 
@@ -46,7 +46,7 @@ def highest_reader(operators: Operators, ways: Ways, nodes: Mapping[str, str], n
 def crossing(
     operators: Operators, ways: Ways, nodes: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
-    """Bytes per second over each link that is used: child, parent."""
+    """Return bytes per second over each link that is used: child, parent."""
     found: dict[tuple[str, str], float] = {}
     for name, operator in operators.by_name.items():
         high = highest_reader(operators, ways, nodes, name)
@@ -56,7 +56,7 @@ def crossing(
 
 
 def load(operators: Operators, nodes: Mapping[str, str]) -> dict[str, int]:
-    """Slots that a placement takes of each node."""
+    """Return the slots that a placement takes of each node."""
     found: dict[str, int] = {}
     for name, operator in operators.by_name.items():
         found[nodes[name]] = found.get(nodes[name], 0) + operator.slots
@@ -70,7 +70,7 @@ def cost_of(
     nodes: Mapping[str, str],
     weights: CostWeights = CostWeights(),
 ) -> PlacementCost:
-    """The cost of having each operator on its node."""
+    """Return the cost of having each operator on its node."""
     moved = sum(
         sent * topology.weights[hop] for hop, sent in crossing(operators, ways, nodes).items()
     )

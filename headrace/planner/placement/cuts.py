@@ -1,10 +1,10 @@
-"""Where a plan is cut: what is computed on other workers, each part with all that is below it.
+"""Cuts of a plan into parts for other workers; each part includes all nodes below it.
 
     placement: node or kind ─► worker        cuts: last node of a part ─► worker
 
-Rows of tables come from the worker that reads the stream, and what a part sends goes back there.
-So a part is whole downwards: nothing below its last node is anywhere else, but where somebody else
-needs it too, who then has it as well.
+Rows of tables come from the worker that reads the stream, and the output of a part returns there.
+So all nodes below the last node of a part are on its worker.  A node that other parts need too is
+computed by each of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PARTS_MAX: Final = 64
 
 
 def cuts(plan: p.PhysicalPlan, wanted: Mapping[str, str], main: str) -> dict[str, str]:
-    """The last node of each part, and its worker; nothing where all is to be on ``main``.
+    """Return the last node of each part, and its worker; empty if all nodes are to be on ``main``.
 
-    ``wanted`` says where nodes are to be, by their ids or kinds, as ``view_stats`` names them; the
-    others are where what reads them is, and else on ``main``.
+    ``wanted`` maps ids or kinds of nodes, as ``view_stats`` names them, to workers.  Other nodes
+    are on the worker of their reader, and else on ``main``.
 
     Raises:
         UndefinedError: 42704, the plan has no such node.
-        UnsupportedError: what is wanted would need rows of another worker than ``main``, or of
-            what is computed there; or the plan cannot be cut.
+        UnsupportedError: a part would need rows of another worker than ``main``, or rows that
+            ``main`` computes; or the plan cannot be cut.
         UserError: 54000, too many parts.
     """
     said = _said(plan, wanted)
@@ -55,12 +55,12 @@ def cuts(plan: p.PhysicalPlan, wanted: Mapping[str, str], main: str) -> dict[str
 
 
 def is_cuttable(plan: p.PhysicalPlan) -> bool:
-    """Whether anything of a plan may be elsewhere than the rest."""
+    """Return whether anything of a plan may be elsewhere than the rest."""
     return not plan.temporal and not plan.feeds and bool(plan.sources)
 
 
 def _said(plan: p.PhysicalPlan, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The worker of each node for which one is wanted; its id counts before its kind."""
+    """Return the requested worker of each node that has one; an id takes precedence over a kind."""
     names = {node.id for node in plan.nodes}
     kinds = {p.kind(type(node)).lower() for node in plan.nodes}
     for name in wanted:
@@ -124,7 +124,7 @@ def _check_part(
 
 
 def tops(plan: p.PhysicalPlan, nodes: Mapping[str, str], main: str) -> dict[str, str]:
-    """The last node of each part, where every node has its worker (``star.py``)."""
+    """Return the last node of each part, given the worker of every node (``star.py``)."""
     read_on_main: set[str] = set()
     for node in plan.nodes:
         if nodes[node.id] == main:
@@ -137,16 +137,16 @@ def tops(plan: p.PhysicalPlan, nodes: Mapping[str, str], main: str) -> dict[str,
 
 
 def workers(parts: Mapping[str, str]) -> list[str]:
-    """Those that have parts."""
+    """Return the workers that have parts."""
     return sorted(set(parts.values()))
 
 
 def received(
     plan: p.PhysicalPlan, parts: Mapping[str, str], sends: Mapping[str, float], main: str
 ) -> dict[tuple[str, str], float]:
-    """Bytes over each link that is used: from, to.
+    """Return bytes over each link that is used: from, to.
 
-    A table goes to a worker once, whoever reads it there.
+    A table is sent to a worker once, however many readers it has there.
     """
     found: dict[tuple[str, str], float] = {}
     for worker in workers(parts):

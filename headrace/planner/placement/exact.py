@@ -1,10 +1,11 @@
-"""The exact solver (N-42): of all placements on all ways the one that moves the least data.
+"""Exact solver (N-42): of all placements on all ways the one that moves the least data.
 
     least Σ sends(operator) · (weights of the links up to the highest of its readers)
 
-with one node per operator, pins as they are, and slots for all.  Branch and bound from the sink
-down: what is left costs at least its optimum without slots, and is not tried twice.  For small
-plans: it is what others are measured by, and it gives up rather than answer with a mere guess.
+Each operator gets one node, pins are respected, and no node exceeds its slots.  The search is
+branch and bound from the sink down.  The lower bound of the remaining operators is their optimum
+without slots; equal states are not searched twice.  The solver is for small plans and as a
+reference for other strategies: it raises an error rather than return an approximation.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _WAYS_MAX: Final = 1_000
 """Trees that a topology may hold, before it is too large."""
 _OPERATORS_MAX: Final = 200
 _SAME: Final = 1e-12
-"""What sums of floats may differ by, in relation to themselves."""
+"""Relative tolerance for the comparison of sums of floats."""
 
 
 def exact(
     operators: Operators, topology: Topology
 ) -> tuple[Ways, dict[str, str]] | PlacementFailed:
-    """The node of each operator, and the ways that data takes.
+    """Return the node of each operator, and the ways that data takes.
 
     Raises:
         UserError: the plan or the topology is too large for it (54001).
@@ -73,7 +74,7 @@ def _too_large() -> UserError:
 
 
 def _all_ways(operators: Operators, topology: Topology) -> Iterator[Ways]:
-    """Every tree in which all sources lead to the sink."""
+    """Yield every tree in which all sources lead to the sink."""
     sink = operators.pinned[operators.sink.name]
     starts = tuple(operators.pinned[name] for name in operators.sources)
     begun: list[tuple[dict[str, str], tuple[str, ...]]] = [({}, starts)]
@@ -99,7 +100,7 @@ class _Branches:
     free: dict[str, int]
     """Without what pinned operators need."""
     least: float
-    """What a placement must be cheaper than; of the best one found, its cost."""
+    """Upper bound: the cost of the best placement found."""
     steps: int
     best: dict[str, str] | None = None
     nodes: dict[str, str] = field(default_factory=dict)
@@ -109,14 +110,14 @@ class _Branches:
     _lead: dict[str, list[str]] = field(init=False)
     """Of each operator the inputs that it is the first reader of: it has its node last of them."""
     _open: list[list[str]] = field(init=False)
-    """By number: of those before, who reads it or one after it."""
+    """By number: earlier operators that have a reader at or after that number."""
     _wanted: list[int] = field(init=False)
     """By number: slots that it and those after it take."""
     _spent: dict[tuple[int, tuple[str, ...], tuple[int, ...]], float] = field(default_factory=dict)
     _known: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """What is the same for all branches."""
+        """Compute the data that all branches share."""
         pinned, upstream = self.operators.pinned, self.operators.upstream
         self._order = list(reversed(self.operators.by_name.values()))
         self._low = {
@@ -142,19 +143,19 @@ class _Branches:
             self._bounds[operator.name] = self._bounds_of(operator)
 
     def _between(self, operator: PlanOperator, high: str) -> tuple[str, ...]:
-        """Where it may be, if that is where the lowest of its readers is."""
+        """Return the nodes an operator may be on, if ``high`` is the node of its lowest reader."""
         way = self.ways.between(self._low[operator.name], high)
         return way if operator.pin is None else way[:1]
 
     def _bounds_of(self, operator: PlanOperator) -> dict[str, float]:
-        """By the node of its first reader: the least cost of it, and of what it is the first of."""
+        """Return lower bounds by the first reader's node, for it and inputs it reads first."""
         return {
             high: self._cheapest(operator, high, high)
             for high in self.ways.up(self._low[operator.name])
         }
 
     def _cheapest(self, operator: PlanOperator, first: str, high: str) -> float:
-        """The same, with its lowest and highest readers there."""
+        """Return that bound for its lowest reader on ``first`` and its highest on ``high``."""
         return min(
             self._counted(operator, node, high)
             + sum(self._bounds[name][node] for name in self._lead[operator.name])
@@ -162,15 +163,16 @@ class _Branches:
         )
 
     def _counted(self, operator: PlanOperator, node: str, high: str) -> float:
-        """What counts for an operator on ``node``: its output, and a part of what is pinned below.
+        """Return the cost of an operator on ``node``: its output, and shares of its pinned inputs.
 
-        Where an output begins that is pinned is known: so each of its readers counts a part of it.
+        The node of a pinned input is known, so each of its readers accounts for a share of its
+        cost.
         """
         own = 0.0 if operator.pin else self._cost(operator, node, high)
         return own + sum(self._part(name, node) for name in operator.inputs)
 
     def _part(self, name: str, node: str) -> float:
-        """What a reader on ``node`` counts of an output: together no more than it costs."""
+        """Return a reader's share of an output's cost; the sum is at most the cost."""
         sender = self.operators.by_name[name]
         if sender.pin is None:
             return 0.0
@@ -180,13 +182,13 @@ class _Branches:
         return operator.sends * self.ways.distance(self.topology, node, high)
 
     def _read_at(self, operator: PlanOperator) -> tuple[str, str]:
-        """The lowest and highest nodes of its readers, which have theirs."""
+        """Return the lowest and highest nodes of its readers, which are already placed."""
         readers = {self.nodes[name] for name in self.operators.readers[operator.name]}
         ranked = sorted(readers, key=lambda node: len(self.ways.up(node)))
         return ranked[-1], ranked[0]
 
     def _least_of(self, operator: PlanOperator) -> float:
-        """The least cost of one whose readers have their nodes, and of what it is the first of."""
+        """Return the lower bound for an operator with placed readers, and inputs it reads first."""
         first, high = self._read_at(operator)
         known = self._known.get((operator.name, first, high))
         if known is None:
@@ -195,9 +197,10 @@ class _Branches:
         return known
 
     def _was_here(self, number: int, spent: float) -> bool:
-        """Whether what is left was tried before, after spending no more.
+        """Return whether the remaining operators were tried before, after spending no more.
 
-        It depends on where its readers are, and on what is free, as far as it could be used.
+        The state consists of the nodes of their readers, and of the free slots as far as they can
+        be used.
         """
         wanted = self._wanted[number]
         state = (

@@ -1,10 +1,10 @@
-"""What is placed of a plan: a chain per physical source (N-11), constants where they are read.
+"""Expansion of a plan: a chain per physical source (N-11), constants at their readers.
 
     source ─► filter ─► join       becomes       source#1 ─► filter#1 ─┐
     (in two databases)                           source#2 ─► filter#2 ─┴► filter#all ─► join
 
-A chain is copied up to what has several inputs, keeps state or is pinned.  There the copies meet in
-a union, which, as what carries rows over a network, takes no slot.
+A chain is copied up to the first node that has several inputs, keeps state or is pinned.  There the
+copies meet in a union, which takes no slot, like network sinks and sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.collections.subplans import over
 from headrace.errors import UndefinedError, UnsupportedError, UserError
 
 _PER_ROW: Final = (p.FilterSpec, p.MapSpec, p.FusedSpec, p.ExpandSpec, p.FlatMapSpec)
-"""What may be done before rows of several sources meet as well as afterwards."""
+"""Nodes that give the same rows before and after the union of several sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +45,20 @@ class ExpandedPlan:
     pins: Mapping[str, str]
     """Nodes of those that are pinned."""
     origins: Mapping[str, str]
-    """Of each copy: what it is a copy of."""
+    """The original of each copy."""
     physical: Mapping[str, tuple[str, ...]]
     """Of each logical source its physical ones, in the order of their registration."""
     unions: frozenset[str]
     """Where copies meet."""
     constants: Mapping[str, str]
-    """Operators over no source at all, and who reads them: they are there where it is."""
+    """Operators that depend on no source, with their readers; each is on its reader's node."""
 
 
 def expand(plan: p.PhysicalPlan, pins: Pins) -> ExpandedPlan:
-    """The plan with a chain per physical source.
+    """Return the plan with a chain per physical source.
 
     Raises:
-        UserError: something is pinned that cannot be, or a source or the sink is not.
+        UserError: a pin is invalid, or a source or the sink has none.
         UnsupportedError: the physical sources may have a key twice.
     """
     _check_pins(plan, pins)
@@ -108,7 +108,7 @@ def expand(plan: p.PhysicalPlan, pins: Pins) -> ExpandedPlan:
 
 
 def _reads(node: p.Node, constants: Mapping[str, str]) -> tuple[str, ...]:
-    """The inputs of a node that come from a source."""
+    """Return the inputs of a node that come from a source."""
     return tuple(name for name in p.inputs(node) if name not in constants)
 
 
@@ -132,7 +132,7 @@ def _check_pins(plan: p.PhysicalPlan, pins: Pins) -> None:
 
 
 def _constants_apart(plan: p.PhysicalPlan, pins: Pins) -> tuple[p.PhysicalPlan, dict[str, str]]:
-    """The plan with what follows from no source once for each reader, and who that is."""
+    """Return the plan with a copy of its constant nodes for each reader, and the reader of each."""
     fixed: dict[str, p.Node] = {}
     for node in plan.nodes:
         if node.id not in pins and fixed.keys() >= set(p.inputs(node)):
@@ -153,7 +153,7 @@ def _constants_apart(plan: p.PhysicalPlan, pins: Pins) -> tuple[p.PhysicalPlan, 
 
 
 def _below(fixed: Mapping[str, p.Node], tops: Iterable[str]) -> list[p.Node]:
-    """Those of ``tops`` that are constant and all they are made of, inputs first."""
+    """Return the constant ones of ``tops`` and all nodes below them, inputs first."""
     needed: set[str] = set()
     left = [name for name in tops if name in fixed]
     while left:

@@ -1,4 +1,4 @@
-"""What people read of a placement: where operators are and why, what crosses links, which ways."""
+"""Explanation of a placement for people: operators and reasons, traffic over links, ways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.planner.placement.topology import Topology
 
 
 def explain_placement(found: Placement) -> str:
-    """A line per operator, link, relay, source and choice of a way; always the same text."""
+    """Return lines for operators, links, relays, sources and ways; deterministic."""
     return "\n".join(
         [
             f"Strategy {found.strategy}: {_cost(found)}",
@@ -33,7 +33,7 @@ def explain_placement(found: Placement) -> str:
 def compare_strategies(
     plan: p.PhysicalPlan, topology: Topology, costs: Costs, pins: Pins, seed: int = 0
 ) -> str:
-    """A line per strategy: what its placement costs, or why it has none.
+    """Return a line per strategy: the cost of its placement, or why it has none.
 
     Raises:
         UserError: what is given cannot be.
@@ -71,7 +71,7 @@ def _operators(found: Placement) -> Iterable[str]:
 
 
 def _reason(found: Placement, node: p.Node) -> str:
-    """Why it is where it is."""
+    """Return why the operator is on its node."""
     expanded = found.operators.expanded
     if node.id in expanded.constants:
         return f"constant, beside its reader {expanded.constants[node.id]}"

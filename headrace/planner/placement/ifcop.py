@@ -1,8 +1,8 @@
-"""IFCOP: candidates are drawn, the cheapest is kept (N-23 … N-34).
+"""IFCOP: draws random candidates and takes the cheapest (N-23 … N-34).
 
-From each source upwards, at each node a draw decides whether the next operator stays there or the
-walk goes on to the parent.  What is drawn is always a placement that works but for its slots: an
-operator goes only where all of its sources lead, and no higher than who reads it and has its node.
+From each source upwards, a draw decides at each node whether the next operator stays there or the
+walk goes on to the parent.  Every candidate is a valid placement except for its slots.  An operator
+goes only to a node that all its sources reach, and no higher than its placed readers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Draw = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class IfcopOptions:
-    """How IFCOP looks for a placement, and what it counts (N-40)."""
+    """Options of the search and weights of its costs (N-40)."""
 
     iterations: int = ITERATIONS
     stay: float = STAY
@@ -40,7 +40,7 @@ class IfcopOptions:
 
 @dataclass(frozen=True, slots=True)
 class IfcopSearch:
-    """What a search has found."""
+    """Result of a search."""
 
     best: Mapping[str, str]
     """The last best candidate."""
@@ -54,7 +54,7 @@ class IfcopSearch:
 def ifcop(
     operators: Operators, topology: Topology, ways: Ways, seed: int, options: IfcopOptions
 ) -> dict[str, str] | PlacementFailed:
-    """The node of each operator; the same for the same ``seed``.
+    """Return the node of each operator; the result is the same for the same ``seed``.
 
     Raises:
         UserError: ``seed`` is negative, or see ``search``.
@@ -73,7 +73,7 @@ def ifcop(
 def search(
     operators: Operators, topology: Topology, ways: Ways, draw: Draw, options: IfcopOptions
 ) -> IfcopSearch:
-    """The cheapest of ``options.iterations`` candidates; of equal ones the first (N-34).
+    """Return the cheapest of ``options.iterations`` candidates; of equal ones the first (N-34).
 
     Raises:
         UserError: there is no iteration, or no such probability.
@@ -99,7 +99,7 @@ def search(
 
 
 def candidate(operators: Operators, ways: Ways, draw: Draw) -> dict[str, str]:
-    """A node for each operator (N-25, N-30)."""
+    """Draw a node for each operator (N-25, N-30)."""
     rooms = Rooms(operators, ways)
     done: set[str] = set()
     for source in in_turn(operators):
@@ -117,13 +117,13 @@ def candidate(operators: Operators, ways: Ways, draw: Draw) -> dict[str, str]:
 
 
 def in_turn(operators: Operators) -> Iterator[str]:
-    """Sources; of a logical one, the physical one that was registered last is first (N-26)."""
+    """Yield the sources; of a logical one, the physical one registered last is first (N-26)."""
     for physical in operators.expanded.physical.values():
         yield from reversed(physical)
 
 
 def matrix(operators: Operators, topology: Topology, nodes: Mapping[str, str]) -> np.ndarray:
-    """A candidate as nodes by operators: 1 where an operator is on a node, else 0 (N-24)."""
+    """Return a candidate as nodes by operators: 1 where an operator is on a node, else 0 (N-24)."""
     out = np.zeros((len(topology.nodes), len(operators.by_name)), np.uint8)
     for column, name in enumerate(operators.by_name):
         out[topology.place(nodes[name]), column] = 1
@@ -133,7 +133,7 @@ def matrix(operators: Operators, topology: Topology, nodes: Mapping[str, str]) -
 def _overload(
     operators: Operators, topology: Topology, found: IfcopSearch, options: IfcopOptions
 ) -> PlacementFailed:
-    """Where the best candidate lacks slots."""
+    """Return a failure that names a node where the best candidate lacks slots."""
     free = topology.free
     node = next(n for n, taken in load(operators, found.best).items() if taken > free[n])
     there = [o for o in operators.by_name.values() if found.best[o.name] == node and o.slots]

@@ -1,9 +1,9 @@
-"""Network sinks and sources, inserted last (N-4, N-21): what runs on each node, as parts of a plan.
+"""Network sinks and sources, inserted last (N-4, N-21), and the part of a plan on each node.
 
-An output that is read on another node goes there link by link.  On each link there is one pair: a
-sink on the child, a source on the parent.  A node with nothing else hands on what it receives
-(N-38).  They take no slot (N-35).  An output goes over a link once, whoever reads it above: on each
-node it is one queue with several readers.
+An output that is read on another node goes there link by link.  Each link has one pair: a sink on
+the child, a source on the parent.  A node without operators relays its input (N-38).  Sinks and
+sources take no slot (N-35).  An output goes over a link once, however many readers it has above: on
+each node it is one queue with several readers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NetworkSink:
     output: str
     """The operator whose rows they are."""
     input: str
-    """Who has them on this node: that operator, or on a relay a network source."""
+    """The producer of the rows on this node: the operator, or on a relay a network source."""
     receiver: str
     """The node that they go to; its source has the same ``name``."""
     schema: Schema
@@ -47,16 +47,16 @@ class NetworkSink:
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """What runs on one node."""
+    """Part of a plan that runs on one node."""
 
     receives: tuple[NetworkSource, ...]
     operators: tuple[p.Node, ...]
-    """Inputs first; what comes from elsewhere is read by the name of a network source."""
+    """Inputs first; an input from another node is read by the name of a network source."""
     sends: tuple[NetworkSink, ...]
 
 
 def parts(operators: Operators, ways: Ways, nodes: Mapping[str, str]) -> dict[str, NodePart]:
-    """The part of each node that has one; ``nodes``: also of constants."""
+    """Return the part of each node that has one; ``nodes`` includes constants."""
     receives: dict[str, list[NetworkSource]] = {}
     sends: dict[str, list[NetworkSink]] = {}
     known: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""What is to be placed: operators with what they need and send, seen from the placement."""
+"""Operators to place, with the slots they need and the bytes they send."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headrace.planner.placement.expansion import ExpandedPlan
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What operators send and need, by their id in the plan, or that of a copy (N-40).
+    """Bytes that operators send and slots they need, by id in the plan or id of a copy (N-40).
 
-    What is said of an operator that is copied is of all copies together.
+    An entry for an operator that is copied is the total of all its copies.
     """
 
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Operators:
     """
 
     def __init__(self, expanded: ExpandedPlan, costs: Costs) -> None:
-        """Those of ``expanded``, with what ``costs`` say of them.
+        """Take the operators of ``expanded``, with their ``costs``.
 
         Raises:
-            UserError: ``costs`` say what cannot be, or speak of what is not in the plan.
+            UserError: ``costs`` are invalid, or name an operator that is not in the plan.
         """
         self.expanded = expanded
         self._check(costs)
@@ -109,7 +109,7 @@ class Operators:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[str, ...]]:
-        """Of each operator: who reads it."""
+        """Readers of each operator."""
         found: dict[str, list[str]] = {name: [] for name in self.by_name}
         for operator in self.by_name.values():
             for name in operator.inputs:

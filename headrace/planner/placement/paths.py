@@ -1,11 +1,11 @@
-"""Path selection: which nodes a plan may be placed in, one way up from each source (N-1 … N-10).
+"""Path selection: the nodes a plan may be placed in, one way up from each source (N-1 … N-10).
 
-    occurrence(source, node) = how many ways lead from the source up to the node  (N-7, N-36)
+    occurrence(source, node) = number of ways from the source up to the node  (N-7, N-36)
     W(parent) = Σ occurrence over the nodes from the parent to the sink / their number  (N-8)
 
-Where a node has several parents, the one with the largest W stays, so that sources come to share
-their ways.  That is done for each logical source, then again for what is left of all (R-6).  The
-nodes nearest to the sink are first: what is above a parent is then one way.
+Of several parents of a node, the one with the largest W stays, so that sources share their ways.
+Parents are selected for each logical source, then again for the remaining edges of all (R-6). The
+nodes nearest to the sink are first, so that the way above a parent is already unique.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ParentChoice:
 
 @dataclass(frozen=True, slots=True)
 class SelectedPaths:
-    """What path selection has found."""
+    """Result of path selection."""
 
     ways: Ways
     occurrences: Mapping[str, Mapping[str, int]]
@@ -55,7 +55,7 @@ class _Start:
 
 
 def select_paths(operators: Operators, topology: Topology) -> SelectedPaths | PlacementFailed:
-    """The tree that all strategies but ``exact`` assign operators in (N-2)."""
+    """Return the tree in which all strategies but ``exact`` assign operators (N-2)."""
     sink = operators.pinned[operators.sink.name]
     for name, node in operators.pinned.items():
         if node not in topology.parents:
@@ -86,7 +86,7 @@ def select_paths(operators: Operators, topology: Topology) -> SelectedPaths | Pl
 def _start(
     operators: Operators, topology: Topology, source: str, sink: str
 ) -> _Start | PlacementFailed:
-    """The nodes on the ways from a source up to the sink, past all that is pinned between (N-6)."""
+    """Return the nodes on ways from a source to the sink through all pinned nodes between (N-6)."""
     node = operators.pinned[source]
     above = topology.above
     edges: Edges = {n: up for n, up in topology.parents.items() if sink in above[n]}
@@ -105,7 +105,7 @@ def _start(
 
 
 def _leading(edges: Edges, within: Set[str], sink: str) -> Edges:
-    """The edges between nodes of ``within`` that lead to the sink in the end."""
+    """Return the edges between nodes of ``within`` that finally lead to the sink."""
     leads: set[str] = {sink}
     found: dict[str, tuple[str, ...]] = {sink: ()}
     for low in _sink_first({low: edges[low] for low in edges if low in within}):
@@ -117,7 +117,7 @@ def _leading(edges: Edges, within: Set[str], sink: str) -> Edges:
 
 
 def occurrences(edges: Edges, start: str) -> dict[str, int]:
-    """How many ways lead from ``start`` to each node above it (N-7)."""
+    """Count the ways from ``start`` to each node above it (N-7)."""
     found = dict.fromkeys(_upward(edges, start), 0) | {start: 1}
     for low in reversed(_sink_first(edges)):
         for high in edges[low] if low in found else ():
@@ -128,7 +128,7 @@ def occurrences(edges: Edges, start: str) -> dict[str, int]:
 def _prune(
     topology: Topology, starts: Sequence[_Start], edges: Edges, sink: str
 ) -> tuple[Edges, dict[str, ParentChoice]]:
-    """``edges`` with one parent of each node, and the choices that were made (N-8)."""
+    """Return ``edges`` with one parent of each node, and the choices made (N-8)."""
     total: dict[str, int] = {}
     for start in starts:
         for name, count in occurrences(edges, start.node).items():
@@ -155,7 +155,7 @@ def _choice(
     low: str,
     parents: tuple[str, ...],
 ) -> ParentChoice:
-    """The parent with the largest W; of equal ones the nearer to the sink, then the first."""
+    """Choose the parent with the largest W; ties: nearer to the sink, then the first."""
     ranked = []
     for high in parents:
         way = _upward(kept, high)
@@ -166,7 +166,7 @@ def _choice(
 
 
 def _allowed(starts: Sequence[_Start], low: str, parents: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that no source is led past a pinned operator of its by, if there are such."""
+    """Return the parents that bypass no pinned operator of a source, or else all parents."""
     fit = [high for high in parents if all(high in s.edges[low] for s in starts if low in s.edges)]
     return tuple(fit) or parents
 
@@ -180,7 +180,7 @@ def _union(parts: Iterable[Edges]) -> Edges:
 
 
 def _upward(edges: Edges, start: str) -> tuple[str, ...]:
-    """``start`` and all that is above it."""
+    """Return ``start`` and all nodes above it."""
     found = {start: None}
     left = [start]
     while left:
@@ -192,5 +192,5 @@ def _upward(edges: Edges, start: str) -> tuple[str, ...]:
 
 
 def _sink_first(edges: Edges) -> list[str]:
-    """All nodes, each after those above it."""
+    """Return all nodes, each after those above it."""
     return list(graphlib.TopologicalSorter(edges).static_order())

@@ -1,8 +1,8 @@
-"""The contract: a plan, a topology and a strategy in; where each operator runs out.
+"""Entry point of placement: assigns the operators of a plan to nodes of a topology by a strategy.
 
     expand ─► select paths ─► assign operators ─► insert network sinks and sources   (N-1, N-4)
 
-Nothing is read, timed or drawn but by the seed: what is given decides what is answered.
+The result depends on the arguments alone, the seed included: nothing else is read or measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SMALL: Final = 8
 
 
 class Strategy(StrEnum):
-    """Who decides where operators go."""
+    """Strategy that assigns operators to nodes."""
 
     BOTTOM_UP = "bottom_up"
     TOP_DOWN = "top_down"
@@ -53,9 +53,9 @@ class Placement:
     ways: Ways
     """The way up that data takes from each node."""
     parts: Mapping[str, NodePart]
-    """What runs on each node that has a part in it, relays too."""
+    """The part of each node that has one, relays included."""
     slots: Mapping[str, int]
-    """What it takes of each node."""
+    """Slots taken of each node."""
     crossing: Mapping[tuple[str, str], float]
     """Bytes per second over each link that is used."""
     cost: PlacementCost
@@ -72,11 +72,11 @@ def place(
     seed: int = 0,
     options: IfcopOptions = IfcopOptions(),  # noqa: B008  frozen
 ) -> Placement:
-    """Where each operator of ``plan`` is to run; ``pins`` are of its sources, its sink, and others.
+    """Place each operator of ``plan`` on a node; ``pins`` has the sources and the sink at least.
 
     Raises:
         UserError: there is no placement, or the strategy finds none (55000; the detail says which,
-            and why); the plan is too large for ``exact`` (54001); or what is given cannot be.
+            and why); the plan is too large for ``exact`` (54001); or an argument is invalid.
         UnsupportedError: a source is in several databases that may have a key twice.
     """
     found = try_to_place(plan, topology, strategy, costs, pins, seed, options)
@@ -100,10 +100,10 @@ def try_to_place(
     seed: int = 0,
     options: IfcopOptions = IfcopOptions(),  # noqa: B008  frozen
 ) -> Placement | PlacementFailed:
-    """As ``place``; that there is no placement is an answer.
+    """Place a plan like ``place``, but return the failure if there is no placement.
 
     Raises:
-        UserError: what is given cannot be, or is too large for ``exact`` (54001).
+        UserError: an argument is invalid, or too large for ``exact`` (54001).
         UnsupportedError: a source is in several databases that may have a key twice.
     """
     expanded = expand(plan, pins)
@@ -147,7 +147,7 @@ def try_to_place(
 def _other(
     plan: PhysicalPlan, topology: Topology, strategy: Strategy, costs: Costs, pins: Pins
 ) -> str:
-    """What the exact strategy says where another one has failed, and the plan is small."""
+    """Return the answer of the exact strategy after a failure, if the plan is small."""
     if strategy is Strategy.EXACT or len(plan.nodes) > _SMALL:
         return ""
     try:

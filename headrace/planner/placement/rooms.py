@@ -1,4 +1,4 @@
-"""Where an operator may go while others have their nodes already, and what is free there."""
+"""Nodes where an operator may go, given the nodes already assigned, and free slots."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Rooms:
     """
 
     def __init__(self, operators: Operators, ways: Ways) -> None:
-        """Only what is pinned has its node; whether that can be, ``unreachable`` says."""
+        """Assign the pinned operators only; ``unreachable`` checks whether that is possible."""
         self._operators = operators
         self._ways = ways
         self.nodes = dict(operators.pinned)
 
     def unreachable(self) -> PlacementFailed | None:
-        """A pinned operator that rows of another pinned one do not come to, if there is one."""
+        """Return a pinned operator that rows of another one do not reach, if there is one."""
         for name, node in self._operators.pinned.items():
             for below in sorted(self._operators.upstream[name] & self._operators.pinned.keys()):
                 low = self._operators.pinned[below]
@@ -34,10 +34,10 @@ class Rooms:
         return None
 
     def legal(self, name: str) -> tuple[str, ...]:
-        """The nodes where an operator without one may go, from the lowest up; never empty.
+        """Return the nodes where an unassigned operator may go, from the lowest up; never empty.
 
-        The lowest is where all that it reads meets (N-19, R-4), the highest where the first of
-        its readers is.
+        The lowest is where all its inputs meet (N-19, R-4), the highest is the node of the lowest
+        of its assigned readers.
         """
         below = [self.nodes[n] for n in self._operators.upstream[name] if n in self.nodes]
         above = [self.nodes[n] for n in self._operators.downstream[name] if n in self.nodes]
@@ -53,11 +53,10 @@ class Rooms:
 class Slots:
     """Free slots while a plan is placed; with ``reserve`` those of pinned operators are set aside.
 
-    Without, whoever comes first takes them, and a pinned operator may find none (R-7).
+    Without ``reserve`` slots are first come, first served: a pinned operator may find none (R-7).
     """
 
     def __init__(self, operators: Operators, topology: Topology, reserve: bool) -> None:
-        """As ``topology`` has them free."""
         self.free = topology.free
         """Of each node."""
         self._reserve = reserve
@@ -76,7 +75,7 @@ class Slots:
         return None if self._reserve else self._take_pinned(operator)
 
     def first(self, operator: PlanOperator, nodes: Iterable[str]) -> str | PlacementFailed:
-        """The first of ``nodes`` with room for it (N-3), whose slots it has then (N-15, N-16)."""
+        """Take slots on the first of ``nodes`` with room (N-3, N-15, N-16), and return it."""
         tried = []
         for node in nodes:
             if self.free[node] >= operator.slots:

@@ -1,19 +1,18 @@
-"""Placing a plan on workers around the one that reads and writes: both ends are that one.
+"""Placement on workers around ``main``, which both reads the tables and writes the result.
 
     main (intake of a table) ─► w1 ─┐
     main (intake of a table) ─► w2 ─┼─► main (sink)
-                             └──────┘   and straight on, within the process
+                             └──────┘   and directly, within the process
 
 Links of a topology lead from the sources up to the sink (``topology.py``), and here both are on
-``main``.  So it is there twice: as an intake end for each table and reader, which holds nothing
-but that source, and as the end of the sink, where operators have room.  Rows go by one worker, or
-straight on, which costs nothing.  With that an operator is on a worker exactly if all tables below
-it go there: what ``cuts.py`` says of parts.
+``main``.  So ``main`` appears twice: as an intake end for each table and reader, which runs only
+that source, and as the end of the sink, where operators have room.  Rows go through one worker, or
+directly, which costs nothing.  So an operator is on a worker exactly if all tables below it go
+there, which is the rule that ``cuts.py`` has for parts.
 
-Strategies that assign operators on one tree are asked for each way in which the tables may go, with
-the tables where that leads them, and the best of what they say is taken: *bottom_up* has most
-operators on workers, *top_down* fewest, of ``ifcop`` the cheapest wins; ``exact`` looks at all ways
-from the intake ends itself.
+Strategies that assign operators on one tree run for each assignment of tables to ways, and the best
+result is taken.  For *bottom_up* that has most operators on workers, for *top_down* fewest, for
+``ifcop`` the lowest cost.  ``exact`` searches all ways from the intake ends itself.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from headrace.planner.placement.topology import Topology, TopologyLink, Topology
 from headrace.planner.placement.ways import Ways
 
 _INSIDE: Final = 1e-9
-"""What it costs to move a byte within a process, beside an ordinary link: all but nothing."""
+"""Cost of moving a byte within a process, relative to an ordinary link: almost nothing."""
 _WAYS_MAX: Final = 128
 """Ways of all tables that are tried; of more, those in which all tables go the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A worker: what it has room for, and what it costs to move a byte there or back."""
+    """A worker: its room, and the cost of moving a byte there or back."""
 
     name: str
     capacity: int
@@ -81,7 +80,7 @@ def place_star(
     costs: Costs,
     seed: int = 0,
 ) -> StarPlacement | PlacementFailed:
-    """Where each collection of ``plan`` is to be.
+    """Return the worker of each collection of ``plan``.
 
     Raises:
         UserError: the plan is too large for ``exact`` (54001).
@@ -107,7 +106,7 @@ class _Star:
         self._costs = Costs(rates, costs.factors, slots)
 
     def exactly(self) -> StarPlacement | PlacementFailed:
-        """The cheapest of all, on all ways from intake ends."""
+        """Return the cheapest placement on all ways from the intake ends."""
         main, ends = self._main, {name: f"{self._main.name} > {name}" for name in self._origins}
         links = [TopologyLink(other.name, main.name, other.weight) for other in self._others]
         for end in ends.values():
@@ -121,7 +120,7 @@ class _Star:
         return self._placed(Strategy.EXACT, operators, found[1])
 
     def best(self, strategy: Strategy, seed: int) -> StarPlacement | PlacementFailed:
-        """What a strategy finds on the best of the ways."""
+        """Return the result of a strategy on the best of the ways."""
         main = self._main.name
         links = tuple(TopologyLink(other.name, main, other.weight) for other in self._others)
         topology = Topology(self._nodes(), links)
@@ -148,12 +147,12 @@ class _Star:
         return tuple(TopologyNode(s.name, s.capacity, s.taken) for s in stations)
 
     def _operators(self, sources: Mapping[str, str]) -> Operators:
-        """All operators, with each of the sources pinned where that says."""
+        """Return all operators, with each source pinned as ``sources`` says."""
         expanded = expand(self._apart, {**sources, self._plan.sink.id: self._main.name})
         return Operators(expanded, self._costs)
 
     def _ways(self) -> Iterator[tuple[str, ...]]:
-        """Ways that the tables may go: by the worker with most room first, last straight on."""
+        """Return ways for the tables: by the worker with most room first, directly last."""
         by_room = sorted(self._others, key=lambda other: other.taken - other.capacity)
         by = [*(other.name for other in by_room), self._main.name]
         count = len(self._origins)
@@ -194,11 +193,11 @@ def _assigned(
 
 
 def _with_constants(operators: Operators, found: Mapping[str, str], main: str) -> dict[str, str]:
-    """Also where those stand that follow from no table: beside who reads them, or on ``main``."""
+    """Add the nodes of constants: each is on its reader's node, or on ``main``."""
     out, constants = dict(found), operators.expanded.constants
     for name, reader in reversed(list(constants.items())):
         out[name] = out[reader]
-    # One that several read has a copy for each of the others.
+    # A constant with several readers has a copy for each further one.
     for name in constants:
         origin = name.partition("~")[0]
         if out.get(origin) != out[name]:
@@ -207,7 +206,7 @@ def _with_constants(operators: Operators, found: Mapping[str, str], main: str) -
 
 
 def _apart(plan: p.PhysicalPlan) -> tuple[p.PhysicalPlan, dict[str, str]]:
-    """The plan with each source once for each of its readers, and of which each is."""
+    """Return the plan with a copy of each source for each reader, and the original of each copy."""
     nodes: list[p.Node] = []
     origins: dict[str, str] = {}
     sources = {source.id: source for source in plan.sources}
@@ -225,6 +224,6 @@ def _apart(plan: p.PhysicalPlan) -> tuple[p.PhysicalPlan, dict[str, str]]:
 
 
 def cheapest(found: Sequence[StarPlacement | PlacementFailed | UserError]) -> StarPlacement | None:
-    """The cheapest of several placements; of equal ones the first, which keeps more together."""
+    """Return the cheapest of several placements; of equal ones the first with the fewest parts."""
     placed = [each for each in found if isinstance(each, StarPlacement)]
     return min(placed, key=lambda each: (each.cost, len(each.parts)), default=None)

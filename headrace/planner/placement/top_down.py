@@ -1,6 +1,7 @@
 """Top-Down: each operator as near to the sink as there is room (N-22, R-8); Bottom-Up's mirror.
 
-From the sink downwards; what has several readers waits until all of them have a node.
+Operators are assigned from the sink downwards.  One with several readers waits until all of them
+have a node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from headrace.planner.placement.ways import Ways
 def top_down(
     operators: Operators, topology: Topology, ways: Ways, *, reserve: bool = True
 ) -> dict[str, str] | PlacementFailed:
-    """The node of each operator; ``reserve``: see ``Slots``."""
+    """Return the node of each operator; ``reserve``: see ``Slots``."""
     rooms, slots = Rooms(operators, ways), Slots(operators, topology, reserve)
     if failed := rooms.unreachable() or slots.reserved():
         return failed

@@ -1,7 +1,7 @@
 """The topology: nodes with slots, and links that lead from the sources up to the sink (N-44).
 
-A value that nobody changes: what is placed gives another topology, with fewer free slots.  Nodes
-stand in the order in which they were registered; where nothing else decides, the first one does.
+A topology is immutable: a placement gives another one, with fewer free slots.  Nodes are in order
+of registration, and ties are resolved in favour of the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from headrace.errors import DuplicateError, UndefinedError, UserError
 
 _FRAME_BYTES: Final = 64 << 10
-"""What links are compared by: the time that it takes on them."""
+"""Size of the frame whose transfer time is the weight of a link."""
 ORDINARY_BYTES_S: Final = 125e6
 """Of an ordinary link, a gigabit per second."""
 
@@ -35,7 +35,7 @@ class TopologyNode:
 
     @property
     def free(self) -> int:
-        """Slots that nobody has; never negative."""
+        """Slots that are not taken; never negative."""
         return max(0, self.capacity - self.taken)
 
 
@@ -46,16 +46,16 @@ class TopologyLink:
     child: str
     parent: str
     weight: float = 1.0
-    """What it costs to move a byte over it, beside an ordinary link."""
+    """Cost of moving a byte over it, relative to an ordinary link."""
 
     @classmethod
     def measured(cls, child: str, parent: str, bytes_s: float, latency_ms: float) -> TopologyLink:
-        """A link by its bandwidth and latency.
+        """Return a link by its bandwidth and latency.
 
-        Its weight is the time of a frame of 64 KiB, beside that on a gigabit without latency.
+        Its weight is the time of a frame of 64 KiB, relative to a gigabit link without latency.
 
         Raises:
-            UserError: no link is like that.
+            UserError: the bandwidth or latency is invalid.
         """
         if not (bytes_s > 0 and 0 <= latency_ms < math.inf):
             raise UserError(f"a link of {bytes_s:g} bytes/s and {latency_ms:g} ms cannot be")
@@ -109,7 +109,7 @@ class Topology:
             ) from error
 
     def node(self, name: str) -> TopologyNode:
-        """The node of that name.
+        """Return the node of that name.
 
         Raises:
             UndefinedError: there is none.
@@ -117,10 +117,10 @@ class Topology:
         return self.nodes[self.place(name)]
 
     def place(self, name: str) -> int:
-        """How many nodes were registered before that one.
+        """Return the number of nodes registered before that one.
 
         Raises:
-            UndefinedError: there is none of that name.
+            UndefinedError: there is no node of that name.
         """
         if name not in self._places:
             raise UndefinedError(f'worker "{name}" does not exist')
@@ -155,10 +155,10 @@ class Topology:
         return {node.name: node.free for node in self.nodes}
 
     def taking(self, slots: Mapping[str, int]) -> Topology:
-        """The same with so many more slots taken of each node; fewer, where negative.
+        """Return the topology with more slots taken of each node; fewer where negative.
 
         Raises:
-            UserError: less than nothing would be taken.
+            UserError: the slots taken would be negative.
         """
         for name in slots:
             self.node(name)
@@ -168,7 +168,7 @@ class Topology:
         )
 
     def maintaining(self, name: str, maintenance: bool) -> Topology:
-        """The same with a node in maintenance, or at work again.
+        """Return the topology with a node in maintenance, or back in service.
 
         Raises:
             UndefinedError: there is no such node.
@@ -176,7 +176,7 @@ class Topology:
         return self._with(replace(self.node(name), maintenance=maintenance))
 
     def resized(self, name: str, capacity: int) -> Topology:
-        """The same with another capacity of a node; what it holds already stays there.
+        """Return the topology with another capacity of a node; operators already on it stay.
 
         Raises:
             UserError: there is no such node, or no such capacity.
@@ -184,7 +184,7 @@ class Topology:
         return self._with(replace(self.node(name), capacity=capacity))
 
     def joined(self, node: TopologyNode, links: Iterable[TopologyLink] = ()) -> Topology:
-        """The same with one node more, the last, and links.
+        """Return the topology with an additional node, the last, and links.
 
         Raises:
             UserError: the name is taken, or the links are no links.
@@ -192,7 +192,7 @@ class Topology:
         return replace(self, nodes=(*self.nodes, node), links=(*self.links, *links))
 
     def left(self, name: str) -> Topology:
-        """The same without a node, which nothing is placed on, and its links.
+        """Return the topology without a node, which must be unused, and its links.
 
         Raises:
             UserError: there is no such node, or it is in use.

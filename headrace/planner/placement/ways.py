@@ -36,29 +36,29 @@ class Ways:
         return self._up.keys()
 
     def up(self, node: str) -> tuple[str, ...]:
-        """The node itself, its parent, and so on to the root."""
+        """Return the node itself, its parent, and so on to the root."""
         return self._up[node]
 
     def reaches(self, low: str, high: str) -> bool:
-        """Whether ``high`` is ``low``, or on its way up."""
+        """Return whether ``high`` is ``low``, or on its way up."""
         return high in self._up and high in self._up[low]
 
     def between(self, low: str, high: str) -> tuple[str, ...]:
-        """The way from ``low`` up to ``high``, with both; it must be there."""
+        """Return the way from ``low`` up to ``high``, both included; REQUIRES: there is one."""
         way = self._up[low]
         return way[: way.index(high) + 1]
 
     def hops(self, low: str, high: str) -> Iterator[tuple[str, str]]:
-        """The links of that way: child, parent."""
+        """Yield the links of that way: child, parent."""
         way = self.between(low, high)
         return itertools.pairwise(way)
 
     def meeting(self, nodes: Iterable[str]) -> str:
-        """The lowest node that all of them reach; of one node, it is that itself (N-39)."""
+        """Return the lowest node that all of them reach; for one node, that node itself (N-39)."""
         first, *others = nodes
         common = [set(self._up[n]) for n in others]
         return next(n for n in self._up[first] if all(n in up for up in common))
 
     def distance(self, topology: Topology, low: str, high: str) -> float:
-        """The weights of the links between."""
+        """Sum the weights of the links between ``low`` and ``high``."""
         return sum(topology.weights[hop] for hop in self.hops(low, high))

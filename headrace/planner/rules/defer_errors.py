@@ -74,7 +74,7 @@ _RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
 
 
 def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
-    """All plans, readers first, with expressions that may fail at the nodes that use them."""
+    """Return all plans, readers first, with fallible expressions at the nodes that use them."""
     last = max(i for plan in plans.values() for i in defined(plan))
     deferral = _Deferral(itertools.count(last + 1))
     root, *named = plans
@@ -98,11 +98,11 @@ class _Deferred:
     """Columns that are the same constant in every row: NULL, true or false."""
 
     def over(self, node: nodes.Node) -> _Deferred:
-        """The same definitions over another node that has the columns."""
+        """Return the same definitions over another node that has the columns."""
         return _Deferred(node, self.late, None, self.fixed)
 
     def folded(self, expr: Expr) -> Expr:
-        """``expr`` simplified by its constants, as Postgres does before it evaluates anything.
+        """Simplify ``expr`` by its constants, as Postgres does before it evaluates anything.
 
         An expression that cannot fail stays as it is: an equality may be the key of a join.
         """
@@ -111,7 +111,7 @@ class _Deferred:
         return simplify(substitute(expr, self.fixed))
 
     def without(self, ids: Iterable[int]) -> Definitions:
-        """The definitions but these."""
+        """Return the definitions without ``ids``."""
         gone = frozenset(ids)
         return {i: d for i, d in self.late.items() if i not in gone}
 
@@ -167,7 +167,7 @@ class _Deferral:
                 return _Deferred(nodes.with_children(node, new))
 
     def _unchanged(self, node: nodes.Node) -> nodes.Node:
-        """``node``, where named plans that it reads show all their columns."""
+        """Return ``node``, where named plans that it reads show all their columns."""
         if isinstance(node, nodes.AgainNode):
             return self.complete(node)
         new = tuple(self._unchanged(c) for c in nodes.children(node))
@@ -210,7 +210,7 @@ class _Deferral:
         return _Deferred(kept, late, whole if below.whole else None, fixed)
 
     def _narrow(self, expr: Expr, late: Definitions, parts: dict[Expr, nodes.Col]) -> Expr:
-        """``expr`` over columns ``parts`` instead of columns of a large type."""
+        """Return ``expr`` over columns ``parts`` instead of columns of a large type."""
         if not isinstance(expr, Call):
             return expr
         if raises(expr) or refs(expr) & late.keys():
@@ -224,7 +224,7 @@ class _Deferral:
         return parts[expr].ref
 
     def _filter(self, below: _Deferred, predicates: Iterable[Expr]) -> _Deferred:
-        """Each predicate that uses a definition sees the survivors of those before it."""
+        """Apply each predicate that uses a definition only to rows that passed those before it."""
         predicates = tuple(map(below.folded, predicates))
         first = tuple(p for p in predicates if not refs(p) & below.late.keys() and not raises(p))
         rest = [p for p in predicates if p not in first]
@@ -279,7 +279,7 @@ class _Deferral:
         return _Deferred(joined, left.late | right.late, None, fixed)
 
     def _nullable(self, side: _Deferred) -> _Deferred:
-        """``side`` of an outer join, with definitions that hold above it: NULL without a row."""
+        """Return ``side`` of an outer join, with definitions that give NULL for unmatched rows."""
         large = too_large([c.ref for c, _ in side.late.values()], side.late)
         side = self._with_columns(side, large)
         if not side.late:
@@ -313,7 +313,7 @@ class _Deferral:
         )
 
     def _window(self, node: nodes.WindowNode, below: _Deferred) -> _Deferred:
-        """An argument that uses a definition is evaluated only where the call's FILTER is true."""
+        """Evaluate an argument that uses a definition only where the call's FILTER is true."""
         late = dict(below.late)
         calls: list[nodes.WindowCall] = []
         for call in node.calls:
@@ -335,7 +335,7 @@ class _Deferral:
         return below.over(dataclasses.replace(made, input=below.node))
 
     def _union(self, node: nodes.UnionNode, arms: list[_Deferred]) -> _Deferred:
-        """The rows of all arms with what their definitions read, and the number of the arm."""
+        """Return the union of the arms, with their definitions' inputs and the arm's number."""
         own = [arm.columns for arm in node.inputs]
         finished = map(self._finished, arms, own)
         whole = dataclasses.replace(node, inputs=tuple(finished))
@@ -371,7 +371,7 @@ class _Deferral:
         return _Deferred(nodes.UnionNode(tuple(inputs), columns), chosen, whole)
 
     def _again(self, node: nodes.AgainNode) -> _Deferred:
-        """A reader of a named plan gets the columns that the definitions read, and defines."""
+        """Add the columns that the definitions read to a reader of a named plan."""
         plan = self._named[node.number]
         mine = {i: c for c, i in node.pairs}
         pairs = [(c, i) for c, i in node.pairs if i not in plan.late]
@@ -400,7 +400,7 @@ class _Deferral:
     def _computed(
         self, below: _Deferred, exprs: Iterable[Expr]
     ) -> tuple[_Deferred, tuple[Expr, ...]]:
-        """``below`` with columns for the definitions that ``exprs`` always read, and ``exprs``.
+        """Return ``below`` with columns for definitions that ``exprs`` always read, and ``exprs``.
 
         Definitions that are read in conditionals only become part of the returned expressions.
         """
@@ -428,7 +428,7 @@ class _Deferral:
         return _Deferred(node, rest, whole, below.fixed), tuple(expanded(e, rest) for e in exprs)
 
     def _with_columns(self, below: _Deferred, ids: Iterable[int]) -> _Deferred:
-        """``below`` with columns for those of its definitions."""
+        """Return ``below`` with columns for the definitions ``ids``."""
         wanted = [below.late[i][0].ref for i in sorted(ids) if i in below.late]
         return self._computed(below, wanted)[0]
 
@@ -437,7 +437,7 @@ class _Deferral:
 
 
 def _passed(node: nodes.Node) -> tuple[Definition, ...]:
-    """All columns of ``node`` as items of a projection, called as they are called there."""
+    """Return all columns of ``node`` as items of a projection, with the same labels."""
     labels: dict[int, Expr] = {}
     if isinstance(node, nodes.ProjectNode):
         labels = {c.id: e for c, e in node.items if isinstance(e, Ref) and e.id == c.id}
@@ -445,7 +445,7 @@ def _passed(node: nodes.Node) -> tuple[Definition, ...]:
 
 
 class _Slots:
-    """Columns of a union for what the definitions of its arms read: one of a type serves all."""
+    """Columns of a union for the inputs of its arms' definitions; arms share columns of a type."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._ids = numbers
@@ -454,7 +454,7 @@ class _Slots:
         """Per arm: column of the arm by place of the slot."""
 
     def over(self, exprs: list[Expr]) -> list[Expr]:
-        """``exprs`` of the next arm over slots."""
+        """Return ``exprs`` of the next arm over slots."""
         read = {r.id: r for e in exprs for r in references(e)}
         taken: dict[int, Ref] = {}
         found: dict[int, Expr] = {}
@@ -474,7 +474,7 @@ class _Slots:
         return len(self.columns) - 1
 
     def items(self, arm: int) -> list[Definition]:
-        """The slots in the arm of that number: NULL where it has nothing for one."""
+        """Return the slots in the arm of that number; unused slots are NULL."""
         read = self._read[arm]
         return [
             (
@@ -486,7 +486,7 @@ class _Slots:
 
 
 def _of_arm(number: Ref, values: tuple[Expr, ...]) -> Expr:
-    """The value of the arm of that number."""
+    """Return the value of the arm of that number."""
     *first, last = values
     if all(value == last for value in first):
         return last
@@ -514,7 +514,7 @@ def _is_single(call: Call) -> bool:
 
 
 def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
-    """Whether ``predicate`` is an equality of a value of one side with one of the other."""
+    """Return whether ``predicate`` is an equality of a value of one side with one of the other."""
     if isinstance(predicate, Call) and predicate.symbol == "not":
         [predicate] = predicate.args
     if not isinstance(predicate, Call) or predicate.symbol not in ("=", "is_distinct_from"):
@@ -529,14 +529,14 @@ def _separates(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> 
 
 
 def _over(condition: Iterable[Expr], side: nodes.Node) -> list[Expr]:
-    """References to the columns of ``side`` that ``condition`` always reads."""
+    """Return the columns of ``side`` that ``condition`` always reads."""
     mine = {c.id: c.ref for c in side.columns}
     read = sorted(frozenset().union(*map(certain, condition)) & mine.keys())
     return [mine[i] for i in read]
 
 
 def _guarded_aggregate(agg: nodes.Agg, late: Definitions) -> nodes.Agg:
-    """``agg``, whose arguments that use definitions are evaluated only where its filter is true."""
+    """Evaluate arguments of ``agg`` that use definitions only where its filter is true."""
     condition = agg.filter
     if condition is None or agg.row or agg.direct:
         return agg

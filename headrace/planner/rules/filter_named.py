@@ -18,7 +18,7 @@ from headrace.planner.logical.scalar import Expr, native, raises, refs, substitu
 
 
 def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
-    """All plans, readers first; those that are named with more filters."""
+    """Return all plans, readers first; named plans get their readers' common filters."""
     common: dict[int, list[Expr]] = {}
     made: dict[int, Node] = {}
     for number, plan in plans.items():
@@ -43,7 +43,7 @@ def _readers(
 
 
 def _inside(leaf: AgainNode, predicates: tuple[Expr, ...]) -> list[Expr]:
-    """Those of ``predicates`` that the named plan can check, over its columns."""
+    """Return the ``predicates`` that the named plan can check, over its columns."""
     columns = {c.id: c for c in leaf.plan.columns}
     names: dict[int, Expr] = {c.id: columns[i].ref for c, i in leaf.pairs}
     return [

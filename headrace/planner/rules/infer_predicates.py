@@ -29,7 +29,7 @@ _INTEGERS: Final = frozenset({INT2, INT4, INT8})
 
 
 def apply(node: Node) -> Node:
-    """``node`` with what follows for its sides."""
+    """Infer predicates for the sides of a join ``node``."""
     if not isinstance(node, JoinNode) or node.kind == "full":
         return node
     ways = ((0, 1), (1, 0)) if node.kind in ("inner", "semi") else ((0, 1),)
@@ -58,7 +58,7 @@ def apply(node: Node) -> Node:
 
 
 def _of_side(predicate: scalar.Expr, columns: frozenset[int]) -> scalar.Expr | None:
-    """What follows from a disjunction for the side with ``columns``."""
+    """Return the predicate that a disjunction implies for the side with ``columns``."""
     if not isinstance(predicate, scalar.Call) or predicate.symbol != "or":
         return None
     arms = [
@@ -81,7 +81,7 @@ def _cheap(predicate: scalar.Expr) -> bool:
 def _comparison(
     predicate: scalar.Expr, source: scalar.Ref, target: scalar.Ref, equality: Equality
 ) -> bool:
-    """Whether ``predicate`` compares ``source`` with constants and may be copied."""
+    """Return whether ``predicate`` compares ``source`` with constants and may be copied."""
     if scalar.refs(predicate) != {source.id} or scalar.raises(predicate):
         return False
     same = source.oid == target.oid or {source.oid, target.oid} <= _INTEGERS

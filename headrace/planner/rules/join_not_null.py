@@ -20,7 +20,7 @@ from headrace.types import BOOL
 
 
 def apply(node: Node) -> Node:
-    """``node`` with NOT NULL on its sides."""
+    """Add NOT NULL filters to the sides of a join ``node``."""
     if not isinstance(node, JoinNode) or node.kind == "full":
         return node
     pairs = list(column_equalities(node.condition))
@@ -41,7 +41,7 @@ def _side(node: Node, columns: list[Ref]) -> Node:
 
 
 def not_null(ref: Ref) -> Call:
-    """``ref IS NOT NULL``."""
+    """Return ``ref IS NOT NULL``."""
     return Call(
         symbol="is_not_null",
         args=(ref,),

@@ -25,7 +25,7 @@ _TRUE: Final = Const("t", BOOL)
 
 
 def apply(node: Node) -> Node:
-    """``node`` without a join with one row of constants."""
+    """Replace a join with one row of constants."""
     if not isinstance(node, JoinNode) or node.kind not in ("inner", "left", "semi"):
         return node
     if node.kind == "left" and any(p != _TRUE for p in node.condition):
@@ -41,7 +41,7 @@ def apply(node: Node) -> Node:
 
 
 def _unit(node: Node) -> Items | None:
-    """The columns of one row of constants, if ``node`` is that."""
+    """Return the columns of ``node`` if it is one row of constants."""
     if isinstance(node, ValuesNode) and node.rows == ((),):
         return {}
     below = _unit(node.input) if isinstance(node, ProjectNode) else None

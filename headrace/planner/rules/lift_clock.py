@@ -1,4 +1,4 @@
-"""A column that is the clock alone moves up to what compares it with a row's value.
+"""Clock columns move up to the comparison with a row's value.
 
 Filter[ts > c](Project[x, c = now()](x))      = Project[x, c = now()](Filter[ts > now()](x))
 Join[ts > c](Project[x, c = now()](x), y)     = Project[x, c = now(), y](Join[ts > now()](x, y))
@@ -30,7 +30,7 @@ Clocks = dict[int, Expr]
 
 
 def apply(node: Node) -> Node:
-    """``node`` reading the clock itself, not columns of it."""
+    """Make ``node`` read the clock itself instead of columns of it."""
     match node:
         case FilterNode() if found := _clocks(node.input):
             tests = tuple(substitute(p, found) for p in node.predicates)
@@ -46,7 +46,7 @@ def apply(node: Node) -> Node:
 
 
 def _clocks(node: Node) -> Clocks:
-    """Columns of a projection that depend on nothing but the clock."""
+    """Return the columns of a projection that depend on nothing but the clock."""
     if not isinstance(node, ProjectNode):
         return {}
     return {c.id: e for c, e in node.items if reads_clock(e) and not refs(e)}
@@ -60,7 +60,7 @@ def _without(node: Node, clocks: Clocks) -> Node:
 
 
 def _back(node: Node, new: Node, clocks: Clocks) -> Node:
-    """``new`` with the columns of ``node``."""
+    """Return ``new`` with the columns of ``node``."""
     return ProjectNode(new, tuple((c, clocks.get(c.id, c.ref)) for c in node.columns))
 
 

@@ -1,4 +1,4 @@
-"""A window of which only the first rows are asked for is computed over those alone.
+"""A window is computed over the first rows of its partitions alone, if a filter keeps only these.
 
 Filter[r <= n](Window[k, row_number() r](x))
     = Filter[r <= n](Window[k, row_number() r](TopK[k, n](x)))
@@ -29,7 +29,7 @@ _ROWS_MAX: Final = 10_000
 
 
 def apply(node: Node) -> Node:
-    """``node`` with a TopK below its window."""
+    """Insert a TopK below the window of ``node``."""
     if not isinstance(node, FilterNode) or not isinstance(node.input, WindowNode):
         return node
     window = node.input
@@ -59,7 +59,7 @@ def _backward(call: WindowCall) -> bool:
 
 
 def _bound(predicate: Expr) -> tuple[int, int]:
-    """(column, most that it can be); (0, 0) if ``predicate`` says no such thing."""
+    """Return (column, its upper bound) from ``predicate``; (0, 0) if it gives none."""
     nothing = (0, 0)
     if not isinstance(predicate, Call) or predicate.symbol not in _MIRRORED:
         return nothing

@@ -1,4 +1,4 @@
-"""Adjacent projections become one; a projection that changes nothing goes.
+"""Adjacent projections are merged; a projection that changes nothing is removed.
 
 Project[e](Project[f](x)) = Project[e(f)](x)
 Project[all columns of x in order](x) = x
@@ -16,7 +16,7 @@ from headrace.planner.logical.scalar import Call, Expr, Ref, substitute
 
 
 def apply(node: Node) -> Node:
-    """``node`` merged with the projection below, or removed."""
+    """Merge ``node`` with the projection below, or remove it."""
     if not isinstance(node, ProjectNode):
         return node
     if _identity(node):

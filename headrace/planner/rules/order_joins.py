@@ -29,7 +29,7 @@ _GAIN: Final = 0.99
 
 
 def apply(node: Node) -> Node:
-    """The join tree that starts at ``node``, ordered; its output columns stay."""
+    """Order the join tree that starts at ``node``; its output columns stay."""
     if not _movable(node):
         return node
     leaves, conditions = _flatten(node)
@@ -72,7 +72,7 @@ def _as_written(leaves: list[Node], conditions: list[Expr]) -> Node:
 
 
 def _cheapest(leaves: list[Node], conditions: list[Expr], sizes: Estimates) -> Node:
-    """Always the two connected trees whose join is expected to be smallest."""
+    """Join the two connected trees whose join is expected to be smallest, until one is left."""
     trees = list(leaves)
     while len(trees) > 1:
         every = [
@@ -89,14 +89,14 @@ def _cheapest(leaves: list[Node], conditions: list[Expr], sizes: Estimates) -> N
 
 
 def _better(new: Node, old: Node, sizes: Estimates) -> bool:
-    """Fewer cross products, or as many and smaller joins: each step makes one of them less."""
+    """Return whether ``new`` has fewer cross products, or as many and clearly smaller joins."""
     if _crosses(new) != _crosses(old):
         return _crosses(new) < _crosses(old)
     return _total(new, sizes) < _GAIN * _total(old, sizes)
 
 
 def _total(node: Node, sizes: Estimates) -> float:
-    """The rows of all joins of a tree, summed up."""
+    """Sum the rows of all joins of a tree."""
     if not _movable(node):
         return 0.0
     below = _total(node.left, sizes) + _total(node.right, sizes)
@@ -112,7 +112,7 @@ def _flatten(node: Node) -> tuple[list[Node], list[Expr]]:
 
 
 def _crosses(node: Node) -> int:
-    """The number of joins in a tree that no equality makes."""
+    """Count the joins of a tree that have no equality."""
     if not _movable(node):
         return 0
     connected = any(_connects(p, ids(node.left), ids(node.right)) for p in node.condition)
@@ -120,7 +120,7 @@ def _crosses(node: Node) -> int:
 
 
 def _connects(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
-    """Whether ``predicate`` is an equality between the two sides."""
+    """Return whether ``predicate`` is an equality between the two sides."""
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False
     first, second = (refs(a) for a in predicate.args)

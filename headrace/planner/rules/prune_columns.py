@@ -24,7 +24,7 @@ from headrace.planner.logical.scalar import Expr, refs, show
 
 
 def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
-    """All plans, readers first, pruned: the first keeps its columns, the others what is read."""
+    """Prune all plans, readers first: the first keeps its columns, others those that are read."""
     shapes = Counter(s for plan in plans.values() for s in _shapes(plan))
     pruner = _Pruner(frozenset(s for s, count in shapes.items() if count > 1))
     root = next(iter(plans))
@@ -51,14 +51,14 @@ def _shapes(node: nodes.Node) -> Iterator[tuple[object, ...]]:
 
 
 def _shape(node: nodes.TopKNode | nodes.WindowNode) -> tuple[object, ...]:
-    """The same of all uses of a WITH query, whatever else has become of them."""
+    """Return a key that is equal for all uses of a WITH query, even after other rules."""
     order = tuple((o.operator, o.descending, o.nulls_first) for o in node.order)
     columns = tuple((c.name, c.oid) for c in node.input.columns)
     return (type(node).__name__, len(node.keys), order, columns)
 
 
 def _rows(node: nodes.AggregateNode) -> Iterator[tuple[object, ...]]:
-    """The shape of the row by which aggregates of ``node`` order their input, if they do."""
+    """Yield the shapes of the rows by which aggregates of ``node`` order their input."""
     for row in dict.fromkeys(a.row for a in node.aggs if a.row):
         yield ("row", len(node.keys), tuple((show(e), e.oid) for e in row))
 
@@ -131,7 +131,7 @@ class _Pruner:
         return dataclasses.replace(node, input=below, aggs=aggs)
 
     def _ties(self, node: nodes.Node) -> frozenset[int]:
-        """What breaks ties, where several nodes must do so alike."""
+        """Return the columns that break ties, where several nodes must break them alike."""
         if isinstance(node, nodes.TopKNode | nodes.WindowNode) and _shape(node) in self.repeated:
             return nodes.ids(node.input)
         return frozenset()
@@ -160,7 +160,7 @@ def _all_refs(exprs: Iterable[Expr]) -> frozenset[int]:
 
 
 def _exact(node: nodes.Node, wanted: list[int]) -> nodes.Node:
-    """``node`` with the columns ``wanted`` and no others, in that order."""
+    """Return ``node`` with the columns ``wanted`` and no others, in that order."""
     if [c.id for c in node.columns] == wanted:
         return node
     by_id = {c.id: c for c in node.columns}
@@ -168,7 +168,7 @@ def _exact(node: nodes.Node, wanted: list[int]) -> nodes.Node:
 
 
 def _some(columns: tuple[nodes.Col, ...], required: frozenset[int]) -> frozenset[int]:
-    """``required``, or one column where nothing is required."""
+    """Return ``required``, or one column where nothing is required."""
     mine = required & {c.id for c in columns}
     return mine or frozenset(c.id for c in columns[:1])
 

@@ -51,7 +51,7 @@ _PARTS_MAX: Final = 1_000
 
 
 def apply(node: nodes.Node) -> nodes.Node:
-    """``node`` with its own filter or join condition moved down."""
+    """Move the filter or join condition of ``node`` down."""
     if isinstance(node, nodes.JoinNode):
         return _condition(node)
     return _push(node) if isinstance(node, nodes.FilterNode) else node
@@ -93,7 +93,7 @@ def _push(node: nodes.FilterNode) -> nodes.Node:
 
 
 def order(predicate: Expr) -> int:
-    """Rank in a filter: what is cheap and cannot fail goes first."""
+    """Return the rank in a filter: cheap predicates that cannot fail go first."""
     if raises(predicate):
         return 3
     if not native(predicate):
@@ -102,7 +102,7 @@ def order(predicate: Expr) -> int:
 
 
 def merge(first: tuple[Expr, ...], second: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Both conjunctions as one, without repetition, in evaluation order.
+    """Merge both conjunctions, without repetition, in evaluation order.
 
     The sort is stable: predicates that may fail keep the order of the query.
     """
@@ -152,7 +152,7 @@ def _join(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
 
 
 def _narrowed(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
-    """An outer join without the rows that ``node`` would drop again."""
+    """Strengthen an outer join whose padded rows ``node`` would drop again."""
     if join.kind in nodes.LEFT_ONLY:
         return join
     there = frozenset().union(*(rejects(p) for p in node.predicates))

@@ -128,7 +128,7 @@ def _fold(context: QueryContext, made: Call) -> Expr:
 
 
 def folded(context: QueryContext, expr: Expr) -> Expr:
-    """``expr`` with constant parts computed: rules put constants in the place of columns."""
+    """Compute constant parts of ``expr``: rules replace columns by constants."""
     if not isinstance(expr, Call):
         return expr
     args = tuple(folded(context, a) for a in expr.args)
@@ -145,7 +145,7 @@ def operate(
     result: Result,
     collation: int,
 ) -> Expr:
-    """``operator`` applied to ``args``."""
+    """Apply ``operator`` to ``args``."""
     function = context.catalog.functions[operator.function]
     infix = len(args) == 2
     # Postgres expands ``ROW(…) = ROW(…)`` into comparisons of the fields; a cast prevents that.
@@ -172,7 +172,7 @@ def operate(
 def kernel(
     context: QueryContext, operator: Operator, name: str, args: tuple[Expr, ...], collation: int
 ) -> NativeOp | None:
-    """The kernel ``name``, if ``operator`` is of Postgres."""
+    """Return the kernel ``name``, if ``operator`` is built in."""
     return resolve(name, context.types(args, collation)) if operator.builtin else None
 
 
@@ -186,7 +186,7 @@ def _operator_raises(
 
 
 def comparison_raises(context: QueryContext, oid: int) -> bool:
-    """Whether comparing values of the type may turn out to be impossible."""
+    """Return whether comparing values of the type may turn out to be impossible."""
     kind = context.catalog.types[oid]
     if kind.kind in ("c", "p"):
         return True
@@ -194,7 +194,7 @@ def comparison_raises(context: QueryContext, oid: int) -> bool:
 
 
 def comparison(context: QueryContext, name: str, left: Expr, right: Expr, collation: int) -> Expr:
-    """``left name right`` by a built-in operator that kernels compute."""
+    """Return ``left name right`` by a built-in operator that kernels compute."""
     args = (left, right)
     native = resolve(name, context.types(args, collation))
     assert native is not None, "asked by the caller"
@@ -204,7 +204,7 @@ def comparison(context: QueryContext, name: str, left: Expr, right: Expr, collat
 
 
 def distinct(context: QueryContext, left: Expr, right: Expr) -> Expr:
-    """``left IS DISTINCT FROM right``, two values of one type."""
+    """Return ``left IS DISTINCT FROM right``, for two values of one type."""
     symbol, args = "is_distinct_from", (left, right)
     native = resolve(symbol, context.types(args, left.collation))
     spelling = enclosed(f"{ARG} IS DISTINCT FROM {ARG}")
@@ -213,7 +213,7 @@ def distinct(context: QueryContext, left: Expr, right: Expr) -> Expr:
 
 
 def logic(context: QueryContext, symbol: str, args: tuple[Expr, ...]) -> Expr:
-    """``and``, ``or`` or ``not`` of ``args``.
+    """Return ``and``, ``or`` or ``not`` of ``args``.
 
     Nested ones of a kind become one: Postgres' grammar does so with our SQL of them.
     """
@@ -229,7 +229,7 @@ def logic(context: QueryContext, symbol: str, args: tuple[Expr, ...]) -> Expr:
 
 
 def null_test(context: QueryContext, symbol: str, arg: Expr, *, row: bool = False) -> Expr:
-    """``IS NULL`` or ``IS NOT NULL``."""
+    """Return ``IS NULL`` or ``IS NOT NULL`` of ``arg``."""
     words = "IS NOT NULL" if symbol == "is_not_null" else "IS NULL"
     native = None if row else resolve(symbol, context.types((arg,), 0))
     return call(context, symbol, (arg,), BOOLEAN, enclosed(f"{ARG} {words}"), native)
@@ -245,20 +245,20 @@ def boolean_test(context: QueryContext, symbol: str, arg: Expr) -> Expr:
 
 
 def choice(context: QueryContext, args: tuple[Expr, ...], result: Result) -> Expr:
-    """CASE: condition, value, condition, value, …, else."""
+    """Return CASE: condition, value, condition, value, …, else."""
     whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
     spelling = enclosed(f"CASE{whens} ELSE {ARG} END")
     return _known(context, "case", args, result, spelling)
 
 
 def guarded(context: QueryContext, condition: Expr, value: Expr) -> Expr:
-    """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
+    """Return ``value`` where ``condition`` is true, else NULL; it is not computed elsewhere."""
     args = (condition, value, Const(None, value.oid, -1, value.collation))
     return choice(context, args, (value.oid, value.typmod, value.collation))
 
 
 def coalesce(context: QueryContext, args: tuple[Expr, ...], result: Result) -> Expr:
-    """The first of ``args`` that is not NULL."""
+    """Return the first of ``args`` that is not NULL."""
     spelling = same(f"COALESCE({', '.join([ARG] * len(args))})")
     return _known(context, "coalesce", args, result, spelling)
 

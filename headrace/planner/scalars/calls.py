@@ -101,7 +101,7 @@ def require_constant_defaults(lowering: Lowering, function: Function, node: Node
 def arguments(
     lowering: Lowering, nodes: list[Node], scope: Scope
 ) -> tuple[tuple[Expr, ...], list[str]]:
-    """Arguments of a call, and the quoted names of those that are named."""
+    """Return the arguments of a call, and the quoted names of those that are named."""
     names, inner = [], []
     for node in nodes:
         named = node.kind == "NAMEDARGEXPR"

@@ -30,7 +30,7 @@ _DEFAULT: Final = 100
 
 
 def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int) -> Expr:
-    """``arg::type`` where the cast is binary or goes through the text."""
+    """Return ``arg::type`` where the cast is binary or goes through the text."""
     stable = False
     found = context.catalog.operators.cast(arg.oid, oid)
     through_text = found is None or found[1] == "i"
@@ -76,7 +76,7 @@ def whole(
 
 
 def relabelled(expr: Expr, typmod: int, collation: int) -> Expr:
-    """``expr`` under another modifier and collation."""
+    """Return ``expr`` under another modifier and collation."""
     return dataclasses.replace(expr, typmod=typmod, collation=collation)
 
 

@@ -28,12 +28,12 @@ _COMPARISONS: Final = {"citext_eq": "=", "citext_ne": "<>"}
 
 
 def is_citext(catalog: Catalog, oid: int) -> bool:
-    """Whether ``oid`` is the type of the extension."""
+    """Return whether ``oid`` is the type of the extension."""
     return catalog.provenance.extension_of(catalog.types[oid]) == "citext"
 
 
 def key(context: QueryContext, expr: Expr) -> Expr:
-    """The text that is the same for equal values."""
+    """Return the text that is the same for equal values."""
     text: Expr
     if isinstance(expr, Const):
         text = Const(expr.text, TEXT, -1, _DEFAULT_COLLATION)

@@ -89,11 +89,11 @@ class QueryContext:
             self.refuse("an expression over type money where lc_monetary is not C or POSIX")
 
     def find(self, pattern: str) -> int | None:
-        """Position of the first match of ``pattern`` in the query."""
+        """Return the position of the first match of ``pattern`` in the query."""
         return self._find(pattern)
 
     def position(self, node: Node | None) -> int | None:
-        """Position of ``node`` in the query, if the server keeps it."""
+        """Return the position of ``node`` in the query, if the server keeps it."""
         if node is None:
             return None
         found = self._position(node.number("location", -1))
@@ -109,11 +109,11 @@ class QueryContext:
     # -- types, and expressions as SQL
 
     def type_name(self, oid: int) -> str:
-        """SQL for the type, without modifier."""
+        """Return SQL for the type, without modifier."""
         return self.catalog.types[oid].name
 
     def plain_type(self, oid: int) -> bool:
-        """Whether handling values of the type can run no code of a user."""
+        """Return whether handling values of the type can run no code of a user."""
         return self.catalog.provenance.trusted(oid)
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
@@ -122,7 +122,7 @@ class QueryContext:
         return self.catalog.type_refs(described, collation)
 
     def function(self, oid: int, node: Node) -> Function:
-        """The function of that OID, if a view may call it."""
+        """Return the function of that OID, if a view may call it."""
         function = self.catalog.functions[oid]
         if (reason := functions.refusal(function)) is not None:
             self.refuse_call(function, reason, node)
@@ -141,7 +141,7 @@ class QueryContext:
         return oid, -1, node.number(collation)
 
     def sql(self, expr: Expr, column: Callable[[Ref], str]) -> str:
-        """Exact SQL of ``expr`` over ``column`` names; collations are made explicit."""
+        """Return exact SQL of ``expr`` over ``column`` names; collations are made explicit."""
 
         def reference(ref: Ref) -> str:
             own = self.catalog.types[ref.oid].collation
@@ -172,7 +172,7 @@ class QueryContext:
             return session.made_view(conn, query, "headrace_shape").columns
 
     def computed(self, sql: str) -> tuple[str | None] | None:
-        """The value of a constant expression, as text; None if computing it fails."""
+        """Return the value of a constant expression, as text; None if computing it fails."""
         try:
             with self.analysis.analysing() as conn:
                 [text] = session.output_texts(conn, [sql])
@@ -183,7 +183,7 @@ class QueryContext:
         return (text,)
 
     def fetch(self, query: LiteralString, argument: str) -> Any:
-        """The one value that ``query`` gives for ``argument`` under the pinned settings."""
+        """Return the one value that ``query`` gives for ``argument`` under the pinned settings."""
         row = self._conn.execute(query, (argument,)).fetchone()
         assert row is not None, "a value"
         return row[0]

@@ -88,7 +88,7 @@ _TSQUERY_COMPARISON: Final = re.compile("tsquery_(?:lt|le|eq|ne|ge|gt|cmp)")
 
 
 def refusal(function: Function) -> str | None:
-    """Why ``function`` may not be called, or ``None``."""
+    """Return why ``function`` may not be called, or ``None``."""
     label = f'function "{function.name}"'
     if function.kind in ("w",):
         return f"window {label} is not supported"
@@ -116,7 +116,7 @@ def refusal(function: Function) -> str | None:
 
 
 def remedy(function: Function) -> str | None:
-    """What the user may do about a function that is refused."""
+    """Return a hint on what to do about a function that is refused."""
     if function.builtin and _TSQUERY_COMPARISON.fullmatch(function.name):
         return "Compare the texts: cast both sides to text."
     if function.builtin or function.kind != "f" or function.volatility == "i":
@@ -134,7 +134,7 @@ def doubted(function: Function) -> str | None:
 
 
 def clock_guarded(target: int) -> bool:
-    """Whether a text may be cast to the type if no word in it stands for the current time.
+    """Return whether a text may be cast to the type if no word in it stands for the current time.
 
     Not so for timetz, where the offset of a named zone is that of the current date.
     """
@@ -142,7 +142,7 @@ def clock_guarded(target: int) -> bool:
 
 
 def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = False) -> str | None:
-    """Why a value may not be cast through its text, or ``None``.
+    """Return why a value may not be cast through its text, or ``None``.
 
     ``guarded``: no such text stands for the current time.
     """
@@ -162,7 +162,7 @@ def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = Fa
 
 
 def reads_clock(catalog: Catalog, oid: int) -> bool:
-    """Whether the input of the type takes 'now', 'today' and so on, also inside of it."""
+    """Return whether the input of the type takes 'now', 'today' and so on, also inside of it."""
     oid = catalog.types.base(oid)
     kind = catalog.types[oid]
     if oid in _CLOCK_INPUT or oid in _CLOCK_RANGES:
@@ -177,23 +177,23 @@ def reads_clock(catalog: Catalog, oid: int) -> bool:
 
 
 def io_immutable(catalog: Catalog, source: int, target: int) -> bool:
-    """Whether a cast through text depends on no setting."""
+    """Return whether a cast through text depends on no setting."""
     functions = (catalog.types[source].output, catalog.types[target].input)
     return all(catalog.functions[oid].volatility == "i" for oid in functions)
 
 
 def is_reg_type(oid: int) -> bool:
-    """Whether values of the type are names of catalog objects."""
+    """Return whether values of the type are names of catalog objects."""
     return oid in REG_TYPES
 
 
 def borrowed(
     cast: tuple[int, str] | None, function: Function, args: tuple[Expr, ...], oid: int
 ) -> bool:
-    """Whether a cast runs a function declared for other types of the same form.
+    """Return whether a cast runs a function declared for other types of the same form.
 
-    int2 becomes oid by a function that gives int4, cidr becomes text by one that takes inet:
-    only the cast itself says that in SQL.
+    int2 becomes oid by a function that gives int4, cidr becomes text by one that takes inet: only
+    the cast itself says that in SQL.
     """
     if cast is None or cast[0] != function.oid:
         return False
@@ -201,12 +201,12 @@ def borrowed(
 
 
 def populates_dates(catalog: Catalog, function: Function, oid: int) -> bool:
-    """Whether the function reads texts of a document into dates or times of a row."""
+    """Return whether the function reads texts of a document into dates or times of a row."""
     return function.name in _POPULATES and reads_clock(catalog, oid)
 
 
 def may_raise(function: Function, args: tuple[Expr, ...]) -> bool:
-    """Whether a call can fail on some row, as far as we know."""
+    """Return whether a call can fail on some row, as far as we know."""
     if not function.builtin:
         return True
     name = function.name

@@ -54,7 +54,7 @@ class Lowering(QueryContext):
         """What Postgres has made of casts from a type and collation to a type."""
 
     def lower(self, node: Node, scope: Scope) -> Expr:
-        """The expression of ``node``."""
+        """Return the expression of ``node``."""
         limits.check()
         if (found := self.known.get(id(node))) is not None:
             return found
@@ -71,7 +71,7 @@ class Lowering(QueryContext):
         return self.refuse(what, node)
 
     def all(self, nodes: Sequence[Node], scope: Scope) -> tuple[Expr, ...]:
-        """The expressions of ``nodes``."""
+        """Return the expressions of ``nodes``."""
         return tuple(self.lower(n, scope) for n in nodes)
 
 

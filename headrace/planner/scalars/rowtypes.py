@@ -40,7 +40,7 @@ _RECORD_LEVELS: Final = 2
 
 
 def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) -> Expr:
-    """An anonymous record with fields of these names."""
+    """Return an anonymous record with fields of these names."""
     plain = [f"f{i}" for i in range(1, len(args) + 1)]
     if list(names) == plain or not args:
         sql = f"ROW({', '.join([ARG] * len(args))})"
@@ -68,7 +68,7 @@ def _row(
 
 
 def is_row(expr: Expr) -> bool:
-    """Whether ``expr`` is a row constructor."""
+    """Return whether ``expr`` is a row constructor."""
     return isinstance(expr, Call) and expr.symbol == ROW_SYMBOL
 
 

@@ -68,7 +68,7 @@ class Scope:
         return dataclasses.replace(self, when=(*self.when, (test, expr)))
 
     def up(self, levels: int) -> Scope | None:
-        """The scope of the query ``levels`` further out, if there is one."""
+        """Return the scope of the query ``levels`` further out, if there is one."""
         found: Scope | None = self
         for _ in range(levels):
             found = found.outer if found is not None else None
@@ -100,7 +100,7 @@ UNIT: Final = ValuesNode((), ((),))
 
 
 def joined(left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner") -> Node:
-    """A join; an ``Apply`` where the right side reads the left one."""
+    """Return a join; an ``Apply`` where the right side reads the left one."""
     if free(right) & ids(left):
         if (node := _beside(left, right, condition, kind)) is not None:
             return node

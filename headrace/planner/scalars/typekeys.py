@@ -50,19 +50,19 @@ def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
 
 
 def _plain(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Whether values of a part are equal exactly if their texts are."""
+    """Return whether values of a part are equal exactly if their texts are."""
     base = catalog.types.base(oid)
     found = key_class(catalog, base, collation)
     return found is not None and keys.is_canonical(base)
 
 
 def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Whether our canonical keys decide equality of the type."""
+    """Return whether our canonical keys decide equality of the type."""
     return key_class(catalog, oid, collation) is not None
 
 
 def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Whether a value of a replica identity names its row to us.
+    """Return whether a value of a replica identity names its row to us.
 
     Exact looks will do where equality is looser: the values of the table are unique, and Postgres
     logs the old ones whenever their bytes change.
@@ -96,7 +96,7 @@ def _row_key(context: QueryContext, expr: Expr, construct: str) -> Expr | None:
 
 
 def _as_declared(catalog: Catalog, row: Call) -> bool:
-    """Whether a row of a composite type has the values of its arguments, not coerced ones."""
+    """Return whether a composite row has the values of its arguments, not coerced ones."""
     declared = [(a.oid, a.typmod) for a in catalog.types.attributes(row.oid)]
     return [(a.oid, a.typmod) for a in row.args if isinstance(a, Ref)] == declared
 

@@ -68,7 +68,7 @@ def marked(query: Tree) -> frozenset[int]:
 
 
 def _columns(entry: Tree, count: int) -> Iterator[int]:
-    """Numbers of the columns of an entry that still exist."""
+    """Yield the numbers of the columns of an entry that still exist."""
     aliases = entry.items("joinaliasvars")
     for number in range(1, count + 1):
         if entry.number("rtekind") != _JOIN or isinstance(aliases[number - 1], Tree):
