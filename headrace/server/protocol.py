@@ -21,7 +21,7 @@ each command (ORDERED).  Before LOGIN (NAMED) it asks the source whether a datab
 exists.
 
 Invariant 1: in the states BARRIER, CONTEXT and RUNNING no client message is relayed.
-Invariant 2: the client gets the upstream's bytes in order, others only at message boundaries.
+Invariant 2: the client gets the upstream's bytes in order; bytes are added only between messages.
 Invariant 3: a message is buffered only up to a limit; longer ones are streamed unread.
 Invariant 4: the caller is identified by a row of the source that carries a nonce of this one call.
     The answers still owed (``pipeline.py``) decide when to ask, never which caller to believe;
