@@ -188,9 +188,7 @@ class Supervisor:
     """The worker and the builder of one engine."""
 
     def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
-        """Take ``before_builder``, which cleans up after a dead builder before a new one takes
-        jobs.
-        """
+        """Take ``before_builder``, which cleans up after a dead builder before a new one is used."""
         self._before_builder = before_builder
         self._settings = settings
         self._nursery = nursery
