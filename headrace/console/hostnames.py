@@ -26,7 +26,7 @@ class Hostnames:
     """The names under which this port may be addressed."""
 
     def __init__(self, listen: str, configured: str, *, tls: bool) -> None:
-        """Take ``listen``, the host of the address, and ``configured``, names separated by commas."""
+        """Take ``listen``, the host of the address, and ``configured``, comma-separated names."""
         given = [name.strip().lower() for name in configured.split(",")]
         self._names = {listen.lower(), socket.gethostname().lower(), *filter(None, given)}
         self._tls = tls

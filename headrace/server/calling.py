@@ -49,7 +49,7 @@ class Calling:
         """Begin with a pending call; first the source must answer all earlier messages."""
         self._synced = False
         if not self._flow.pipeline.settled:
-            # (While a portal of its own is there.)
+            # (Not a Sync: if the call is relayed after all, its portal must still exist.)
             self._flow.to_source(m.FLUSH)
         self.check()
 

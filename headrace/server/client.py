@@ -366,7 +366,6 @@ class Client(asyncio.Protocol):
         self.hold_reading("asked", on=False)
 
     async def _carry(self, order: Order, login: str) -> Finished:
-        """Run a command of the admin database."""
         # The client must read earlier answers before another is produced.
         await self._writable.wait()
         return _bound(self.session.carried_out, await self._port.carry(order, login))
@@ -425,7 +424,7 @@ class Client(asyncio.Protocol):
 
 
 async def _keep_alive(client: Client, timeout_s: float) -> None:
-    """Keep the source from ending the session as idle during a call; ``timeout_s`` 0: never needed."""
+    """Keep the source from ending the session as idle during a call; 0: it never does."""
     while timeout_s > 0:
         await asyncio.sleep(timeout_s / 2)
         client.apply(client.session.keep_alive())

@@ -130,10 +130,10 @@ class Commands:
         per_role_max: int = 0,
         see: Callable[[dict[str, list[str]]], Awaitable[str | None]] | None = None,
     ) -> None:
-        """Take ``builder`` and ``worker``, which return the peer of the process once it is up.
+        """Take ``builder`` and ``worker``, which return the process's peer once it is up.
 
-        ``per_role_max``: limit of running calls per role; 0: none.  ``see`` receives the names of
-        the other processes that should run, when they have changed, and may return a notice.
+        ``per_role_max``: limit of running calls per role; 0: none.  ``see`` takes the names of the
+        other processes when these change, and may return a notice.
         """
         self._see = see
         self._per_role_max = per_role_max
@@ -162,11 +162,7 @@ class Commands:
 
     @contextlib.contextmanager
     def _counted(self, caller: str, size: int) -> Iterator[None]:
-        """Count a call of a role, with ``size`` bytes of text, as running while inside.
-
-        Raises:
-            UserError: 53400, the role has as many calls, or as much text, as it may have.
-        """
+        """Count a call of a role, with ``size`` bytes of text, as running while inside."""
         if self._per_role_max and self._under_way[caller] >= self._per_role_max:
             raise UserError(
                 f'role "{caller}" has {self._under_way[caller]} calls under way and may'
@@ -197,7 +193,7 @@ class Commands:
         self._per_role_max = per_role_max
 
     async def create_again(self, row: Unfinished) -> None:
-        """Restart the creation of a view that was created without waiting, before the engine died."""
+        """Create again a view that was created without waiting, before the engine died."""
         name = f"{identifier(row.schema)}.{identifier(row.name)}"
         # The canonical query has qualified names; the search path of the call is not kept.
         query = row.canonical or row.query
@@ -282,11 +278,7 @@ class Commands:
     async def _ask(
         self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> Any:
-        """Send the request to the process that serves the verb.
-
-        Raises:
-            TransientError: that process is not running.
-        """
+        """Send the request to the process that serves the verb, and return its answer."""
         gone = TransientError(f"the {verb.by} process is not running")
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker
@@ -302,16 +294,12 @@ class Commands:
 
 
 def _size(invocation: Invocation) -> int:
-    """Return the number of bytes of a call's arguments."""
+    """Return the bytes of a call's arguments."""
     return len(msgspec.json.encode(invocation.arguments, enc_hook=str))
 
 
 def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:
-    """Return the verb and request of an invocation; NULL means the default.
-
-    Raises:
-        UserError: there is no such procedure, or a required argument is null.
-    """
+    """Return the verb and request of an invocation; NULL means the default."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:
         raise UserError(f'unknown procedure "{invocation.procedure}"')

@@ -46,11 +46,8 @@ class CallContext:
 def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> CallContext:
     """Return the context in the row that ``CONTEXT_QUERY`` gives.
 
-    The row must carry the nonce.  The nonce was generated for this one query, after the source had
-    answered everything that the client sent.
-
-    Raises:
-        ProtocolError: the row is not an answer to this query.
+    The row must carry the nonce, which was made for this one query after the source had answered
+    everything that the client sent.
     """
     if len(values) != 6 or values[0] != nonce.encode():
         raise ProtocolError("the source answers what it was not asked")
@@ -63,10 +60,10 @@ def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> C
 
 
 def settings_of(given: Any) -> dict[str, str]:
-    """Return the settings in a row that any role may have written, after validation.
+    """Return the settings in a row that any role may have written.
 
     Raises:
-        UserError: they are not texts, or not captured settings.
+        UserError: they are not the captured ones, all texts.
     """
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise UserError("the settings of the call are not texts by name")

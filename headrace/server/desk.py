@@ -125,7 +125,7 @@ def _require(everything: bool, what: str) -> None:
 
 
 def is_own(facts: Facts, login: str) -> bool:
-    """Return whether the source, not the client alone, says that the session is one of ``login``."""
+    """Return whether a session is one of ``login``: the source says so, not only the client."""
     return facts.let_in and facts.user == login
 
 

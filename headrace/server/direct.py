@@ -243,11 +243,7 @@ def _json(value: Any) -> str:
 
 
 def _read(command: Taken, column: str) -> Any:
-    """Decode a JSON column; Postgres accepts more than Python does.
-
-    Raises:
-        UserError: 22023, it is nested too deeply, or has a number too long.
-    """
+    """Decode a column of type json; Postgres accepts more than Python does."""
     try:
         return msgspec.json.decode(getattr(command, column))
     except (ValueError, RecursionError) as error:

@@ -47,7 +47,7 @@ class Rules:
     admin: str = ""
     """Name of the admin database; "": there is none."""
     full: Callable[[bool], bool] = lambda _: False
-    """Return whether no session has room any more; argument: whether it is an admin session."""
+    """Whether there is no room for one more session, of the admin database or not."""
     statement_bytes_max: int = 65_536
 
 

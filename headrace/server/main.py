@@ -156,7 +156,7 @@ class Commander:
         self._stop = asyncio.Event()
 
     def reloads(self, loaded: Settings, again: Callable[[], Settings]) -> None:
-        """Allow RELOAD: ``again`` reads again the settings that were loaded as ``loaded``."""
+        """Allow RELOAD: ``again`` rereads the settings, which were ``loaded``."""
         port = self._listener.port
         tell = self._supervisor.set_log_level
         reload = Reload(loaded, again, port, self._commands.limit, tell)
@@ -221,7 +221,7 @@ class Commander:
         asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
 
     def _on_orphaned(self) -> None:
-        """Stop with status 1: the schema and its list of views are gone; a new start has no views."""
+        """Stop with status 1, because the schema with its list of views is gone."""
         _log.error(
             "schema headrace was dropped",
             hint="Result tables are ordinary tables now. Start headrace again for new views.",
@@ -231,7 +231,7 @@ class Commander:
             self._on_signal()
 
     def _end_at_once(self) -> None:
-        """Exit without cleaning up; as safe as kill -9, because the children end with this process."""
+        """Exit without clean-up; as safe as kill -9, because the children end as well."""
         _log.warning("stopped at once")
         os._exit(1)
 

@@ -34,7 +34,7 @@ SYNC: Final = b"S\x00\x00\x00\x04"
 FLUSH: Final = b"H\x00\x00\x00\x04"
 TERMINATE: Final = b"X\x00\x00\x00\x04"
 
-# NULL in a DataRow; sizes of column types; message types of a client with a low length limit.
+# Values of a DataRow; message types of a client with a low length limit.
 _NULL: Final = struct.pack("!i", -1)
 _SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
 """Sizes of the fixed-size types in our own rows."""

@@ -37,7 +37,6 @@ class Observer:
     """The observer of one engine."""
 
     def __init__(self, settings: Settings, worker: Callable[[], Awaitable[CommandPeer]]) -> None:
-        """Take ``worker``, which returns the worker's peer."""
         self._settings = settings
         self._worker = worker
         self._coarsened = 0.0

@@ -158,7 +158,7 @@ class Port:
         return True
 
     def cancel(self, key: bytes, packet: bytes) -> None:
-        """Cancel the running Headrace call of ``key``; without one, pass the request to the source."""
+        """Cancel the Headrace call of ``key``; if none runs, pass the request to the source."""
         client = self.keys.get(key)
         if client and client.call:
             client.interrupt()

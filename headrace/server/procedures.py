@@ -108,7 +108,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocation | None:
-    """Return the invocation of ``statement`` with parameter values ``given``; None: see the module."""
+    """Return the invocation of ``statement`` with ``given`` values, or None (see the module)."""
     verb = VERBS.get(statement.procedure)
     if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:
         return None

@@ -110,11 +110,11 @@ class Session:
     # --- input from the listener
 
     def passes_client(self, data: bytes) -> bool:
-        """Return whether to send ``data`` to the source unchanged; if not, use ``receive_client``."""
+        """Return whether to relay ``data`` as it is; if not, call ``receive_client``."""
         return self._incoming.passes(data)
 
     def passes_server(self, data: bytes) -> bool:
-        """Return whether to send ``data`` to the client unchanged; if not, use ``receive_server``."""
+        """Return whether to relay ``data`` as it is; if not, call ``receive_server``."""
         return self._outgoing.passes(data)
 
     def receive_client(self, data: bytes) -> list[Action]:
@@ -138,7 +138,7 @@ class Session:
         return self._go_on()
 
     def tls_started(self, binding: bytes = b"") -> list[Action]:
-        """Continue after the TLS handshake; ``binding`` is the channel binding of our certificate."""
+        """Continue after the client's TLS handshake; ``binding`` is that of our certificate."""
         self._flow.fire("tls_ready")
         self._flow.tls_on = True
         self._flow.login.client = Channel(True, binding)

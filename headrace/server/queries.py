@@ -54,7 +54,7 @@ class Queries:
         self._flow.pipeline.asks(kinds.replace(b"H", b""))
 
     def read(self, kind: int, message: bytes) -> bool:
-        """Process a whole message other than Terminate; return whether to relay it now."""
+        """Process a whole message; return whether to relay it now."""
         if kind == _Q:
             return self._on_query(message)
         if kind == _E:
@@ -90,7 +90,7 @@ class Queries:
         self._copies.confirm(idle=idle)
 
     def refuse(self) -> None:
-        """Record an error of the source: new statements may not exist."""
+        """Record an error of the source: new statements may be missing."""
         self._calls.refuse()
         self._copies.refuse()
 
@@ -180,11 +180,11 @@ class Queries:
         return flow.pipeline.relays(_E, may_copy=self._copies.has(_B, portal))
 
     def _forget_renamed(self, low: bytes) -> None:
-        """Forget all prepared calls if the SQL may redefine a name; the database handles them then."""
+        """Forget all prepared calls, leaving them to the database, if SQL may redefine a name."""
         if self._calls and any(w in low for w in _RENAMING):
             self._calls.forget_all()
 
 
 def dull(low: bytes) -> bool:
-    """Return whether a text in lower case certainly has no Headrace call and begins no copy."""
+    """Return whether a lower-case text certainly has no Headrace call and begins no copy."""
     return _SCHEMA not in low and not may_copy_in(low)

@@ -73,7 +73,7 @@ class PreparedCalls:
     def bind(
         self, portal: bytes, statement: bytes, given: Sequence[Given], formats: tuple[int, ...]
     ) -> None:
-        """Record that the portal is bound to the statement, which need not be a call."""
+        """Bind the portal to the statement, which need not be a call."""
         self.unbind(portal)
         prepared = self._statements.get(statement)
         size = len(portal) + sum(len(g.data or b"") + 64 for g in given)
@@ -82,22 +82,22 @@ class PreparedCalls:
             self._portals[portal] = BoundCall(prepared, given, formats, size)
 
     def bound(self, portal: bytes) -> BoundCall | None:
-        """Return the call that the portal is bound to, if it is one."""
+        """Return the bound call of a portal, if any."""
         return self._portals.get(portal)
 
     def prepared(self, statement: bytes) -> Prepared | None:
-        """Return the call that the statement is, if it is one."""
+        """Return the prepared call of a statement name, if any."""
         return self._statements.get(statement)
 
     def forget(self, name: bytes) -> None:
-        """Forget a statement: it is no call any more."""
+        """Forget a statement."""
         old = self._statements.pop(name, None)
         if old:
             self._bytes -= len(name) + len(old.text)
             self._new.discard(name)
 
     def unbind(self, portal: bytes) -> None:
-        """Forget a portal: it is bound to no call any more."""
+        """Forget a portal."""
         old = self._portals.pop(portal, None)
         if old:
             self._portal_bytes -= old.size
@@ -115,11 +115,11 @@ class PreparedCalls:
         self._portal_bytes = 0
 
     def confirm(self) -> None:
-        """Record that the source has accepted everything: no statement is new any more."""
+        """Keep the new statements: the source has accepted everything."""
         self._new.clear()
 
     def refuse(self) -> None:
-        """Forget new statements and all portals, because the source has refused something."""
+        """Forget new statements and all portals: the source has refused something."""
         for name in list(self._new):
             self.forget(name)
         self.end_segment()

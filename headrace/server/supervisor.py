@@ -92,7 +92,7 @@ class Child:
             return self._peer
 
     async def set_log_level(self, level: str) -> bool:
-        """Set the log level of this process and later ones; return whether this one could be told."""
+        """Set the log level of this process and later ones; return whether it could be told."""
         self._settings = self._settings.replace(log_level=level)
         try:
             if self._peer is None or not self.up:
@@ -188,7 +188,7 @@ class Supervisor:
     """The worker and the builder of one engine."""
 
     def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
-        """Take ``before_builder``, which cleans up after a dead builder before a new one is used."""
+        """Take ``before_builder``, which cleans up after a dead builder."""
         self._before_builder = before_builder
         self._settings = settings
         self._nursery = nursery

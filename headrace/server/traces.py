@@ -59,7 +59,6 @@ class Traces:
     def __init__(
         self, settings: Settings, version: str, worker: Callable[[], Awaitable[CommandPeer]]
     ) -> None:
-        """Take ``worker``, which returns the worker's peer."""
         self._settings = settings
         self._version = version
         self._worker = worker

@@ -108,7 +108,7 @@ class SourceAddress:
         return _hand_over(transport, protocol), False
 
     def _context(self) -> ssl.SSLContext:
-        """Return the TLS context: as in libpq, sslmode or a root file asks to check certificates."""
+        """Return the TLS context; as in libpq, sslmode or a root file asks for verification."""
         root = self.sslrootcert or str(Path.home() / ".postgresql" / "root.crt")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
