@@ -158,7 +158,7 @@ class Access:
 
 
 async def welcome(conn: Connection) -> dict[str, Any]:
-    """Return the role that queries on ``conn`` run as, its OID and the database.
+    """Return the role of ``conn``, its OID and the database.
 
     Raises:
         Gone: the role does not exist any more, or may not log in any more.

@@ -26,7 +26,7 @@ _HEADERS: Final = [
 
 
 class Live:
-    """The response; its maker has entered ``stream`` at ``lookout``, which it leaves at its end."""
+    """The response; its caller has already added ``stream`` to ``lookout``."""
 
     def __init__(
         self,

@@ -69,10 +69,7 @@ class Upstream(asyncio.Protocol):
             client.apply(client.session.receive_server(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on what the source sent before it ended the session, and close.
-
-        After a failed write the source's last message may still be unread.
-        """
+        """Pass on what the source's end left unread after a failed write, and close."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 while exc is not None and (data := os.read(self._socket, _PIECE)):

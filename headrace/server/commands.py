@@ -256,7 +256,7 @@ class Commands:
         task.add_done_callback(done)
 
     async def _carry_out(self, verb: Verb, request: Request, report: Report) -> ResultSet | None:
-        """Send the request, report the messages of its answer, and return its rows, if any."""
+        """Send the request, report its messages, and return its rows, if any."""
         reporter = None
         if isinstance(request, ViewRequest):
             reporter = Reporter(request.name, report, steps=verb.tells)
@@ -278,7 +278,7 @@ class Commands:
     async def _ask(
         self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> Any:
-        """Send the request to the process that serves the verb, and return its answer."""
+        """Send the request to the verb's process, and return its answer."""
         gone = TransientError(f"the {verb.by} process is not running")
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker

@@ -212,8 +212,7 @@ class Direct:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
                 await commands.tell(conn, number, columns)
-                # Remove it only after the write, so that a lost connection does not lose the
-                # outcome.
+                # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]
             self._written.set()

@@ -159,7 +159,7 @@ class _Ends:
 
     @classmethod
     def of(cls, transport: asyncio.BaseTransport) -> Self:
-        """Return the addresses and TLS of ``transport``."""
+        """Return those of ``transport``."""
         other, own = (_end(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         return cls(other, own, _tls(transport))
 

@@ -15,7 +15,7 @@ from headrace.server.procedures import Invocation
 
 
 def http_port(settings: Settings, health: Told, commands: Commands, version: str) -> HttpPort:
-    """Create the HTTP port; it does not listen yet.
+    """Create the HTTP port, not yet listening.
 
     Raises:
         PrerequisiteError: certificate or token cannot be used.

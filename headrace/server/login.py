@@ -35,7 +35,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of a login message: bytes for each side, and whether the verifier is needed."""
+    """Bytes to send to each side, and whether the verifier is needed."""
 
     client: bytes = b""
     server: bytes = b""

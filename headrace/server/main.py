@@ -231,7 +231,7 @@ class Commander:
             self._on_signal()
 
     def _end_at_once(self) -> None:
-        """Exit without clean-up; as safe as kill -9, because the children end as well."""
+        """Exit without clean-up: as safe as kill -9, because the children follow."""
         _log.warning("stopped at once")
         os._exit(1)
 

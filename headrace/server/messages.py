@@ -101,7 +101,7 @@ def for_database(packet: StartupPacket, database: str) -> bytes:
 
 
 def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
-    """Return the packet at the start of ``buffer``; None if it is not complete yet.
+    """Return the packet at the start of ``buffer``; None if incomplete.
 
     Raises:
         ProtocolError: its length is invalid.

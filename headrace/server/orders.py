@@ -157,7 +157,7 @@ def read_number(text: str) -> int:
     """Return the number of a session.
 
     Raises:
-        SyntaxUserError: it is no number of a session.
+        SyntaxUserError: it is no number.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise SyntaxUserError(f'"{text[:40]}" is no session', hint="SHOW sessions has their ids.")

@@ -94,7 +94,7 @@ class Outgoing:
         if len(buffer) - self._at < total:
             return False
         if flow.state is not SessionState.RELAY:
-            # Our answer must come after the messages before it.
+            # Relay earlier messages before anything that this one leads to.
             self._flush()
         message = bytes(buffer[self._at : self._at + total])
         shown = self._on_message(kind, message)

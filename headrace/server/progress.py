@@ -76,7 +76,7 @@ class Reporter:
         self._next_at = 0.0
 
     def __call__(self, progress: dict[str, Any]) -> None:
-        """Report a step of progress, or hold it back."""
+        """Report a step, or hold it back."""
         if not progress.get("message") and (
             # Planning takes no time, and its report means nothing to a caller who gets an error.
             progress.get("phase") == "planning" or not self._steps

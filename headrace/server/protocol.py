@@ -60,7 +60,7 @@ class About:
     database: str
     application: str
     ours: bool
-    """Whether the session's messages are inspected: it is one of the source's database."""
+    """Whether the session's messages are inspected."""
     admin: bool
     """Whether it is a session of the admin database."""
 

@@ -24,7 +24,7 @@ CHANGEABLE: Final = frozenset(
         *("statement_bytes_max", "commands_per_role_max"),
     }
 )
-"""Settings whose new value is applied; to existing sessions only the limits of all sessions are."""
+"""Settings that RELOAD applies; existing sessions feel only the limits of all sessions."""
 
 _log = structlog.get_logger(__name__)
 

@@ -212,7 +212,7 @@ class Supervisor:
         return [self.worker, self.builder, *self.others.values()]
 
     async def ready(self) -> None:
-        """Wait until the worker and the builder are up, and for a limited time for the rest."""
+        """Wait until all are up; for the further processes at most ``_UP_S``."""
         await self.worker.peer()
         await self.builder.peer()
         await asyncio.gather(*self._looking)

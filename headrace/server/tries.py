@@ -47,8 +47,7 @@ class Tries:
         """Return whether to try now, with the view stopped and its catalog state ``mark``."""
         self.forget(now)
         if self._mark is not None and mark != self._mark:
-            # The cause of failures may be gone, but successful tries still count: they did not
-            # last.
+            # The cause of failures may be gone; successful tries that did not last still count.
             self._failed, self._pause_s, self._due = 0, _PAUSE_S_MIN, now
             self._altered, self.over = True, False
         self._mark = mark
