@@ -288,7 +288,7 @@ class Lookout:
         except psycopg.Error:
             if conn.closed:
                 raise
-            return {"name": name, "missing": True}  # it has gone meanwhile
+            return {"name": name, "missing": True}  # it was dropped after the query
         told = {name: topic.values[name] for name in ("graph", "plan", "lag")}
         return {**found, **told, "at": clock.now().timestamp(), "stats": stats}
 

@@ -2,8 +2,8 @@
 
 A view in status pending or populating belongs to a job, and when a builder starts there are no
 jobs.  The result table of such a view cannot exist, because it appears in the same transaction as
-the status ``running``.  It may have left the catalog row, staged state, and tables in the
-publication that no view needs.  Views created without waiting (``block`` false) are started again.
+the status ``running``.  Such a view may have left a catalog row, staged state, and published tables
+that no view needs.  Views created without waiting (``block`` false) are started again.
 
 Changes that histories hold for longer than requested are purged in ranges of txids (A-30, A-31).
 """
@@ -55,7 +55,7 @@ def remove_staging(path: Path) -> None:
 
 
 def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> None:
-    """Remove the tables that no view reads from the publication."""
+    """Remove from the publication the tables that no view reads."""
     with connect.connect(settings.source, name="headrace janitor") as plain:
         published = publication.tables(plain, settings.publication_name)
         unused = reads.unused(conn, published)

@@ -1,9 +1,9 @@
 """Login of one session: the source asks, the client answers, and the commander watches.
 
-Password requests pass through, with two exceptions.  AuthenticationOk without any request is
-refused: the source trusts *this computer*, which says nothing about the client.  SCRAM is answered
-on both sides (``scram.py``) if the client's TLS ends here, because the client's channel is not the
-source's, unless one certificate serves both.
+Requests for a password pass through, but two messages do not.  AuthenticationOk without any request
+is refused: the source trusts *this computer*, which says nothing about the client.  SCRAM is
+answered on both sides (``scram.py``) if the client's TLS ends here, because the client's channel is
+not the source's, unless one certificate serves both.
 """
 
 from __future__ import annotations

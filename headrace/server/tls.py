@@ -1,4 +1,4 @@
-"""Check that the TLS of the port's two sides can work together; otherwise it does not start.
+"""Check that the TLS of the port's two sides can work together; else the port does not start.
 
 If a client asked for TLS, its data must not go to the source in the clear.  And a login that cannot
 succeed must not make the client try again without TLS (libpq's ``prefer`` does).
