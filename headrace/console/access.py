@@ -1,12 +1,12 @@
-"""How one gets in, and as whom all that he asks is asked.
+"""Logins to the console, and the role that the queries of each login run as.
 
-With the *token*, which only who may read the engine's files has, everything is asked as the
-engine's role.  With a role's *name and password* the source decides, and everything is asked over
-that very connection: row security shows what the role may see.  The password is not kept, so when
-the connection is lost the login is over.
+With the *token*, which only users who may read the engine's files have, queries run as the engine's
+role.  With a role's *name and password* the source decides, and queries run on that very
+connection: row security shows what the role may see.  The password is not kept, so when the
+connection is lost the login is over.
 
-The source must have asked for the password (``require_auth``): one that trusts this computer has
-looked at us and not at who logs in.  What the engine itself logs in with is left out.
+The source must have asked for the password (``require_auth``): a source that trusts this computer
+has identified Headrace, not the user who logs in.  The engine's own credentials are left out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from headrace.process import durable, secret_files
 from headrace.sql import seen
 
 ENGINE: Final = "engine"
-"""The identity of who has the token; others are called by the OID of their role."""
+"""Identity of a login by token; other identities are the OID of their role."""
 LOGINS_MAX: Final = 4
-"""That the source is asked about at once."""
+"""Logins that the source is asked about at one time."""
 ROLES_MAX: Final = 32
-"""Roles that are logged in at once: each has a connection."""
+"""Roles that are logged in at one time: each has a connection."""
 _LOGIN_S: Final = 10.0
 _NAME_BYTES_MAX: Final = 63
 _PASSWORD_BYTES_MAX: Final = 1_024
@@ -48,26 +48,26 @@ _WHERE: Final = frozenset(
         *("connect_timeout", "channel_binding"),
     )
 )
-"""Parts of the engine's DSN that say where the source is, and nothing of who we are."""
+"""Parts of the engine's DSN that say where the source is, and contain no credentials."""
 _ASKED: Final = "password,md5,scram-sha-256"
 _OWN: Final = {"row_security": "on", "statement_timeout": "10000"}
-"""Row security as for everybody, and an end to what takes long."""
+"""Row security as for any role, and a time limit for long queries."""
 
 Connection = psycopg.AsyncConnection[Any]
 _log = structlog.get_logger(__name__)
 
 
 class Refused(Exception):
-    """No login; the words may be shown to anybody."""
+    """A refused login; its message may be shown to any client."""
 
 
 class Gone(Exception):
-    """Nothing can be asked as that role any more."""
+    """The end of a login: its role can no longer be used."""
 
 
 @dataclass(slots=True)
 class Person:
-    """Somebody who is in: everything is asked on ``conn``."""
+    """A logged-in identity: its queries run on ``conn``."""
 
     key: str
     role: str
@@ -76,13 +76,13 @@ class Person:
 
 
 class Access:
-    """Lets people in."""
+    """Checks logins to the console."""
 
     def __init__(self, settings: Settings) -> None:
-        """Reads the token, or makes one.
+        """Read the token, or make one.
 
         Raises:
-            PrerequisiteError: its file cannot be read, has no proper token, or others may read it.
+            PrerequisiteError: the file cannot be read, has no token, or other users may read it.
         """
         self._settings = settings
         self._token = _token(settings).encode()
@@ -93,7 +93,7 @@ class Access:
         return hmac.compare_digest(token.encode(errors="replace"), self._token)
 
     async def by_token(self, token: str) -> Person:
-        """Who shows the token.
+        """Log in with the token.
 
         Raises:
             Refused: it is another one, or the source cannot be reached.
@@ -106,13 +106,17 @@ class Access:
             raise Refused("the database cannot be reached now") from error
 
     async def engine(self) -> Connection:
-        """A connection as the engine's role; raises psycopg.Error."""
+        """Connect as the engine's role.
+
+        Raises:
+            psycopg.Error, TimeoutError: the source cannot be reached.
+        """
         async with self._asking, asyncio.timeout(_LOGIN_S):
             name = "headrace console"
             return await connect.async_dicts(self._settings.source, name=name, settings=_OWN)
 
     async def by_password(self, role: str, password: str) -> Person:
-        """Who can log in to the source.
+        """Log in to the source as ``role``.
 
         Raises:
             Refused: the source does not let it in, or cannot be reached.
@@ -123,14 +127,14 @@ class Access:
                 conn = await connect.async_dicts(dsn, name="headrace console", settings=_OWN)
             return await self._identity(conn, None)
         except (psycopg.Error, TimeoutError, Gone) as error:
-            # libpq gives no SQLSTATE here, and its words may name hosts: they are for the log.
+            # libpq gives no SQLSTATE here, and its message may name hosts: it goes only to the log.
             _log.info("console login failed", role=role, reason=str(error).strip())
             raise Refused("the database did not let this role in, or cannot be reached") from None
 
     def _as_role(self, role: str, password: str) -> str:
         texts = (role, password)
         if not all(texts):
-            # Of an empty one libpq makes the engine's own, or what it finds in files.
+            # libpq would replace an empty value by the engine's own, or by one from a file.
             raise Refused("a role and its password are needed")
         if "\0" in role + password or not all(_is_utf8(text) for text in texts):
             raise Refused("role and password are texts")
@@ -154,10 +158,10 @@ class Access:
 
 
 async def welcome(conn: Connection) -> dict[str, Any]:
-    """Who is asked as on ``conn``.
+    """Return the role of ``conn``, its OID and the database.
 
     Raises:
-        Gone: a role that is no more, or may not log in any more.
+        Gone: the role does not exist any more, or may not log in any more.
         psycopg.Error: the connection is lost.
     """
     try:
@@ -170,7 +174,7 @@ async def welcome(conn: Connection) -> dict[str, Any]:
 
 
 async def let_go(conn: Connection | None) -> None:
-    """Close it; not to wait for who does not answer."""
+    """Close ``conn``, but do not wait long for a server that does not answer."""
     if conn is not None:
         with contextlib.suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(1.0):
@@ -178,7 +182,7 @@ async def let_go(conn: Connection | None) -> None:
 
 
 def token_path(settings: Settings) -> Path:
-    """Where the token stands."""
+    """Return the path of the token's file."""
     given = settings.console_token_file
     return Path(given) if given else settings.data_dir / "console.token"
 
@@ -207,6 +211,6 @@ def _token(settings: Settings) -> str:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON may have halves of characters
+    except UnicodeEncodeError:  # JSON may contain lone surrogates
         return False
     return True

@@ -1,8 +1,8 @@
-"""What is answered on the HTTP port: a table of paths, and headers that all answers have.
+"""The application on the HTTP port: a table of paths, and headers that all responses have.
 
-Files are read once, at the start.  Nothing is changed by GET; what is posted must be JSON of a page
-of ours, which no other site can send.  Names, queries and messages travel as JSON, and the page
-puts them up as text.
+Files are read once, at the start.  GET changes nothing; a POST must be JSON from a page of ours,
+which no other site can send.  Names, queries and messages are sent as JSON, and the page inserts
+them as text.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ BODY_BYTES_MAX: Final = 8_192
 BODY_S: Final = 10.0
 ANSWER_S: Final = 30.0
 NAME_MAX: Final = 300
-"""Characters of a view's name, qualified and quoted."""
+"""Limit of the characters of a view's name, qualified and quoted."""
 _PER_NETWORK: Final = 10
 _PER_ROLE: Final = 30
-"""Logins a minute."""
+"""Limits of logins a minute, by network and by role."""
 _TRACEBACKS: Final = 3
-"""Errors a minute that are logged with their traceback, for each type of error."""
+"""Limit of tracebacks a minute in the log, for each type of error."""
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -70,7 +70,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is posted to log in: a token, or a role and its password."""
+    """Body of a login: a token, or a role and its password."""
 
     token: str = ""
     role: str = ""
@@ -81,10 +81,10 @@ _LOGIN: Final = msgspec.json.Decoder(LoginBody)
 
 
 class App:
-    """The paths of one commander."""
+    """The ASGI application of one commander."""
 
     def __init__(self, outside: Outside, access: Access | None) -> None:
-        """``access``: None where there is no console."""
+        """Take ``access``; None: there is no console."""
         self._outside = outside
         self._by_network = Attempts(_PER_NETWORK)
         self._by_role = Attempts(_PER_ROLE)
@@ -117,7 +117,7 @@ class App:
         self._app = Starlette(routes=routes, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: with our headers, an end, and no error of ours in it."""
+        """Answer a request with our headers, within a time limit, and without internal errors."""
         begun = False
 
         async def with_headers(message: Message) -> None:
@@ -131,7 +131,7 @@ class App:
             if (status := self._hostnames.refusal(scope["headers"])) is not None:
                 await PlainTextResponse(_HOSTS[status], status)(scope, receive, with_headers)
             elif scope["path"] == "/api/events":
-                await self._app(scope, receive, with_headers)  # it looks after itself
+                await self._app(scope, receive, with_headers)  # it has limits of its own
             else:
                 async with asyncio.timeout(ANSWER_S):
                     await self._app(scope, receive, with_headers)
@@ -143,7 +143,7 @@ class App:
                 await PlainTextResponse("internal error\n", 500)(scope, receive, with_headers)
 
     def _log_error(self, scope: Scope, error: Exception) -> None:
-        """Log an error of ours; a client that causes it again and again must not fill the log."""
+        """Log an internal error; a client that causes it repeatedly must not fill the log."""
         kind, now = type(error).__name__, clock.monotonic()
         if not self._errors.wait_s(kind, now):
             self._errors.begin(kind, now)
@@ -249,7 +249,7 @@ class App:
         )
 
     def _is_safe(self, request: Request) -> bool:
-        """Whether a secret may come this way."""
+        """Return whether a secret may come over this connection."""
         if request.url.scheme == "https" or self._outside.settings.console_plain:
             return True
         try:
@@ -274,7 +274,7 @@ class App:
 
 
 def _cookie_name(request: Request) -> str:
-    # Cookies do not know ports: two engines of one computer must not log each other out.
+    # Cookies ignore ports: two engines on one computer must not log each other out.
     port = request.url.port or 0
     return f"__Host-headrace-{port}" if request.url.scheme == "https" else f"headrace-{port}"
 
@@ -288,9 +288,10 @@ def _client(request: Request) -> str:
 
 
 def _check_own(request: Request) -> None:
-    """Refuse what a page of another site may send.
+    """Refuse a request that a page of another site may send.
 
-    A form cannot say that it has JSON, and a script elsewhere would have to ask before.
+    A form cannot send JSON as its content type, and a script of another site would need a
+    preflight.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415)
@@ -329,7 +330,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
 
 
 def _files(folder: str, prefix: str = "") -> dict[str, tuple[str, str, bytes]]:
-    """Name -> type, tag and bytes of what there is to be had in a folder; none: it was not made."""
+    """Return name -> (type, ETag, bytes) of the files in a folder; empty: it does not exist."""
     top = resources.files("headrace.console") / folder
     out = {}
     left = [(prefix, top)] if top.is_dir() else []

@@ -1,7 +1,7 @@
-"""The dataflow of a view, of the JSON that ``explain_view`` writes (docs/manual/explain.md).
+"""Dataflow graph of a view, from the JSON that ``explain_view`` writes (docs/manual/explain.md).
 
-Only what the page draws is taken; what it does not know of is left out, and what is no such JSON
-is no graph.
+Only fields that the page draws are read, and other fields are ignored.  Text that is no such JSON
+gives an empty graph.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any, Final
 import msgspec
 
 NODES_MAX: Final = 400
-"""Of a larger plan people see nothing."""
+"""Limit of nodes: a larger graph shows people nothing."""
 
 
 class PlanColumn(msgspec.Struct, frozen=True):
-    """Of what a node sends."""
+    """Column of a node's output."""
 
     name: str
     type: str = ""
 
 
 class PlanEdge(msgspec.Struct, frozen=True):
-    """That a node is kept once for several views."""
+    """Says that a node is kept once for several views."""
 
     subplan: int
     shared_with: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class PlanNode(msgspec.Struct, frozen=True):
 
 
 class PlanGraph(msgspec.Struct, frozen=True):
-    """What is read of it."""
+    """The fields that are read."""
 
     nodes: tuple[PlanNode, ...]
     notes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ _READER: Final = msgspec.json.Decoder(PlanGraph)
 
 
 def graph(plan: str) -> dict[str, Any]:
-    """Nodes with their inputs, and lines about all of it."""
+    """Return the nodes with their inputs, and notes about the whole plan."""
     try:
         found = _READER.decode(plan)
     except msgspec.MsgspecError:

@@ -4,8 +4,9 @@ The owner of a domain can point its name at this computer. A browser then sends 
 owner's page here, and lets the page read the answers. Such a request carries the owner's domain in
 its Host header.
 
-Accepted are addresses, names that nobody can register in the public DNS, the name of this computer,
-and the names of the setting ``http_hosts``. Over TLS the browser checks the certificate instead.
+The check accepts addresses, names that cannot be registered in the public DNS, the name of this
+computer, and the names of the setting ``http_hosts``. Over TLS the browser checks the certificate
+instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Hostnames:
     """The names under which this port may be addressed."""
 
     def __init__(self, listen: str, configured: str, *, tls: bool) -> None:
-        """``listen``: the host of the address; ``configured``: names separated by commas."""
+        """Take ``listen``, the host of the address, and ``configured``, comma-separated names."""
         given = [name.strip().lower() for name in configured.split(",")]
         self._names = {listen.lower(), socket.gethostname().lower(), *filter(None, given)}
         self._tls = tls

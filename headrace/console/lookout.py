@@ -1,8 +1,8 @@
-"""What one identity sees, asked once for all its tabs.
+"""Collects the data that one identity sees, once for all its tabs.
 
-A *topic* is what is asked together: ``overview``, ``samples``, each view that is open in some tab.
-Its last answer is one frame, made once; who follows it is woken and sends that one, so who is slow
-skips some and holds nobody up.  While nobody looks, nothing is asked.
+A *topic* is data that is queried together: ``overview``, ``samples``, each view that is open in a
+tab.  Its last answer is encoded once, as a frame.  The tabs that follow it are woken and send that
+frame, so a slow tab skips some and delays no other tab.  While no tab is open, nothing is queried.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ LAG_S: Final = 10.0
 SAMPLES_KEPT_S: Final = 900
 ASK_S: Final = 3.0
 QUERY_S: Final = 15.0
-"""Beyond the statement_timeout: the network."""
+"""Longer than the statement_timeout, to allow for the network."""
 VIEWS_MAX: Final = 1_000
-"""That are listed."""
+"""Limit of listed views."""
 VIEWS_OPEN_MAX: Final = 16
-"""That one identity looks into at once, over all its tabs."""
+"""Limit of views that one identity has open at one time, over all its tabs."""
 STREAMS_MAX: Final = 48
-"""Tabs of one identity."""
+"""Limit of tabs of one identity."""
 BATCHES_SHOWN: Final = 120
 OVERVIEW: Final = "overview"
 SAMPLES: Final = "samples"
 SAMPLED_MAX: Final = 300
-"""Views with a curve in the list."""
+"""Limit of views with a curve in the list."""
 _CALLS: Final = ("memory", "workers", "sources", "batches")
 _LAG: Final = ("at", "step_s", "p50_ms", "p99_ms", "lag_ms", "rows_per_s", "state_bytes")
 _log = structlog.get_logger(__name__)
 
 
 def frame(event: str, data: Any) -> bytes:
-    """One server-sent event; JSON has no line breaks of its own."""
+    """Return a server-sent event; JSON has no line breaks of its own."""
     return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
 
 
 @dataclass(slots=True)
 class Topic:
-    """The last answer, and which one it is."""
+    """The last answer to one topic, and its version."""
 
     version: int = 0
     values: dict[str, Any] = field(default_factory=dict)
-    """What is asked less often, and when it was asked."""
+    """Parts that are queried less often, and the times when they are due."""
     _whole: bytes | None = None
     _make: Callable[[], bytes] | None = None
     _news: bytes = b""
 
     def put(self, whole: bytes) -> bool:
-        """The next answer; whether it is another one."""
+        """Store the next answer; return whether it differs from the last."""
         if whole == self._whole:
             return False
         self.version, self._whole, self._news = self.version + 1, whole, b""
         return True
 
     def add(self, news: bytes, make: Callable[[], bytes]) -> None:
-        """The next answer: ``news`` for who has the one before; the whole is made when needed."""
+        """Store the next answer as ``news`` since the last; ``make`` makes the whole if needed."""
         self.version, self._whole, self._make, self._news = self.version + 1, None, make, news
 
     def since(self, version: int) -> bytes:
-        """What somebody lacks who has ``version``; 0: who has none."""
+        """Return the frame that a tab with ``version`` lacks; 0: it has none."""
         if self._news and version and version == self.version - 1:
             return self._news
         if self._whole is None:
@@ -89,7 +89,7 @@ class Topic:
 
 
 class Tab:
-    """A tab: which topics it follows, and how far it is."""
+    """A tab: the topics that it follows, and the versions that it has."""
 
     def __init__(self, topics: tuple[str, ...]) -> None:
         self.topics = topics
@@ -97,7 +97,7 @@ class Tab:
         self._seen: dict[str, int] = {}
 
     def frames(self, topics: dict[str, Topic]) -> list[bytes]:
-        """What it lacks."""
+        """Return the frames that it lacks."""
         out = []
         self.changed.clear()
         for name in self.topics:
@@ -110,11 +110,11 @@ class Tab:
 
 
 class Full(Exception):
-    """So many there may be, and no more."""
+    """A limit of the console is reached."""
 
 
 class Lookout:
-    """Of one identity."""
+    """The collector of one identity's data."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class Lookout:
         outside: Outside,
         again: Callable[[], Awaitable[access.Connection]] | None,
     ) -> None:
-        """``again`` opens another connection, where the lost one does not end it all."""
+        """Take ``again``, which opens another connection; None: a lost one ends the login."""
         self.identity = identity
         self.gone = ""
-        """Why it is over; empty: it is not."""
+        """Why the login is over; empty: it is not."""
         self.topics: dict[str, Topic] = {OVERVIEW: Topic(), SAMPLES: Topic()}
         self.looks = 0
-        """How often it has asked."""
+        """Number of rounds of queries."""
         self._outside = outside
         self._again = again
         self._streams: set[Tab] = set()
@@ -138,7 +138,7 @@ class Lookout:
         self._task = asyncio.create_task(tasks.forever("console", self._run, LOOK_S))
 
     def follow(self, view: str | None) -> Tab:
-        """A new tab.
+        """Add a tab.
 
         Raises:
             Full: there are too many, or too many different views are open.
@@ -157,7 +157,7 @@ class Lookout:
         return stream
 
     def leave(self, stream: Tab, view: str | None) -> None:
-        """A tab that is closed."""
+        """Remove a closed tab."""
         self._streams.discard(stream)
         if view is not None:
             self._open[view] -= 1
@@ -166,7 +166,7 @@ class Lookout:
                 self.topics.pop(_topic(view), None)
 
     async def close(self, why: str) -> None:
-        """End it: who follows is told."""
+        """End, and let the tabs know."""
         self.gone = self.gone or why
         self._rouse()
         self._task.cancel()
@@ -185,7 +185,7 @@ class Lookout:
                 await self._failed(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._wake.wait()  # who has just come need not wait
+                    await self._wake.wait()  # a new tab need not wait
 
     async def _failed(self, error: Exception) -> None:
         conn = self.identity.conn
@@ -206,7 +206,7 @@ class Lookout:
         conn = self.identity.conn
         self.looks += 1
         async with asyncio.timeout(QUERY_S):
-            # Whom we ask as is looked at each time: roles are dropped, renamed, shut out.
+            # Check the role each time: it may have been dropped, renamed, or shut out.
             me = await access.welcome(conn)
             facts, views = await seen.status(conn), await seen.views(conn, VIEWS_MAX)
         told = await self._overview(me, facts, views)
@@ -239,7 +239,7 @@ class Lookout:
     async def _asked(
         self, name: str, arguments: dict[str, Any], role: str
     ) -> list[dict[str, Any]] | None:
-        """What a call answers; None: the process that answers it is away."""
+        """Return the rows of a call; None: the process that answers it is down."""
         try:
             async with asyncio.timeout(ASK_S):
                 return await self._outside.ask(name, arguments, role)
@@ -288,20 +288,20 @@ class Lookout:
         except psycopg.Error:
             if conn.closed:
                 raise
-            return {"name": name, "missing": True}  # it has gone meanwhile
+            return {"name": name, "missing": True}  # it was dropped after the query
         told = {name: topic.values[name] for name in ("graph", "plan", "lag")}
         return {**found, **told, "at": clock.now().timestamp(), "stats": stats}
 
     async def _refresh(
         self, conn: access.Connection, role: str, name: str, values: dict[str, Any]
     ) -> None:
-        """What changes seldom, or is long."""
+        """Refresh the parts that change seldom, or are long."""
         now = clock.monotonic()
         if now >= values.get("plan_due", 0.0):
             arguments = {"name_or_query": name, "stage": "physical", "format": "json"}
             lines = await self._asked("explain_view", arguments, role)
             async with asyncio.timeout(QUERY_S):
-                # As it was stored, where nobody can say what is shared just now.
+                # Take the stored plan if no process can say what is shared just now.
                 stored = "" if lines else await seen.plan(conn, name)
             text = "\n".join(line["plan"] for line in lines) if lines else stored
             values |= {"graph": graph(text), "plan": text, "plan_due": now + PLAN_S}

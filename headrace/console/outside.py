@@ -1,4 +1,4 @@
-"""What the HTTP port is given by the commander: it knows no more of it."""
+"""The interface that the commander gives to the HTTP port."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, Final, Protocol
 from headrace.config import Settings
 
 Ask = Callable[[str, dict[str, Any], str], Awaitable[list[dict[str, Any]]]]
-"""(procedure, arguments, caller) -> rows: a call as that role makes it.  Raises HeadraceError."""
+"""(procedure, arguments, caller) -> rows: makes a call as that role. Raises HeadraceError."""
 
 
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""The type of what ``Told.metrics`` answers."""
+"""Content type of ``Told.metrics``."""
 
 
 class Told(Protocol):
-    """What machines ask."""
+    """Health data that machines ask for."""
 
     async def ready(self) -> tuple[bool, str]:
-        """Whether the engine works, and if not, why."""
+        """Return whether the engine works, and if not, why."""
 
     async def metrics(self) -> str:
-        """All samples in Prometheus' text format."""
+        """Return all samples in Prometheus' text format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Of one commander."""
+    """Settings, data and calls of one commander."""
 
     settings: Settings
     health: Told

@@ -1,4 +1,4 @@
-"""Who is in: sessions, and for each identity the one that asks for all its tabs."""
+"""Users of the console: their sessions, and one ``Lookout`` per identity for all its tabs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SWEEP_S: Final = 10.0
 
 
 class People:
-    """Of one HTTP port."""
+    """The users of one HTTP port."""
 
     def __init__(self, outside: Outside, door: Access) -> None:
         self.sessions = Sessions()
@@ -28,12 +28,12 @@ class People:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look after them."""
+        """Start expiring sessions."""
         loop = tasks.forever("console sessions", self._sweep, _SWEEP_S)
         self._sweeper = asyncio.create_task(loop)
 
     async def close(self) -> None:
-        """End all."""
+        """Stop, and end all lookouts."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -42,7 +42,7 @@ class People:
             await lookout.close("the server stops")
 
     def find(self, cookie: str) -> tuple[WebSession, Lookout] | None:
-        """Whose cookie it is, if he is (still) in."""
+        """Return the session and lookout of a cookie; None: the login is over."""
         session = self.sessions.find(cookie, clock.monotonic())
         lookout = self._lookouts.get(session.identity) if session else None
         if session is None or lookout is None or lookout.gone:
@@ -54,11 +54,11 @@ class People:
         return self._door.is_token(token)
 
     async def log_in(self, token: str, role: str, password: str) -> tuple[str, Lookout]:
-        """A cookie, for who shows the token or can log in to the source.
+        """Log in by the token, or by role and password; return a cookie and the lookout.
 
         Raises:
-            Refused: he may not.
-            Full: there are too many.
+            Refused: the login is not allowed.
+            Full: too many are logged in.
         """
         if token:
             identity = await self._door.by_token(token)
@@ -77,7 +77,7 @@ class People:
         await self._tidy()
 
     async def _entered(self, identity: Person) -> Lookout:
-        """The lookout of an identity; a connection that is not needed is closed."""
+        """Return the lookout of an identity; close its connection if that is not needed."""
         lookout = self._lookouts.get(identity.key)
         if lookout is not None and not lookout.gone:
             await access.let_go(identity.conn)
@@ -85,7 +85,7 @@ class People:
         if len(self._lookouts) >= access.ROLES_MAX:
             await access.let_go(identity.conn)
             raise Full("too many roles are logged in")
-        # Who was in before, and was lost, logs in anew.
+        # After a lost connection the identity's earlier sessions have to log in again.
         self.sessions.end_all(identity.key)
         again = self._door.engine if identity.key == ENGINE else None
         self._lookouts[identity.key] = Lookout(identity, self._outside, again)
@@ -98,7 +98,7 @@ class People:
             await self._tidy()
 
     async def _tidy(self) -> None:
-        """Let those go whom no session needs; streams of closed sessions see it."""
+        """End the lookouts that no session needs; streams of closed sessions notice it."""
         needed = self.sessions.identities()
         for key, lookout in list(self._lookouts.items()):
             if lookout.gone:

@@ -1,8 +1,8 @@
-"""The HTTP port: sockets, and what a client that is slow, rude or many costs.
+"""The HTTP port: its sockets, and limits for slow, misbehaving or numerous clients.
 
-uvicorn speaks HTTP (over h11); it is given sockets of ours and no more, so that it takes no signals
-and has no loop of its own.  Added to what it does: time for a request's head, and how many
-connections there may be, of all and of one address.  Who exceeds it loses his own connection.
+uvicorn speaks HTTP (over h11).  It is given sockets only, so that it takes no signals and has no
+loop of its own.  This module adds a time limit for a request's head, and limits of connections, in
+total and per address.  A client that exceeds a limit loses only its own connection.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _CLOSE_S: Final = 2.0
 
 
 class _Connections:
-    """How many there are, by what counts as one address."""
+    """Counts of connections, by network."""
 
     def __init__(self) -> None:
         self._of: Counter[str] = Counter()
 
     def enter(self, host: str) -> str | None:
-        """One more; None: there are enough."""
+        """Count a connection and return its key; None: there are enough."""
         key = admission.network(host)
         if self._of[key] >= PER_NETWORK_MAX or self._of.total() >= CONNECTIONS_MAX:
             return None
@@ -48,36 +48,36 @@ class _Connections:
         return key
 
     def leave(self, key: str) -> None:
-        """One less."""
+        """Remove a connection from the counts."""
         self._of[key] -= 1
         if not self._of[key]:
             del self._of[key]
 
 
 class _Client(H11Protocol):
-    """One connection."""
+    """One connection of a client."""
 
     def __init__(self, room: _Connections, config: Config, state: ServerState) -> None:
         super().__init__(config, state, {})
-        self.logger.disabled = True  # what clients do wrong is theirs; the app logs its own
+        self.logger.disabled = True  # client errors are not logged; the app logs its own
         self._room = room
         self._key: str | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Let it in, if there is room."""
+        """Admit the connection, if there is room."""
         super().connection_made(transport)
         self._key = self._room.enter(self.client[0] if self.client else "")
         if self._key is None:
             transport.abort()
             return
-        # The system knows when the other side has gone, or reads nothing.
+        # The system detects a client that has gone, or reads nothing.
         admission.tune(transport.get_extra_info("socket"), int(UNREAD_S * 2_000))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Make room."""
+        """Release the place of the connection."""
         self._forget_head()
         if self._key is not None:
             self._room.leave(self._key)
@@ -85,7 +85,7 @@ class _Client(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; what is no request ends the connection."""
+        """Receive bytes; any that are no request end the connection."""
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -102,19 +102,19 @@ class _Client(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """The next request may begin."""
+        """Wait for the next request."""
         super().on_response_complete()
         if not self._is_answering():
-            self._forget_head()  # until it does: uvicorn has a time for that
+            self._forget_head()  # uvicorn limits the wait for it
 
     def pause_writing(self) -> None:
-        """The client does not take what it has asked for."""
+        """Start the time limit for a client that does not read its answer."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again, or has gone."""
+        """Stop that time limit: the client reads again, or has gone."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -134,15 +134,15 @@ class _Client(H11Protocol):
 
 
 class HttpPort:
-    """Serves health, and the console where it is on."""
+    """HTTP server for health, and for the console if it is on."""
 
     def __init__(self, listen: str, outside: Outside) -> None:
-        """Raises PrerequisiteError where the console's token cannot be used."""
+        """Raise PrerequisiteError if the console's token cannot be used."""
         self._listen = listen
         self._tls = outside.tls
         console = outside.settings.console
         self.token_file = str(token_path(outside.settings)) if console else None
-        """Where the console's token stands; None: there is no console."""
+        """File of the console's token; None: there is no console."""
         self._room = _Connections()
         self._app = App(outside, Access(outside.settings) if console else None)
         self._config = Config(
@@ -162,7 +162,7 @@ class HttpPort:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns the address."""
+        """Listen; return host and port."""
         host, port = address(self._listen)
         if not self._config.loaded:
             self._config.load()
@@ -173,7 +173,7 @@ class HttpPort:
         return host, int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening, and end running requests."""
         if self._server:
             self._server.close()
         if self._app.people is not None:

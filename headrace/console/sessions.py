@@ -1,7 +1,7 @@
-"""Who is logged in, and who has tried too often: state machines without sockets and clocks.
+"""Console sessions and login attempts: state machines without sockets and clocks.
 
-A cookie is 256 random bits; only its SHA-256 is kept.  A session ends when nobody has used it for
-``IDLE_S``, in any case after ``AGE_S``, and when its identity has too many of them.
+A cookie is 256 random bits; only its SHA-256 is kept.  A session ends after ``IDLE_S`` without use,
+in any case after ``AGE_S``, and when its identity has too many of them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ class WebSession:
 
 
 class Sessions:
-    """All that are open; the time is told."""
+    """All open sessions; the caller passes the time."""
 
     def __init__(self) -> None:
         self._all: dict[bytes, WebSession] = {}
 
     def __len__(self) -> int:
-        """How many are open."""
         return len(self._all)
 
     def begin(self, identity: str, now: float) -> str | None:
-        """A new session's cookie; None: there are too many of others already."""
+        """Begin a session and return its cookie; None: ``SESSIONS_MAX`` are open."""
         self.expire(now)
         own = [key for key, s in self._all.items() if s.identity == identity]
         if len(own) >= PER_IDENTITY_MAX:
@@ -53,7 +52,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str, now: float) -> WebSession | None:
-        """The session of a cookie, which is used by that."""
+        """Return the session of a cookie, and record that it is used."""
         session = self._all.get(_digest(cookie))
         if session is None or self._over(session, now):
             return None
@@ -61,7 +60,7 @@ class Sessions:
         return session
 
     def end(self, cookie: str) -> None:
-        """Log out."""
+        """End the session of a cookie."""
         self._end(_digest(cookie))
 
     def end_all(self, identity: str) -> None:
@@ -70,12 +69,12 @@ class Sessions:
             self._end(key)
 
     def expire(self, now: float) -> None:
-        """End those whose time is over."""
+        """End the sessions that have expired."""
         for key in [key for key, s in self._all.items() if self._over(s, now)]:
             self._end(key)
 
     def identities(self) -> set[str]:
-        """Whoever has a session."""
+        """Return the identities that have a session."""
         return {s.identity for s in self._all.values()}
 
     def _end(self, key: bytes) -> None:
@@ -89,7 +88,7 @@ class Sessions:
 
 
 class Attempts:
-    """Logins by key (an address, a name): so many in a minute, those that succeed not counted."""
+    """Logins by key (an address, a name): limited per minute, successful ones not counted."""
 
     WINDOW_S: Final = 60.0
 
@@ -98,12 +97,12 @@ class Attempts:
         self._made: dict[str, deque[float]] = {}
 
     def wait_s(self, key: str, now: float) -> int:
-        """Whole seconds until another one may be made; 0: now."""
+        """Return the whole seconds until another one may be made; 0: now."""
         made = self._recent(key, now)
         return math.ceil(made[-self._most] + self.WINDOW_S - now) if len(made) >= self._most else 0
 
     def begin(self, key: str, now: float) -> None:
-        """One is being made: it counts from its beginning, so that many at once do."""
+        """Count a login from its start, so that concurrent ones count as well."""
         if key not in self._made and len(self._made) >= _KEYS_MAX:
             self._made.pop(next(iter(self._made)))
         made = self._recent(key, now)
@@ -111,7 +110,7 @@ class Attempts:
         self._made[key] = made
 
     def succeeded(self, key: str) -> None:
-        """The last one was right."""
+        """Remove the last login from the count, because it succeeded."""
         if made := self._made.get(key):
             made.pop()
         if not self._made.get(key):

@@ -1,6 +1,6 @@
 """Server-sent events to one tab, for as long as its session is open and it reads.
 
-A client that takes nothing for ``SEND_S`` is given up; the browser comes again by itself.
+A client that takes nothing for ``SEND_S`` is dropped; the browser reconnects by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.console.sessions import Sessions, WebSession
 
 SEND_S: Final = 20.0
 QUIET_S: Final = 15.0
-"""After so long a comment tells whether anybody is there, and proxies that something is."""
+"""Seconds of silence before a comment, which detects a lost client and keeps proxies connected."""
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -26,7 +26,7 @@ _HEADERS: Final = [
 
 
 class Live:
-    """The response; whoever makes it has entered ``stream`` at ``lookout``."""
+    """The response; its caller has already added ``stream`` to ``lookout``."""
 
     def __init__(
         self,

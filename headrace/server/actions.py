@@ -1,4 +1,4 @@
-"""What a session asks its listener to do (``protocol.py``), in order."""
+"""Actions that a session (``protocol.py``) asks its listener to do, in order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class ToServer:
-    """Send to the source (after connecting, if that is still under way)."""
+    """Send to the source, once connected."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Connect to the source for this session; then ``connected``."""
+    """Connect to the source for this session; then call ``connected``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StartTls:
     """Begin TLS with the client; answer with ``tls_started``."""
 
     first: bytes = b""
-    """What has come of its handshake, which was not asked for (sslnegotiation=direct)."""
+    """First bytes of a handshake that the client began unasked (sslnegotiation=direct)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A cancel request for the session of ``key``; ``packet`` is for the source."""
+    """Cancel the session of ``key``; ``packet`` is the request to pass to the source."""
 
     key: bytes
     packet: bytes
@@ -53,14 +53,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The client has logged in; ``key`` is what its cancel requests carry."""
+    """Report that the client has logged in; ``key`` identifies its cancel requests."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Carry out the call of who logged in as ``login``; then ``finish`` or ``fail``."""
+    """Run the call of a session that logged in as ``login``; then ``finish`` or ``fail``."""
 
     invocation: Invocation
     context: CallContext
@@ -69,19 +69,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Find whether the source has a database of that name; answer with ``database_found``."""
+    """Ask whether the source has a database of that name; answer with ``database_found``."""
 
     database: str
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """The source is not needed any more: its connection ends, the client's stays."""
+    """Close the connection to the source, which is no longer needed; the client's stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Carry out a command of who logged in as ``login``; then ``carried_out`` or ``fail``."""
+    """Run an admin command of role ``login``; then ``carried_out`` or ``fail``."""
 
     order: Order
     login: str
@@ -89,12 +89,12 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close both connections, after what was sent before."""
+    """Close both connections after the queued bytes are sent."""
 
     reason: str = field(default="", compare=False)
-    """Of a client that does not speak our protocol: for the log."""
+    """Reason for the log, if the client violated the protocol."""
 
 
 Begun = Connect | StartTls | Verify | Run | Find | Detach | Carry
-"""What takes its time."""
+"""Actions that are started here and finish later."""
 Action = ToClient | ToServer | Cancel | Ready | Close | Begun

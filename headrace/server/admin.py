@@ -1,12 +1,12 @@
-"""A session of the admin database: it is not relayed, its commands are ours (``orders.py``).
+"""A session of the admin database: not relayed; its commands are handled here (``orders.py``).
 
-Who logs in is asked by the source as for any session, to the source's own database; then that
-connection is closed and what the client says is answered here, by the simple and the extended
-protocol.  A part of the state machine of ``protocol.py``: while its state is ORDERED a command is
-carried out (``desk.py``), and nothing more is read.
+The source authenticates the login as for any session, to the source's own database.  Then that
+connection is closed, and the commands are answered here, by the simple and the extended protocol.
+This is a part of the state machine of ``protocol.py``: in state ORDERED a command is running
+(``desk.py``), and nothing more is read.
 
-Transactions are none: what a command does, it does at once.  BEGIN and the like are answered so
-that drivers work which say them unasked.
+There are no transactions: a command takes effect at once.  BEGIN and similar statements are
+answered so that drivers work that send them unasked.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from headrace.server.states import SessionState
 from headrace.types import INT2, INT4, INT8, TEXT, UNKNOWN, VARCHAR
 
 _NAMES_MAX: Final = 100
-"""Statements, and portals, that a client may have."""
+"""Limit of statements, and of portals, per client."""
 _NO_DATA, _PARSED, _BOUND = m.message(b"n"), m.message(b"1"), m.message(b"2")
 _CLOSED, _EMPTY, _SUSPENDED = m.message(b"3"), m.message(b"I"), m.message(b"s")
 _INTEGERS: Final = {INT2: "!h", INT4: "!i", INT8: "!q"}
 _TEXTS: Final = frozenset((TEXT, VARCHAR, UNKNOWN))
 _SYNC, _TERMINATE, _QUERY = b"SXQ"
 _IGNORED: Final = frozenset(b"Hdcf")
-"""Flush, for nothing is kept back; and data of a copy, as the source ignores it outside of one."""
+"""Flush, because nothing is held back; and COPY data, which Postgres ignores outside of a COPY."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     order: Order
     oid: int = INT8
-    """The type of its parameter, if it has one."""
+    """Type of its parameter, if it has one."""
 
 
 @dataclass(slots=True)
@@ -48,12 +48,12 @@ class _Portal:
     order: Order
     formats: tuple[int, ...]
     rows: m.ResultSet | None = None
-    """What is left of its rows, once it was executed."""
+    """Remaining rows, once the portal was executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What came of a command."""
+    """Outcome of a command."""
 
     tag: str
     found: m.ResultSet | None = None
@@ -61,17 +61,17 @@ class Carried:
 
 
 class Admin:
-    """See the module."""
+    """Protocol handler of one session of the admin database."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._prepared: dict[bytes, _Prepared] = {}
         self._portals: dict[bytes, _Portal] = {}
         self._skipping = False
-        """Everything up to a Sync, after an error."""
+        """Whether messages up to a Sync are ignored, after an error."""
         self._status = b"I"
         self._portal: _Portal | None = None
-        """Of the command that is carried out; None: it came by the simple protocol."""
+        """Portal of the running command; None: it came by the simple protocol."""
         self._limit = 0
         self._steps: dict[int, Callable[[bytes], None]] = {
             ord("P"): self._on_parse,
@@ -83,7 +83,7 @@ class Admin:
         }
 
     def read(self) -> None:
-        """Deal with what the client has sent, as far as that can be now."""
+        """Process the client's messages as far as possible now."""
         flow = self._flow
         while flow.state is SessionState.ADMIN and len(flow.client) >= m.HEADER_BYTES:
             kind = flow.client[0]
@@ -99,7 +99,7 @@ class Admin:
             self._on_message(kind, body)
 
     def finish(self, carried: Carried) -> None:
-        """The command that is under way was carried out."""
+        """Finish the running command."""
         flow, portal = self._flow, self._portal
         for text in carried.notices:
             flow.to_client(m.notice_response(text, encoding=flow.encoding))
@@ -115,7 +115,7 @@ class Admin:
         flow.to_client(out + m.command_complete(carried.tag) + self._ready())
 
     def fail(self, fields: dict[str, str]) -> None:
-        """It failed."""
+        """Fail the running command."""
         self._flow.fire("carried_out")
         self._refuse(fields, simple=self._portal is None)
 
@@ -233,7 +233,7 @@ class Admin:
         return text
 
     def _silently(self, order: Order) -> bool:
-        """Carried what nothing is done for; whether that is all."""
+        """Answer a command that needs no action; return whether it was one."""
         if self._status == b"E" and order.verb not in ("commit", "end", "rollback", "abort"):
             raise UserError(
                 "current transaction is aborted, commands ignored until end of transaction block",
@@ -264,7 +264,7 @@ class Admin:
         self._flow.act(Carry(order, self._flow.user))
 
     def _send_rows(self, portal: _Portal, limit: int, tag: str) -> None:
-        """The next rows of a portal; all of them where ``limit`` is 0."""
+        """Send the next rows of a portal; all remaining ones if ``limit`` is 0."""
         flow, found = self._flow, portal.rows
         if found is None:
             flow.to_client(m.command_complete(tag))
@@ -296,7 +296,7 @@ class Admin:
             raise UserError(f"more than {_NAMES_MAX} are not kept here", sqlstate="53400")
 
     def _number(self, oid: int, form: int, data: bytes | None) -> int:
-        """The id of a session, as Bind gives it: a value of type ``oid`` in format ``form``."""
+        """Return the session id in a value of Bind, of type ``oid`` and in format ``form``."""
         if data is None:
             raise UserError("the session must not be null", sqlstate="22004")
         if oid in _INTEGERS and form == 1:

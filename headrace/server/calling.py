@@ -1,7 +1,7 @@
-"""A call of ours in a session: waiting until the source owes nothing, its context, its end.
+"""A Headrace call in a client session: waiting for an idle source, its context, its end.
 
-It begins as ``Pending``.  Then the source is asked who calls and under which settings, and only
-then it runs; in a transaction block, or after an error, it is relayed after all.
+The call begins as ``Pending``.  Then the source is asked for the caller and its settings, and only
+after that the call runs.  In a transaction block, or after an error, it is relayed instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Q, _E, _S, _ROW = b"QESD"
 
 
 class Calling:
-    """See the module."""
+    """Steps of the call that a session waits for."""
 
     def __init__(self, flow: Flow, queries: Queries) -> None:
         self._flow = flow
@@ -33,7 +33,7 @@ class Calling:
         self._nonce = ""
         self._context: CallContext | None = None
         self._at = 0
-        """How many answers to the question for the context have come."""
+        """Number of answers to the context query that have come."""
         self._end: Callable[[], None] | None = None
         """Ends the call once the source has answered the last Sync."""
 
@@ -43,30 +43,30 @@ class Calling:
         assert pending is not None, "there is a call"
         return pending
 
-    # --- before it
+    # --- before the call
 
     def begin(self) -> None:
-        """There is a call; what is before it is to be answered."""
+        """Begin with a pending call; first the source must answer all earlier messages."""
         self._synced = False
         if not self._flow.pipeline.settled:
-            # (While a portal of its own is there.)
+            # (Not a Sync: if the call is relayed after all, its portal must still exist.)
             self._flow.to_source(m.FLUSH)
         self.check()
 
     def check(self) -> None:
-        """Go on with the call if it waits for that, and once the source owes nothing."""
+        """Continue a call that waits for the barrier, once the source owes nothing."""
         flow = self._flow
         if flow.state is not SessionState.BARRIER or not flow.pipeline.settled:
             return
         pending = self._pending
         idle = flow.pipeline.status == b"I" and not flow.pipeline.ignoring
         if not self._synced and (not idle or pending.settings != flow.settings):
-            # In a transaction block Postgres refuses it, in its own state; after an error
-            # it is skipped; read under other settings it may be something else.
+            # In a transaction block Postgres refuses the call, in its own state; after an error it
+            # is skipped; under other settings the text may be a different statement.
             self._relay()
         elif pending.extended and not self._synced:
-            # Ends the implicit transaction that Parse and Bind began; the client never
-            # sees this ReadyForQuery, its own Sync brings it another.
+            # This Sync ends the implicit transaction that Parse and Bind began. The client never
+            # sees its ReadyForQuery; the client's own Sync brings another.
             self._synced = True
             self._queries.end_segment()
             flow.pipeline.relays(_S)
@@ -92,10 +92,14 @@ class Calling:
         flow.pipeline.relays(_E if pending.extended else _Q)
         flow.to_source(pending.message)
 
-    # --- what the source says meanwhile
+    # --- answers of the source before the call
 
     def on_context(self, kind: int, message: bytes, *, failed: bool) -> None:
-        """One of the answers to the context query: these, in this order, and no others."""
+        """Process an answer to the context query.
+
+        Raises:
+            ProtocolError: it is not the next of the expected answers.
+        """
         expected = _ANSWERS[self._at : self._at + 1]
         if failed or kind not in expected:
             raise _unexpected()
@@ -105,7 +109,7 @@ class Calling:
             self._context = read_context(row, self._nonce, self._flow.encoding)
 
     def on_context_ready(self, message: bytes, *, failed: bool) -> bytes:
-        """The ReadyForQuery after it; what the client gets instead."""
+        """Process the ReadyForQuery of the context query; return the client's bytes instead."""
         flow, pending = self._flow, self._pending
         flow.pipeline.status = message[5:6]
         if not failed and self._at == len(_ANSWERS):
@@ -124,10 +128,10 @@ class Calling:
         return message
 
     def on_ready(self, message: bytes, *, failed: bool) -> bytes:
-        """A ReadyForQuery before it; what the client gets instead."""
+        """Process a ReadyForQuery before the context query; return the client's bytes instead."""
         flow = self._flow
         if not self._synced:
-            # What was answered before goes out before anything the barrier leads to.
+            # Send earlier answers before anything that follows the barrier.
             flow.to_client(message)
             self.check()
         elif failed:
@@ -137,10 +141,10 @@ class Calling:
             self.check()
         return b""
 
-    # --- while it runs
+    # --- while the call runs
 
     def keep_alive(self) -> None:
-        """Send a Sync, so that the source does not take the session for an idle one.
+        """Send a Sync, so that the source does not treat the session as idle.
 
         The client does not see the answer.
         """
@@ -151,20 +155,20 @@ class Calling:
             flow.to_source(m.SYNC)
 
     def on_kept_alive(self) -> None:
-        """The source has answered that Sync."""
+        """Process the answer to that Sync."""
         self._flow.keeping_alive = False
         end, self._end = self._end, None
         if end is not None:
             end()
 
-    # --- its end
+    # --- the end of the call
 
     def finish(self, found: m.ResultSet | None) -> None:
-        """It is done; ``found`` are its rows, if it has any."""
+        """Finish the call; ``found`` is its result, if it has rows."""
         self._once_answered(lambda: self._finish(found))
 
     def fail(self, fields: dict[str, str]) -> None:
-        """It failed with these fields (position relative to the query)."""
+        """Fail the call with these fields; a position is relative to the query."""
         self._once_answered(lambda: self._fail(fields))
 
     def _once_answered(self, end: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and others."""
+"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.process import secret_files
 from headrace.server.explained import explained
 
 _DEBUG: Final = "debug"
-# Settings that have a flag of their own; every setting has its variable and its TOML key.
+# Settings with a flag of their own; every setting has an environment variable and a TOML key.
 _FLAGS: Final = {
     "listen": "HOST:PORT for clients (default 127.0.0.1:6432; port 0: a free one)",
     "http": "HOST:PORT of /livez, /readyz, /metrics and the console (default: off)",
@@ -38,7 +38,7 @@ _FLAGS: Final = {
 }
 
 
-# Those of ``headrace worker``.
+# Flags of ``headrace worker``.
 _WORKER_FLAGS: Final = {
     "token_file": ("--token-file", "FILE", "what create_worker_token() answered"),
     "worker_listen": ("--listen", "HOST:PORT", "where it listens (default 127.0.0.1:6433)"),
@@ -50,7 +50,7 @@ _WORKER_FLAGS: Final = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of all subcommands."""
+    """Return the parser of all subcommands."""
     root = argparse.ArgumentParser(
         prog="headrace", description="Keeps SQL query results fresh inside your Postgres."
     )
@@ -88,11 +88,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Settings from the command line, the environment and the file.
+    """Return the settings from the command line, the environment and the file.
 
     Raises:
-        UserError: a value is wrong, or no source is given.
-        PrerequisiteError: the file has a password in it, and others may read it.
+        HeadraceError: a value is wrong, or no source is given.
+        PrerequisiteError: the file has a password in it, and other users may read it.
     """
     names = {f.name for f in dataclasses.fields(Settings)}
     flags: dict[str, Any] = {k: v for k, v in vars(arguments).items() if k in names}
@@ -120,7 +120,7 @@ def _source_flag(arguments: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 well, 1 failed, 2 wrong usage, 70 a bug."""
+    """Run the command; return the exit status: 0 success, 1 failure, 2 wrong usage, 70 a bug."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words, ours=argv is None)
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever reads has enough; the interpreter shall not try again at its end.
+        # The reader closed the pipe; keep the interpreter from flushing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -153,9 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str], *, ours: bool) -> int:
-    """Do what is asked; ``ours``: the arguments are those of the process."""
+    """Run the command in ``words``; ``ours``: they are the arguments of this process."""
     if words[:1] == ["demo"]:
-        # Its options are its own.
+        # The demo parses its own options.
         from headrace.embedded import demo
 
         return int(demo.main(words[1:]) or 0)
@@ -182,7 +182,7 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
 
 
 def _start_again(source: str, flag: str) -> NoReturn:
-    """Become the same command, with ``source`` in the environment: others see the arguments."""
+    """Execute the command again with ``source`` in the environment, which no other user sees."""
     _say(
         f"headrace: warning: {flag} has a password, which others can read in the list of"
         " processes: it was taken out.\n"
@@ -196,7 +196,7 @@ def _start_again(source: str, flag: str) -> NoReturn:
 
 
 def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
-    """Command line ``words`` without flag ``source`` and its value, however it was shortened."""
+    """Return ``words`` without the flag ``source``, even abbreviated, and its value."""
     out: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -215,14 +215,14 @@ def _start(arguments: argparse.Namespace) -> int:
     keep_one_thread()
     from headrace.server import doctor
 
-    # Before anything is made, and all of it at once.
+    # Report everything that is missing before anything is created.
     lacking = [finding for finding in doctor.look(settings) if finding.problem]
     for line in (line for finding in lacking for line in finding.lines()):
         _say(line, err=True)
     if lacking:
         _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
         return 1
-    # The rest of its imports and of ours side by side.
+    # The fork server imports the rest while this process imports the server.
     with Nursery(fork=True) as nursery:
         from headrace.server import main as server
 
@@ -256,7 +256,7 @@ def _status(settings: Settings) -> int:
     from headrace.sql import install
 
     with connect.session(settings.source, name="headrace") as conn:
-        # What it calls is in the schema: it has to be ours.
+        # The functions called below are in the schema, so check that the schema is Headrace's.
         if problems := install.problems(conn):
             raise problems[0]
         there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
@@ -291,7 +291,7 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
     with connect.session(settings.source, name="headrace") as conn:
         if problems := install.problems(conn):
             raise problems[0]
-        # The slot first: while an engine runs it is in use, and nothing is removed.
+        # Drop the slot first: that fails while an engine uses it, and then nothing is removed.
         setup.drop(conn, settings)
         names = install.uninstall(conn, tables=tables)
     for name in names:

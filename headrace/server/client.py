@@ -1,8 +1,8 @@
-"""One client: the only place where a session meets sockets.
+"""One client connection: the only place where a session meets sockets.
 
-Each client has a ``Session`` (protocol.py) and, after its startup packet, a connection of
-its own to the source.  Bytes go in, actions come out and are carried out here.  Back-pressure
-is TCP's: a side that cannot take more makes the other side's socket stop being read.
+Each client has a ``Session`` (``protocol.py``) and, after its startup packet, its own connection to
+the source.  Received bytes go into the session; the actions that it returns are carried out here.
+Back-pressure is TCP's: when one side cannot take more, the other side's socket is no longer read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HELD_BYTES_MAX: Final = 1_048_576
 _PIECE: Final = 1 << 16
 
 Finished = Callable[[], list[a.Action]]
-"""What a client is told of a call, once it is over."""
+"""Returns the actions that answer a finished call."""
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
@@ -51,14 +51,15 @@ class Upstream(asyncio.Protocol):
         self._socket: int | None = None
 
     def connected(self, transport: asyncio.WriteTransport, *, tls: bool) -> None:
-        """It can be written to."""
+        """Take the transport of the open connection."""
         self.transport = transport
         if not tls:
-            # The loop closes its own at a write that fails, whatever there is to read.
+            # Keep a duplicate: after a failed write the event loop closes its own even with data
+            # unread.
             self._socket = os.dup(transport.get_extra_info("socket").fileno())
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the source."""
+        """Process bytes from the source."""
         client = self._client
         if client is None:
             return
@@ -68,7 +69,7 @@ class Upstream(asyncio.Protocol):
             client.apply(client.session.receive_server(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The source ended the session, maybe with a last word and without hearing ours."""
+        """Pass on what the source's end left unread after a failed write, and close."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 while exc is not None and (data := os.read(self._socket, _PIECE)):
@@ -78,17 +79,17 @@ class Upstream(asyncio.Protocol):
             self._client.close()
 
     def pause_writing(self) -> None:
-        """The source is slower than the client."""
+        """Stop reading from the client: the source is slower."""
         if self._client is not None:
             self._client.hold_reading("upstream", on=True)
 
     def resume_writing(self) -> None:
-        """The source has caught up."""
+        """Read from the client again."""
         if self._client is not None:
             self._client.hold_reading("upstream", on=False)
 
     def leave(self) -> None:
-        """The session goes on without the source."""
+        """End this connection; the session goes on without it."""
         self._client = None
         if self.transport is not None:
             if not self.transport.is_closing():
@@ -117,14 +118,14 @@ class Client(asyncio.Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What is known of it."""
+        """Facts about the client, for SHOW."""
         return self._meter.facts(self.session)
 
     # --- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
-        # TCP transports read and write; those of uvloop say so by their methods alone.
+        """Register the client and start its login timeout."""
+        # TCP transports read and write; uvloop's have the methods but not the base class.
         self._transport = transport = cast("asyncio.Transport", transport)
         port, settings = self._port, self._port.settings
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
@@ -138,7 +139,7 @@ class Client(asyncio.Protocol):
             port.noise.tell("too many clients that do not log in", peer=peer)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client."""
+        """Process bytes from the client."""
         self._meter.received(len(data))
         if self.session.passes_client(data):
             self._send_upstream(data)
@@ -146,20 +147,20 @@ class Client(asyncio.Protocol):
             self.apply(self.session.receive_client(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: its call is cancelled, its session on the source ends."""
+        """Cancel the client's call and end its session on the source."""
         self.close()
 
     def pause_writing(self) -> None:
-        """The client is slower than the source."""
+        """Stop reading from the source: the client is slower."""
         self._writable.clear()
         self._pause_upstream(on=True)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Read from the source again."""
         self._writable.set()
         self._pause_upstream(on=False)
 
-    # --- what happens
+    # --- actions
 
     def apply(self, actions: list[a.Action]) -> None:
         """Carry out the session's actions, in order."""
@@ -184,7 +185,7 @@ class Client(asyncio.Protocol):
             self.hold_reading("relay", on=busy)
 
     def _begin(self, action: a.Begun) -> None:
-        """Start what takes its time."""
+        """Start an action that finishes later."""
         match action:
             case a.Connect():
                 (self._port.admins if self.session.about.admin else self._port.sessions).add(self)
@@ -203,7 +204,7 @@ class Client(asyncio.Protocol):
                 self.call = asyncio.create_task(self._answer(order.verb, work))
             case a.StartTls(first):
                 assert self._transport is not None, "the client is connected"
-                # From here on nothing may be read in the clear.
+                # From here on nothing may be read unencrypted.
                 self._transport.pause_reading()
                 self._port.spawn(self._start_tls(first))
             case a.Verify(user):
@@ -215,33 +216,33 @@ class Client(asyncio.Protocol):
                 self.call = asyncio.create_task(self._answer(invocation.procedure, run))
 
     def send(self, data: bytes) -> None:
-        """The client gets this next."""
+        """Send data to the client."""
         self._meter.sent(len(data))
         transport = self._transport
         if transport and not self._closed and not transport.is_closing():
             transport.write(data)
 
     def interrupt(self) -> None:
-        """Cancel the running call; once, for it is waiting for its cleaning up then."""
+        """Cancel the running call; only once, because it then waits for its clean-up."""
         if self.call and not self._interrupted:
             self._interrupted = True
             tasks.cancel(self.call)
 
     def end(self, reason: str) -> None:
-        """Tell the client why and close (the server shuts down)."""
+        """Send the client the reason and close (the server shuts down)."""
         if self._transport and not self._closed:
             fields = {"C": "57P01", "M": reason}
             self._transport.write(error_response(fields, severity="FATAL"))
         self.close()
 
     def kill(self) -> None:
-        """End it by command, and what it is at on the source: that would go on else."""
+        """End the session by command, and its statement on the source, which would go on."""
         if self._upstream.transport is not None and self.session.key:
             self._port.cancel_upstream(self.session.key)
         self.end("terminating connection due to administrator command")
 
     def close(self) -> None:
-        """End the session on both sides; what was written is still delivered."""
+        """End the session on both sides; data already written is still delivered."""
         if self._closed:
             return
         self._port.ended(self.facts)
@@ -261,7 +262,7 @@ class Client(asyncio.Protocol):
                 transport.close()
 
     def hold_reading(self, why: str, *, on: bool) -> None:
-        """Stop (or go on) reading from the client, for each reason on its own."""
+        """Stop or resume reading from the client; it resumes when no reason to stop is left."""
         before = bool(self._holds)
         (self._holds.add if on else self._holds.discard)(why)
         if self._transport and before != bool(self._holds) and not self._closed:
@@ -344,14 +345,14 @@ class Client(asyncio.Protocol):
         self._meter.meets_client(secured)
         spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
         if first and spoken != ALPN:
-            # It may mean another service (an ALPACA attack): the protocol must be named.
+            # The client may mean another service (ALPACA attack), so ALPN must name our protocol.
             self._port.noise.tell("TLS without our protocol's name", named=spoken)
             self.close()
             return
         self.apply(self.session.tls_started(self._port.binding))
 
     async def _told(self, asked: Awaitable[T], told: Callable[[T], list[a.Action]]) -> None:
-        """What the source is ``asked`` for this session, it is ``told``."""
+        """Wait for ``asked``, an answer of the source, and give it to the session by ``told``."""
         self.hold_reading("asked", on=True)
         try:
             found = await asked
@@ -362,13 +363,12 @@ class Client(asyncio.Protocol):
         self.hold_reading("asked", on=False)
 
     async def _carry(self, order: Order, login: str) -> Finished:
-        """Carry out a command of the admin database."""
-        # What is answered must be taken before more is made.
+        # The client must read earlier answers before another is produced.
         await self._writable.wait()
         return _bound(self.session.carried_out, await self._port.carry(order, login))
 
     async def _run(self, invocation: Invocation, context: CallContext, login: str) -> Finished:
-        """Carry out a call of this session."""
+        """Run a call of this session."""
 
         def report(text: str) -> None:
             if not self._closed:
@@ -395,7 +395,7 @@ class Client(asyncio.Protocol):
         return _bound(self.session.finish, rows)
 
     async def _answer(self, name: str, work: Callable[[], Awaitable[Finished]]) -> None:
-        """Do ``work``, which is called so, and tell the client what came of it."""
+        """Do ``work``, named ``name`` in reports, and send the client its outcome."""
         finished: Finished
         self._meter.begins(name)
         failed = True
@@ -421,14 +421,14 @@ class Client(asyncio.Protocol):
 
 
 async def _keep_alive(client: Client, timeout_s: float) -> None:
-    """Keep the source from ending the session as idle while its call runs; 0: it never does."""
+    """Keep the source from ending the session as idle during a call; 0: it never does."""
     while timeout_s > 0:
         await asyncio.sleep(timeout_s / 2)
         client.apply(client.session.keep_alive())
 
 
 def _hand_on(data: bytes, protocol: Any) -> None:
-    """What was read too early goes to ``protocol``, that of TLS, which is a buffered one."""
+    """Pass data received before the handshake to ``protocol``, TLS' buffered protocol."""
     while data:
         room = memoryview(protocol.get_buffer(len(data)))
         size = min(len(data), len(room))

@@ -1,6 +1,6 @@
-"""Carries calls out: has builder or worker do what is asked (``sql/verbs.py``), tells of it.
+"""Execution of calls (``sql/verbs.py``): asks the builder or the worker, and reports the answer.
 
-It is the same for calls on the commander's port and for those of the command table.
+Calls on the commander's port and calls of the command table are executed alike.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from headrace.sql.views import Unfinished
 from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
 LINGER_S: Final = 60.0
-"""Seconds a cancelled call waits for the builder to clean up."""
+"""Seconds that a cancelled call waits for the builder to clean up."""
 BUILDER_WAIT_S: Final = 30.0
-"""Seconds a call waits for a builder that is being started again."""
+"""Seconds that a call waits for a builder that is being restarted."""
 
 ROLE_BYTES_MAX: Final = 4 << 20
-"""Bytes of text of all calls of one role under way; ``sql/commands.sql`` has the same."""
+"""Limit of bytes of text of all running calls of one role; ``sql/commands.sql`` has the same."""
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
@@ -106,7 +106,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CommandPeer(Protocol):
-    """What a handler may ask of builder or worker."""
+    """Connection to the builder or the worker."""
 
     async def call(
         self,
@@ -120,7 +120,7 @@ class CommandPeer(Protocol):
 
 
 class Commands:
-    """Runs calls; keeps those that go on after their caller was answered."""
+    """Runs calls, and holds those that go on after their caller was answered."""
 
     def __init__(
         self,
@@ -130,16 +130,16 @@ class Commands:
         per_role_max: int = 0,
         see: Callable[[dict[str, list[str]]], Awaitable[str | None]] | None = None,
     ) -> None:
-        """``builder`` and ``worker`` wait until it can be asked and give its peer.
+        """Take ``builder`` and ``worker``, which return the process's peer once it is up.
 
-        ``per_role_max``: calls of one role under way; 0: any number.  ``see`` is told which other
-        processes there should be, when that has changed, and may have something to say of it.
+        ``per_role_max``: limit of running calls per role; 0: none.  ``see`` takes the names of the
+        other processes when these change, and may return a notice.
         """
         self._see = see
         self._per_role_max = per_role_max
         self._under_way: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        """Text of the calls under way, by role."""
+        """Bytes of text of the running calls, by role."""
         self._builder = builder
         self._waits = waits
         self._worker = worker
@@ -148,10 +148,10 @@ class Commands:
     async def run(
         self, invocation: Invocation, context: CallContext, report: Report
     ) -> ResultSet | None:
-        """Carry out ``invocation``; rows for a query, None for a CALL."""
+        """Run ``invocation``; return rows for a query, None for a CALL."""
         verb, request = _request(invocation, context)
         if isinstance(request, WaitFor):
-            # It costs nothing but a socket.
+            # Not counted: waiting costs only a socket.
             await self._wait_for(request)
             return None
         with self._counted(context.caller, _size(invocation)):
@@ -162,7 +162,7 @@ class Commands:
 
     @contextlib.contextmanager
     def _counted(self, caller: str, size: int) -> Iterator[None]:
-        """Count one more call of a role, with ``size`` bytes of text, as under way inside."""
+        """Count a call of a role, with ``size`` bytes of text, as running while inside."""
         if self._per_role_max and self._under_way[caller] >= self._per_role_max:
             raise UserError(
                 f'role "{caller}" has {self._under_way[caller]} calls under way and may'
@@ -184,18 +184,18 @@ class Commands:
         finally:
             self._under_way[caller] -= 1
             self._bytes[caller] -= size
-            # Drop the roles that have none.
+            # Drop the roles with a count of zero.
             self._under_way += Counter()
             self._bytes += Counter()
 
     def limit(self, per_role_max: int) -> None:
-        """Let a role have so many calls under way from now on."""
+        """Change the limit of running calls per role."""
         self._per_role_max = per_role_max
 
     async def create_again(self, row: Unfinished) -> None:
-        """Start again a view that was created without waiting, before the engine died."""
+        """Create again a view that was created without waiting, before the engine died."""
         name = f"{identifier(row.schema)}.{identifier(row.name)}"
-        # Its names are qualified: the search path it was written under is not kept.
+        # The canonical query has qualified names; the search path of the call is not kept.
         query = row.canonical or row.query
         caller, settings, options = row.owner, row.settings, row.options
         await self._create_view(
@@ -224,7 +224,7 @@ class Commands:
             answer = await self._ask(verb, request, progress)
             reporter.flush()
             _say(answer, report)
-            if "rows" in answer:  # else it was there already
+            if "rows" in answer:  # else it existed already
                 report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
         task = asyncio.create_task(self._ask(verb, request, progress))
@@ -256,7 +256,7 @@ class Commands:
         task.add_done_callback(done)
 
     async def _carry_out(self, verb: Verb, request: Request, report: Report) -> ResultSet | None:
-        """Have it done, and tell what was answered."""
+        """Send the request, report its messages, and return its rows, if any."""
         reporter = None
         if isinstance(request, ViewRequest):
             reporter = Reporter(request.name, report, steps=verb.tells)
@@ -278,7 +278,7 @@ class Commands:
     async def _ask(
         self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> Any:
-        """Have the process do it that does."""
+        """Send the request to the verb's process, and return its answer."""
         gone = TransientError(f"the {verb.by} process is not running")
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker
@@ -294,12 +294,12 @@ class Commands:
 
 
 def _size(invocation: Invocation) -> int:
-    """Return how many bytes the arguments of a call have."""
+    """Return the bytes of a call's arguments."""
     return len(msgspec.json.encode(invocation.arguments, enc_hook=str))
 
 
 def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:
-    """What an invocation asks for; NULL is as good as nothing."""
+    """Return the verb and request of an invocation; NULL means the default."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:
         raise UserError(f'unknown procedure "{invocation.procedure}"')
@@ -317,7 +317,7 @@ def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Reques
 
 
 def _say(answer: Any, report: Report) -> None:
-    """What the caller is told besides."""
+    """Report the messages in an answer."""
     for key in ("message", "notice"):
         if isinstance(answer, dict) and answer.get(key):
             report(str(answer[key]))
@@ -328,7 +328,7 @@ def _explained(answer: dict[str, Any]) -> ResultSet:
 
 
 def _checked(stages: dict[str, str]) -> ResultSet:
-    # A CALL answers one row.
+    # A CALL returns one row.
     return ResultSet((("plan", TEXT),), [(stages["physical"].rstrip("\n"),)])
 
 
@@ -353,4 +353,4 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_placement": partial(ResultSet, PLACEMENT),
     "view_stats": partial(ResultSet, VIEW_STATS),
 }
-"""How an answer is shown, of what answers rows."""
+"""Functions that build the result set, for verbs that return rows."""

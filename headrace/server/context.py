@@ -1,4 +1,4 @@
-"""What a call needs to know of the session it was made in: role and settings."""
+"""Context of a call: the role, settings and limits of the session that made it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT_QUERY: Final = (
         for name in ("statement_timeout", "idle_session_timeout")
     )
 )
-"""Without operators: on the caller's search path they may be the caller's own."""
+"""Uses no operators: through the search path they could be the caller's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class CallContext:
 
 
 def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> CallContext:
-    """The context in the row that ``CONTEXT_QUERY`` gives.
+    """Return the context in the row that ``CONTEXT_QUERY`` gives.
 
-    Only a row that carries the nonce is one: it was made up for this very question, after
-    everything that the client has sent was answered.
+    The row must carry the nonce, which was made for this one query after the source had answered
+    everything that the client sent.
     """
     if len(values) != 6 or values[0] != nonce.encode():
         raise ProtocolError("the source answers what it was not asked")
@@ -60,10 +60,10 @@ def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> C
 
 
 def settings_of(given: Any) -> dict[str, str]:
-    """Settings out of a row that anybody may have written: the captured ones, all texts.
+    """Return the settings in a row that any role may have written.
 
     Raises:
-        UserError: they are anything else.
+        UserError: they are not the captured ones, all texts.
     """
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise UserError("the settings of the call are not texts by name")

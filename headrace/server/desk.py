@@ -1,8 +1,8 @@
 """Carries out the commands of the admin database: shows sessions and settings, ends sessions.
 
-Superusers and members of the engine's role see and end everything; anybody else sees, and ends,
-the sessions that logged in as the same role as his own.  Who may do what is asked of the source
-for each command, under the name that it has let in.
+Superusers and members of the engine's role see and end all sessions; any other role only the
+sessions that logged in as the same role.  For each command the source is asked about the privileges
+of the role that it has authenticated.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headrace.server.port import Port
 Row = list[Any]
 _log = structlog.get_logger(__name__)
 _REST: Final = 8.0
-"""Times as long as a command has taken nobody gets the next one answered."""
+"""Pause after each command in multiples of its duration; other commands wait meanwhile."""
 _SECRET: Final = ("source", "eval_dsn")
 
 
 class Desk:
-    """See the module."""
+    """Handler of the admin commands."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class Desk:
         release: str = "",
         reread: Callable[[], Awaitable[list[str]]] | None = None,
     ) -> None:
-        """``reread`` takes up changed settings, and says in words what it has done."""
+        """Take ``reread``, which applies changed settings and returns messages about them."""
         self._port = port
         self._release = release
         self._reread = reread
         self._turn = asyncio.Lock()
 
     async def carry_out(self, order: Order, login: str) -> Carried:
-        """Do what ``order`` says for who logged in as ``login``.
+        """Carry out ``order`` for a session that logged in as ``login``.
 
         Raises:
-            PrivilegeError: 42501, he may not; 28000, there is no such role any more.
+            PrivilegeError: 42501, the role may not; 28000, the role does not exist any more.
             UndefinedError: 42704, there is no such session.
-            HeadraceError: the settings cannot be read, or not be used.
-            TransientError: the source cannot be asked who he is.
+            HeadraceError: the settings cannot be read or used.
+            TransientError: the source cannot be asked about the role.
         """
         async with self._turn:
             everything = await self._port.roles.sees_all(login)
             began = clock.monotonic()
             carried = await self._carried(order, login, everything=everything)
-            # Whoever asks again and again takes a part of this process, and no more.
+            # Repeated commands can take only a share of this process.
             await asyncio.sleep(_REST * (clock.monotonic() - began))
         return carried
 
@@ -105,7 +105,7 @@ class Desk:
     def _kill(self, number: int, login: str, *, everything: bool) -> None:
         found = next((f for f in self._port.facts() if f.id == number), None)
         if not everything and (found is None or not is_own(found, login)):
-            # Who may not see it is not told whether it is there.
+            # Do not reveal whether a session exists that the role may not see.
             raise PrivilegeError(
                 f"permission denied to end session {number}",
                 hint="Superusers and members of Headrace's role end any, others their own"
@@ -125,7 +125,7 @@ def _require(everything: bool, what: str) -> None:
 
 
 def is_own(facts: Facts, login: str) -> bool:
-    """Whether a session is one of ``login``: the source has said so, not the client alone."""
+    """Return whether a session is one of ``login``: the source says so, not only the client."""
     return facts.let_in and facts.user == login
 
 
@@ -162,7 +162,7 @@ def _session(f: Facts) -> Row:
 
 
 def _stats(found: Iterable[tuple[tuple[str, str, bool], ClientCounts]]) -> list[Row]:
-    """A row for each database; of each role what may be seen is in it."""
+    """Return a row per database, summed over the roles in ``found``."""
     whole: dict[str, ClientCounts] = {}
     now: dict[str, int] = {}
     for (database, _, live), counts in found:

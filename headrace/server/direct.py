@@ -1,13 +1,15 @@
 """Calls made on direct connections: the command table, its notifications, its outcomes.
 
-A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in
-it is as anybody may have written it: it is read where a command fails alone.
+The caller of a row is the role whose OID was stored when the row was written
+(``sql/commands.sql``).  Any role may have written anything else in the row, so it is parsed where
+an error fails only that command.
 
-Three connections of the engine's role. The first listens, and ``headrace.engine_running`` looks for
-its backend. The second takes commands, so that no command waits behind notifications, which every
-role can send in any number. The third writes.  A command whose caller has gone is
-cancelled: the caller holds an advisory lock while it waits (``await_command``), and several
-looks in a row without it mean that nobody waits any longer.
+There are three connections of the engine's role.  The first listens, and
+``headrace.engine_running`` looks for its backend.  The second takes commands, so that no command
+waits behind notifications, which every role can send in any number.  The third writes.
+
+A command whose caller has gone is cancelled.  The caller holds an advisory lock while it waits
+(``await_command``); several checks in a row without that lock mean that the caller has gone.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
 POLL_S: Final = 5.0
-"""Seconds after which the table is read without a notification: a lost one is only a delay."""
+"""Seconds after which the table is read without a notification; a lost one is only a delay."""
 PAUSE_S: Final = 0.005
 """Seconds between two reads of a table without new commands, however many notifications come."""
 IDLE_S: Final = 60.0
-"""Seconds until the writer looks again where nothing is under way."""
+"""Seconds between two checks of the writer while no command runs."""
 MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
 _TAKEN_MAX: Final = 16
-"""Commands taken at once: each may have 1 MB (``sql/commands.sql``)."""
+"""Limit of commands taken at once: each may have 1 MB (``sql/commands.sql``)."""
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
@@ -65,11 +67,11 @@ class Direct:
         self._written.set()
         self._main: asyncio.Task[None] | None = None
         self._fresh = True
-        """Whether what is told to run in the table was begun by an earlier process."""
+        """Whether the commands that the table calls running were begun by an earlier process."""
         self.connected = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         loop = tasks.forever("command table", self._serve, _RETRY_S)
         self._main = asyncio.create_task(loop)
 
@@ -81,7 +83,7 @@ class Direct:
             await asyncio.wait(list(self._tasks.values()), timeout=10)
         if self._main:
             self._wake.set()
-            # The writer gets a moment for the last outcomes.
+            # Give the writer time for the last outcomes.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await self._written.wait()
@@ -113,7 +115,7 @@ class Direct:
         return await async_dicts(self._settings.source, name="headrace commands")
 
     async def _announce(self, conn: Connection) -> None:
-        """Say that an engine is here, and see to what was under way."""
+        """Announce the engine, and resolve the commands that an earlier connection left running."""
         await conn.execute("LISTEN headrace_commands")
         if self._fresh:
             error = {
@@ -123,7 +125,7 @@ class Direct:
             }
             await commands.fail_running(conn, error)
         else:
-            # Taken, and not told to us before the connection was lost: they were not begun.
+            # A lost connection may have hidden commands that it took: they were not begun.
             await commands.give_back(conn, [*self._tasks, *self._outbox])
         self._fresh = False
         await conn.execute(meta.ANNOUNCE, ("commander", None))
@@ -133,7 +135,7 @@ class Direct:
         while True:
             async for _ in conn.notifies(timeout=POLL_S):
                 self._announced.set()
-            # A connection that is dead without an error is found by a query.
+            # A query detects a connection that is dead without an error.
             await conn.execute("SELECT")
 
     async def _take_all(self, conn: Connection) -> None:
@@ -150,7 +152,7 @@ class Direct:
                     await self._announced.wait()
 
     async def _take(self, conn: Connection) -> int:
-        """Begin the commands that wait, a few of them; how many."""
+        """Begin a few of the waiting commands; return how many."""
         rows = await commands.take(conn, _TAKEN_MAX)
         for row in rows:
             self._misses[row.id] = 0
@@ -163,7 +165,7 @@ class Direct:
         number = command.id
 
         def report(line: str) -> None:
-            # Nothing is lost that was not written yet: the last lines come with the outcome.
+            # Keep lines that are not written yet; the last lines are written with the outcome.
             if unwritten := self._outbox.get(number, {}).get("progress"):
                 line = f"{msgspec.json.decode(unwritten)['text']}\n{line}"
             self._post(number, progress=_json({"text": line}))
@@ -198,8 +200,8 @@ class Direct:
         self._wake.set()
 
     async def _write(self, conn: Connection) -> None:
-        """Write progress and outcomes, and look whether callers still wait."""
-        if self._outbox:  # a connection was lost before it was told of them
+        """Write progress and outcomes, and check whether callers still wait."""
+        if self._outbox:  # left by a lost connection
             self._wake.set()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -210,7 +212,7 @@ class Direct:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
                 await commands.tell(conn, number, columns)
-                # Only now: a lost connection must not lose the outcome.
+                # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]
             self._written.set()
@@ -240,7 +242,7 @@ def _json(value: Any) -> str:
 
 
 def _read(command: Taken, column: str) -> Any:
-    """The value of a column that is JSON to Postgres, which reads more than Python does."""
+    """Decode a column of type json; Postgres accepts more than Python does."""
     try:
         return msgspec.json.decode(getattr(command, column))
     except (ValueError, RecursionError) as error:

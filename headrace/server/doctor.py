@@ -1,6 +1,6 @@
-"""``headrace check``: everything that ``start`` needs, one by one, with what mends it.
+"""``headrace check``: checks each prerequisite of ``start``, with its remedy.
 
-Nothing is made or changed; what cannot be looked at is told as not looked at.
+Nothing is created or changed.  Without a connection the checks of the source are left out.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _UNREADABLE_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     found: str = ""
     problem: HeadraceError | None = None
-    """Why ``start`` would fail, and what to do."""
+    """Why ``start`` would fail, and the remedy."""
     warning: str | None = None
-    """What ``start`` lives with, and somebody may want to mend."""
+    """A condition that does not prevent ``start`` but may need attention."""
 
     @property
     def mark(self) -> str:
-        """✓, ✗, or ! for what it lives with."""
+        """✓ passed, ✗ failed, or ! for a warning."""
         return "✗" if self.problem else "!" if self.warning else "✓"
 
     def lines(self) -> Iterator[str]:
-        """As people read it."""
+        """Yield the lines to print."""
         yield f"{self.mark} {self.name}{': ' if self.found else ''}{self.found}"
         if self.warning:
             yield f"    {self.warning}"
@@ -61,7 +61,7 @@ class Finding:
 
 
 def look(settings: Settings) -> list[Finding]:
-    """All findings, in the order in which ``start`` meets them."""
+    """Return all findings, in the order in which ``start`` meets them."""
     out = [*_machine(settings)]
     try:
         conn = connect.connect(settings.source, name="headrace check")
@@ -121,7 +121,7 @@ def _data_dir(path: Path) -> str:
 
 
 def _disk(path: Path) -> Finding:
-    """Who has run out of room must be able to restart: what is there is enough to begin with."""
+    """Warn only, never fail: after the disk was full a restart must be possible."""
     there = next(p for p in (path, *path.parents) if p.exists())
     free = shutil.disk_usage(there).free
     if free >= _DISK_BYTES_MIN:
@@ -132,7 +132,7 @@ def _disk(path: Path) -> Finding:
 
 
 def states_of(settings: Settings) -> list[Path]:
-    """The state databases in the data directory: of the worker, and of others on this machine."""
+    """Return the state databases in the data directory: the worker's and those of local workers."""
     others = sorted(settings.workers_dir.glob("*/"))
     return [settings.state_dir, *(settings.of_worker(p.name).state_dir for p in others)]
 
@@ -196,7 +196,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
 
 
 def _each(name: str, well: str, problems: Sequence[HeadraceError]) -> Iterator[Finding]:
-    """Each problem a finding of its own; ``well`` where there is none."""
+    """Yield a finding for each problem; ``well`` if there is none."""
     if not problems:
         yield Finding(name, well)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""The settings, for people: what each is, its value, and where that is from."""
+"""``headrace config``: every setting with its value, its origin and its meaning."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ _UNITS: Final = {
     "views_per_role_max": "views",
     "worker_lost_s": "seconds",
 }
-"""Of numbers whose name does not tell: those with ``ms`` or ``bytes`` in it are that."""
+"""Units of numbers whose setting has no ``ms`` or ``bytes`` in its name."""
 _NO_TYPO: Final = re.compile(r"settings|test_.*|fault.*|no_compile|service_.*|port(_.*)?|.*_seeds?")
-"""Variables, without the prefix, that are for others: tests, and what Kubernetes tells of a service
-that is called like us."""
+"""Variables with other uses, without the prefix: those of tests, and those that Kubernetes sets for
+a service with our name.
+"""
 
 
 def explained(
@@ -47,7 +48,7 @@ def explained(
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """Every setting, for people: its value, where that is from, and what it is.
+    """Return lines about every setting: its value, its origin and its meaning.
 
     Raises:
         UserError: as ``Settings.load``.
@@ -65,7 +66,7 @@ def explained(
 
 
 def strangers(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables called ``HEADRACE_…`` that nobody reads."""
+    """Return the variables called ``HEADRACE_…`` that are no settings."""
     names = {f.name for f in dataclasses.fields(Settings)}
     ours = [key for key in sorted(env) if key.startswith(ENV_PREFIX)]
     words = {key: key.removeprefix(ENV_PREFIX).lower() for key in ours}
@@ -75,7 +76,7 @@ def strangers(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def unit_of(name: str) -> str:
-    """What a setting's number counts; empty: it is no number."""
+    """Return the unit of a setting; "": it has none."""
     words = name.split("_")
     for unit in ("ms", "bytes"):
         if unit in words:
@@ -84,7 +85,7 @@ def unit_of(name: str) -> str:
 
 
 def meanings() -> dict[str, list[str]]:
-    """What each setting is: the lines of the text behind its field."""
+    """Return the lines of the docstring of each setting's field."""
     tree = ast.parse(inspect.getsource(Settings)).body[0]
     assert isinstance(tree, ast.ClassDef), "it is a class"
     out: dict[str, list[str]] = {}

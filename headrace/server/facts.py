@@ -1,4 +1,4 @@
-"""What is known of one client connection, for SHOW: facts as they are at a moment, and counts."""
+"""Facts about one client connection, for SHOW: its current state, and counters."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _TRANSACTION: Final = {b"I": "idle", b"T": "open", b"E": "failed"}
 
 @dataclass(slots=True)
 class ClientCounts:
-    """What has gone through, of one session or of many."""
+    """Counters of one session or of many."""
 
     sessions: int = 0
-    """That have logged in."""
+    """Sessions that have logged in."""
     queries: int = 0
     received: int = 0
     """Bytes from clients."""
     sent: int = 0
     """Bytes to clients."""
     calls: int = 0
-    """Calls of ours that were carried out here."""
+    """Headrace calls and admin commands carried out."""
     call_errors: int = 0
     call_us: int = 0
-    """Microseconds in them."""
+    """Microseconds spent in them."""
 
     def add(self, other: ClientCounts) -> None:
-        """Count what another has counted as well."""
+        """Add the counts of ``other``."""
         self.sessions += other.sessions
         self.queries += other.queries
         self.received += other.received
@@ -44,7 +44,7 @@ class ClientCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One client connection; what it says of itself is not proven before it is ``let_in``."""
+    """Facts about one client connection; before ``let_in`` its identity is only a claim."""
 
     id: int
     let_in: bool
@@ -53,31 +53,30 @@ class Facts:
     database: str
     application: str
     state: str
-    """login, active (the source owes an answer, or a call is under way) or idle."""
+    """login, active (the source owes an answer, or a call is running) or idle."""
     transaction: str | None
-    """idle, open or failed; None: the session is not read along."""
+    """idle, open or failed; None: the session's messages are not inspected."""
     call: str | None
-    """The procedure of ours that is carried out."""
+    """Name of the running call or admin command."""
     call_ms: int | None
     since: datetime
     quiet_ms: int
-    """Since the client has last sent anything."""
+    """Milliseconds since the client last sent anything."""
     pid: int | None
-    """Of the source's process."""
+    """Of the source's backend."""
     client: tuple[Address, Address]
-    """Of the client's connection: its end, and ours."""
+    """Remote and local address of the client's connection."""
     server: tuple[Address, Address] | None
-    """Of the source's: its end, and ours; None: there is none."""
+    """Remote and local address of the source's connection; None: there is none."""
     client_tls: str
     server_tls: str
     counts: ClientCounts = field(default_factory=ClientCounts)
 
 
 class ClientMeter:
-    """ClientCounts and clocks of one client connection."""
+    """Counters and clocks of one client connection."""
 
     def __init__(self, number: int) -> None:
-        """``number`` is that of the connection."""
         self.let_in = False
         self.number = number
         self._client = _Ends()
@@ -85,27 +84,27 @@ class ClientMeter:
         self._since, self._asked = clock.now(), clock.monotonic()
         self._counts = ClientCounts()
         self._waits = False
-        """Whether the client has spoken last."""
+        """Whether the client sent the last bytes."""
         self._call: tuple[str, float] | None = None
-        """What is carried out for it, and since when."""
+        """Name of the running call, and when it began."""
 
     def received(self, size: int) -> None:
-        """The client has sent so many bytes."""
+        """Count bytes from the client."""
         self._counts.received += size
         self._waits = True
         self._asked = clock.monotonic()
 
     def sent(self, size: int) -> None:
-        """It was sent so many."""
+        """Count bytes to the client."""
         self._counts.sent += size
         self._waits = False
 
     def begins(self, call: str) -> None:
-        """This is carried out for it."""
+        """Record the start of a call."""
         self._call = call, clock.monotonic()
 
     def ends(self, *, failed: bool) -> None:
-        """It is done."""
+        """Record the end of the call."""
         assert self._call is not None, "it has begun"
         self._counts.calls += 1
         self._counts.call_errors += failed
@@ -113,15 +112,15 @@ class ClientMeter:
         self._call = None
 
     def meets_client(self, transport: asyncio.BaseTransport) -> None:
-        """The client's connection is this one, or has begun to speak TLS."""
+        """Record the client's connection, at its start and after TLS has begun."""
         self._client = _Ends.of(transport)
 
     def meets_server(self, transport: asyncio.BaseTransport | None) -> None:
-        """The source's connection is this one; None: it has ended."""
+        """Record the source's connection; None: it has ended."""
         self._server = None if transport is None else _Ends.of(transport)
 
     def facts(self, session: Session) -> Facts:
-        """What is known now, with what its session tells."""
+        """Return the current facts, with those of ``session``."""
         about, now, key = session.about, clock.monotonic(), session.key
         call, since = self._call or (None, now)
         owed = not session.pipeline.settled if about.ours else self._waits
@@ -152,7 +151,7 @@ class ClientMeter:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """A connection, as it was when it began: later its socket may be gone."""
+    """Addresses and TLS of a connection, recorded at its start: later its socket may be gone."""
 
     other: Address = ("", 0)
     own: Address = ("", 0)
@@ -160,13 +159,13 @@ class _Ends:
 
     @classmethod
     def of(cls, transport: asyncio.BaseTransport) -> Self:
-        """What ``transport`` tells."""
+        """Return those of ``transport``."""
         other, own = (_end(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         return cls(other, own, _tls(transport))
 
 
 def _tls(transport: asyncio.BaseTransport) -> str:
-    """The protocol and the cipher of a connection; "" where it has none."""
+    """Return the TLS version and cipher of a connection; "" without TLS."""
     secured = transport.get_extra_info("ssl_object")
     if secured is None:
         return ""
@@ -175,7 +174,7 @@ def _tls(transport: asyncio.BaseTransport) -> str:
 
 
 def _end(name: object) -> Address:
-    """An end of a connection, as a socket tells it."""
+    """Return a socket's name as an address; ("unix", 0) for a Unix socket."""
     if isinstance(name, tuple) and len(name) > 1:
         return str(name[0]), int(name[1])
     return "unix", 0

@@ -1,7 +1,7 @@
-"""What the parts of one client session share: where it is, and what is to be done for it.
+"""State shared by the parts of one client session, and the actions queued for its listener.
 
 The parts (``startup.py``, ``queries.py``, ``calling.py``, ``incoming.py``, ``outgoing.py``) act on
-it; it reads no message itself.
+it; this module reads no messages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headrace.server.translation import Translation, translation
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The call that waits for the barrier or the context."""
+    """A call that waits for the barrier or the context."""
 
     invocation: Invocation
     text: str
     message: bytes
     settings: int
-    """Under which settings it was read."""
+    """Value of ``Flow.settings`` when the statement was parsed."""
     extended: bool
     formats: tuple[int, ...] = ()
     """Result formats of Bind."""
@@ -34,25 +34,25 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds for every session of a listener."""
+    """Rules that apply to every session of a listener."""
 
     database: str
-    """The source's: calls of others are left to them."""
+    """The source's database; calls in sessions of other databases are relayed."""
     nonce: Callable[[], str]
-    """Makes a text that nobody can know before."""
+    """Makes an unpredictable text."""
     tls: bool = False
-    """It can be offered."""
+    """Whether TLS is offered."""
     tls_required: bool = False
     allow_trust: bool = False
     admin: str = ""
-    """The name of the admin database; "": there is none."""
+    """Name of the admin database; "": there is none."""
     full: Callable[[bool], bool] = lambda _: False
-    """Whether there is no room for one more session, which is one of the admin database or not."""
+    """Whether there is no room for one more session, of the admin database or not."""
     statement_bytes_max: int = 65_536
 
 
 class Flow:
-    """See the module."""
+    """Shared state of one client session."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -62,55 +62,55 @@ class Flow:
         self.database = ""
         self.application = ""
         self.asked: m.StartupPacket | None = None
-        """What a session of the admin database began with."""
+        """Startup packet of a session that asks for the admin database."""
         self.admin = False
-        """Whether it is one."""
+        """Whether it is a session of the admin database."""
         self.ours = False
-        """Whether calls of the session may be ours: it is one of the source's database."""
+        """Whether its calls are handled here: it is a session of the source's database."""
         self.tls_on = False
         self.login = Login(allow_trust=rules.allow_trust, nonce=rules.nonce)
         self.client = bytearray()
-        """What has come from the client, and is not dealt with."""
+        """Bytes from the client that are not processed yet."""
         self.source = bytearray()
-        """Likewise from the source."""
+        """Bytes from the source that are not processed yet."""
         self.pipeline = OwedAnswers()
         self.pending: Pending | None = None
         self.keeping_alive = False
         """Whether the source owes the answer to a Sync that keeps the session from idling."""
         self.translation: Translation | None = None
         self.settings = 0
-        """Changes with every setting that matters to how a text is read."""
+        """Counter of changes of the settings that affect how a text is parsed."""
         self._parameters = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
         self._actions: list[Action] = []
 
     def fire(self, trigger: str) -> None:
-        """Go on to the next state."""
+        """Go to the next state."""
         following = TRANSITIONS[trigger].get(self.state)
         assert following is not None, f"{trigger} cannot happen in {self.state}"
         self.state = following
 
     def act(self, *actions: Action) -> None:
-        """These are to be done next."""
+        """Queue actions for the listener."""
         self._actions += actions
 
     def take(self) -> list[Action]:
-        """All that is to be done now, in order."""
+        """Return and clear the queued actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def to_client(self, data: bytes | bytearray | memoryview) -> None:
-        """The client gets this next."""
+        """Queue data for the client."""
         if data:
             self._actions.append(ToClient(bytes(data)))
 
     def to_source(self, data: bytes | bytearray | memoryview) -> None:
-        """The source gets this next."""
+        """Queue data for the source."""
         if data:
             self._actions.append(ToServer(bytes(data)))
 
     @property
     def quiet(self) -> bool:
-        """Whether it is relayed, and nothing waits for what may come."""
+        """Whether the session only relays: nothing is buffered and no answer needs attention."""
         return (
             self.state is SessionState.RELAY
             and self.pipeline.plain
@@ -120,20 +120,20 @@ class Flow:
         )
 
     def die(self, text: str, code: str, fields: dict[str, str] | None = None) -> None:
-        """The session ends here; the client is told why."""
+        """End the session with a FATAL error to the client."""
         shown = fields or {"C": code, "M": text}
         self.to_client(m.error_response(shown, severity="FATAL", encoding=self.encoding))
         self.close(Close(text))
 
     def close(self, *last: Action) -> None:
-        """Nothing is done any more but ``last``."""
+        """Close the session; ``last`` are its last actions."""
         self.state = SessionState.CLOSED
         self.client.clear()
         self.source.clear()
         self.act(*last)
 
     def setting(self, name: str, value: str) -> None:
-        """The source tells of a setting of the session."""
+        """Record a ParameterStatus of the source."""
         if name == "application_name":
             self.application = value
         if name in self._parameters and self._parameters[name] != value:
@@ -142,7 +142,7 @@ class Flow:
 
     @property
     def encoding(self) -> str:
-        """How what we say to the client is encoded."""
+        """Encoding of the messages that Headrace itself sends to the client."""
         return self._read_as or "utf-8"
 
     @property
@@ -151,7 +151,7 @@ class Flow:
         return self._parameters["standard_conforming_strings"] == "on"
 
     def decode(self, data: bytes) -> str | None:
-        """A text of the client; None: it cannot be read."""
+        """Return a text of the client, or None if it cannot be decoded."""
         if self._read_as is None:
             return None
         try:
@@ -164,6 +164,6 @@ class Flow:
         return m.python_encoding(self._parameters["client_encoding"])
 
     def translate(self, text: str) -> None:
-        """What the source says to ``text`` may need other words."""
+        """Translate the source's error about ``text`` if ``translation.py`` has words for it."""
         found = translation(text, standard_strings=self.standard_strings)
         self.translation = found or self.translation

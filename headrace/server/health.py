@@ -1,6 +1,6 @@
-"""What /metrics and /readyz tell: the state of the source, the views and the processes.
+"""Data of /metrics and /readyz: the state of the source, the views and the processes.
 
-Everything is asked when it is asked for: of the database, and of the worker.
+Each request asks the database and the worker anew.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SELECT s.active, s.wal_status, s.safe_wal_size,
   FROM pg_catalog.pg_replication_slots s
   LEFT JOIN pg_catalog.pg_stat_replication a ON a.pid = s.active_pid
  WHERE s.slot_name = %s"""
-# The eldest first: a new one pushes nobody out of those that are told one by one.
+# Oldest first: a new view does not displace any of those reported one by one.
 _VIEWS: Final = "SELECT * FROM headrace.view_states() ORDER BY id"
 
 
 class Health:
-    """Asks the source, the supervisor and the worker."""
+    """Collects data from the source, the supervisor and the worker."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Health:
         self._worker = worker
 
     async def ready(self) -> tuple[bool, str]:
-        """Whether the engine works, and if not, why: processes, source, slot.
+        """Return whether the engine works, and if not, why: processes, source, slot.
 
-        Not the views: a view stopped by its own data is in the metrics, and no reason to
+        Views do not count: a view stopped by its own data is in the metrics, and is no reason to
         take the server out of service.
         """
         for child in (self._supervisor.worker, self._supervisor.builder):
@@ -76,15 +76,15 @@ class Health:
             async with self._asking() as conn:
                 slot = await _asked(conn, _SLOT, self._settings.slot_name)
         except (psycopg.Error, TimeoutError):
-            # What it says may name hosts and roles: that is for the log.
+            # The error may name hosts and roles, so it is not returned.
             return False, "the source is not reachable"
         if not slot or not slot[0]["active"]:
             return False, "the replication slot is not active"
         return True, "ok"
 
     async def metrics(self) -> str:
-        """All samples in Prometheus' text format (``console/outside.py``)."""
-        # Its library is needed by who is asked only.
+        """Return all samples in Prometheus' text format (``console/outside.py``)."""
+        # Import the Prometheus library only when it is needed.
         from headrace.server.metrics import Page
 
         page = Page()
@@ -126,7 +126,7 @@ class Health:
         _usage(page, "commander", None)
 
     async def _told(self) -> dict[str, Any] | None:
-        """What the worker tells; None: it does not."""
+        """Return the worker's measures; None: it does not answer."""
         with contextlib.suppress(HeadraceError, OSError, TimeoutError):
             async with asyncio.timeout(_WORKER_S):
                 peer = await self._worker()
@@ -136,7 +136,7 @@ class Health:
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[Connection]:
-        """A connection to the source, for a few seconds."""
+        """Connect to the source, for a few seconds."""
         async with asyncio.timeout(_TIMEOUT_S):
             conn = await async_dicts(self._settings.source, name="headrace health")
             async with conn:
@@ -148,12 +148,12 @@ async def _asked(conn: Connection, text: str, *values: Any) -> list[dict[str, An
 
 
 def _usage(page: Page, name: str, child: Child | None) -> None:
-    """Processor and memory of a process: of ``child``, or our own."""
+    """Add processor time and memory of ``child``, or of this process if it is None."""
     pid = os.getpid() if child is None else child.pid
     if pid is None:
         return
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # Behind its name, in which there may be anything.
+        # Skip the process name, which may contain any character.
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         page.put("process_cpu_seconds_total", sum(map(int, words[11:13])) / _TICKS_PER_S, name)
         page.put("process_resident_bytes", int(words[21]) * _PAGE_BYTES, name)
@@ -198,7 +198,7 @@ def _view(page: Page, view: Mapping[str, Any]) -> None:
 
 
 def _worker(page: Page, told: Mapping[str, Any]) -> None:
-    """What the worker tells of itself."""
+    """Add the worker's own samples."""
     totals, checkpoints = told["totals"], told["checkpoints"]
     histograms = totals["histograms"]
     page.put("batches_total", told["batches_total"])
@@ -224,7 +224,7 @@ def _worker(page: Page, told: Mapping[str, Any]) -> None:
 
 
 def _told_of_views(page: Page, names: Mapping[int, str], told: Mapping[str, Any]) -> None:
-    """What the worker tells of the views that are told one by one, and of their collections."""
+    """Add the worker's samples of the views in ``names``, and of their collections."""
     for key, numbers in told["views"].items():
         name = names.get(int(key))
         if name is None:

@@ -1,4 +1,4 @@
-"""The HTTP port as the commander has it: ``console/`` does it, with what is ours."""
+"""The commander's HTTP port: gives ``console/`` its settings, health data and calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.server.procedures import Invocation
 
 
 def http_port(settings: Settings, health: Told, commands: Commands, version: str) -> HttpPort:
-    """Made, not yet listening.
+    """Create the HTTP port, not yet listening.
 
     Raises:
         PrerequisiteError: certificate or token cannot be used.

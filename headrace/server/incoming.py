@@ -1,4 +1,4 @@
-"""What the client sends: whole messages and parts of streamed ones, up to where a call begins."""
+"""Handling of the client's messages, whole or streamed, up to the start of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Q, _P, _B, _E, _S, _X, _PASSWORD = b"QPBESXp"
 
 
 class Incoming:
-    """See the module."""
+    """Reader of the bytes from the client."""
 
     def __init__(self, flow: Flow, queries: Queries, calling: Calling, admin: Admin) -> None:
         self._flow = flow
@@ -33,10 +33,10 @@ class Incoming:
         self._plain = _plain(flow.rules.statement_bytes_max)
 
     def passes(self, data: bytes) -> bool:
-        """Whether what has come is to be relayed as it is, and that is all; else ``read`` it.
+        """Return whether to relay ``data`` unchanged without further work; if not, ``read`` it.
 
-        The short way of what nearly all clients send nearly all the time: whole messages of plain
-        types whose texts are dull, while nothing is remembered and nothing waits.
+        This is the fast path for nearly all traffic: whole messages of plain types whose texts are
+        dull, while nothing is remembered and nothing waits.
         """
         flow = self._flow
         if self._pass or not flow.quiet:
@@ -50,7 +50,7 @@ class Incoming:
         return True
 
     def read(self) -> None:
-        """Deal with what has come, as far as that can be now."""
+        """Process the buffered bytes as far as possible now."""
         flow = self._flow
         while flow.client:
             before = (flow.state, len(flow.client), self._pass)
@@ -67,7 +67,7 @@ class Incoming:
                 return
 
     def _read_messages(self) -> None:
-        """Relay messages; ``buffer[sent:at]`` has been looked at and is to be relayed."""
+        """Relay messages; ``buffer[sent:at]`` has been inspected and is to be relayed."""
         flow = self._flow
         buffer = flow.client
         sent = at = 0
@@ -109,7 +109,7 @@ class Incoming:
             self._calling.begin()
 
     def _flush_gated(self, kind: int, sent: int, at: int) -> int:
-        """What answers an Execute is not flushed without a Sync, which is to wait."""
+        """Flush after an Execute that may begin a copy: the Sync that would do so is held back."""
         if kind != _E or not self._flow.pipeline.gated:
             return sent
         self._flow.to_source(self._flow.client[sent:at])
@@ -117,7 +117,7 @@ class Incoming:
         return at
 
     def _next_head(self, at: int) -> tuple[int, int] | None:
-        """Type and size of the client's message at ``at``; None: it has to wait."""
+        """Return type and size of the client's message at ``at``; None: it has to wait."""
         flow = self._flow
         if flow.pipeline.gated or len(flow.client) - at < m.HEADER_BYTES:
             return None
@@ -128,12 +128,12 @@ class Incoming:
             if length > m.LOGIN_BYTES_MAX:
                 raise ProtocolError("invalid message length")
             if kind not in (_PASSWORD, _X):
-                # Said too early: it waits until the source is ready for it.
+                # Sent too early: it waits until the source is ready for it.
                 return None
         return kind, int(length) + 1
 
     def _wanted(self, kind: int, total: int) -> bool:
-        """Whether the message must be seen whole before it is relayed or dropped."""
+        """Return whether the message must be complete before it is relayed or dropped."""
         flow = self._flow
         if flow.state is SessionState.LOGIN:
             return kind == _PASSWORD and flow.login.answers_client
@@ -148,13 +148,13 @@ class Incoming:
         return kind in (_Q, _P)
 
     def _on_message(self, kind: int, message: bytes) -> bool:
-        """Act on a whole message; returns whether it is to be relayed now."""
+        """Act on a whole message; return whether it is to be relayed now."""
         flow = self._flow
         if flow.state is SessionState.LOGIN:
             startup.go_on(flow, flow.login.from_client(message[5:]))
             return False
         if flow.state is SessionState.SKIP:
-            # After an error of ours everything up to Sync is dropped.
+            # After an error of a call, messages up to Sync are dropped.
             if kind != _S:
                 return kind == _X
             flow.fire("sync")
@@ -165,7 +165,7 @@ class Incoming:
 
 @lru_cache
 def _plain(statement_bytes_max: int) -> tuple[int, ...]:
-    """The length that messages of plain types may have, as ``wire.asks`` takes it."""
+    """Return the maximum length by message type (0: not plain), as ``wire.asks`` takes it."""
     most = [0] * 256
     for kind in b"QPBDECSH":
         most[kind] = m.length_max(kind)

@@ -1,11 +1,11 @@
-"""Removes what a dead builder left half done.
+"""Removes the leftovers of a dead builder, and expired history.
 
-A view in status pending or populating belongs to a job; when a builder starts there is
-none.  Its result table cannot exist, for that appears in the same transaction as the status
-``running``: what there is are the catalog row, perhaps staged state, and tables that the
-publication need not carry.  Views created without waiting (``block`` false) start again.
+A view in status pending or populating belongs to a job, and when a builder starts there are no
+jobs.  The result table of such a view cannot exist, because it appears in the same transaction as
+the status ``running``.  Such a view may have left a catalog row, staged state, and published tables
+that no view needs.  Views created without waiting (``block`` false) are started again.
 
-And what histories have longer than it was asked for, in ranges of txids (A-30, A-31).
+Changes that histories hold for longer than requested are purged in ranges of txids (A-30, A-31).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headrace.sql.views import Unfinished
 
 _PURGE_S: Final = 60.0
 _PURGED_AT_ONCE: Final = 2_000
-"""Rows of the history of one view in one statement: of a megabyte at most."""
+"""Rows of the history of one view per statement: at most about a megabyte."""
 
 _log = structlog.get_logger(__name__)
 
 
 def clean(settings: Settings) -> list[Unfinished]:
-    """Remove abandoned populations; returns the rows of those to start again."""
+    """Remove abandoned populations; return the rows of those to start again."""
     with connect.session(settings.source, name="headrace janitor") as conn:
         rows = views.take_unfinished(conn)
         for row in rows:
@@ -43,7 +43,7 @@ def clean(settings: Settings) -> list[Unfinished]:
                 again=not row.block and row.owner is not None,
             )
             remove_staging(settings.staging_dir / str(row.id))
-        # Also without them: a builder may have died between dropping and unpublishing.
+        # Also without such rows: a builder may have died between dropping and unpublishing.
         _shrink_publication(conn, settings)
     return [row for row in rows if not row.block and row.owner is not None]
 
@@ -55,7 +55,7 @@ def remove_staging(path: Path) -> None:
 
 
 def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> None:
-    """Take tables that no view reads any longer out of the publication."""
+    """Remove from the publication the tables that no view reads."""
     with connect.connect(settings.source, name="headrace janitor") as plain:
         published = publication.tables(plain, settings.publication_name)
         unused = reads.unused(conn, published)
@@ -64,30 +64,30 @@ def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> No
 
 
 async def purge(settings: Settings) -> None:
-    """Forget what histories have longer than it was asked for.
+    """Delete changes that histories hold for longer than requested.
 
     Raises:
         psycopg.Error: the source cannot be reached, or the schema is gone.
     """
     async with await connect.async_session(settings.source, name="headrace janitor") as conn:
-        # One range after the other: each is a transaction of its own.
+        # Each range is a transaction of its own.
         while await history.purge(conn, _PURGED_AT_ONCE):
             pass
 
 
 class Purge:
-    """``purge``, now and then."""
+    """Runs ``purge`` periodically."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look now and then."""
+        """Start the periodic purge."""
         self._main = asyncio.create_task(tasks.forever("old changes", self._serve, _PURGE_S))
 
     async def stop(self) -> None:
-        """End."""
+        """Stop the periodic purge."""
         if self._main is not None:
             self._main.cancel()
             with contextlib.suppress(asyncio.CancelledError):

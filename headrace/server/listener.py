@@ -1,4 +1,4 @@
-"""Accepts clients, and ends all of them."""
+"""Accepts clients, and ends all of them at shutdown."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Listener:
     def __init__(
         self, settings: Settings, target: SourceAddress, database: str, runner: Runner
     ) -> None:
-        """``runner`` carries out a call; its errors become the client's."""
+        """Take ``runner``, which runs a call; its errors are sent to the client."""
         self.port = Port(settings, target, database, runner)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns the address (port 0 in the settings takes a free one).
+        """Listen; return host and port (port 0 in the settings takes a free one).
 
         Raises:
-            PrerequisiteError: what is configured for TLS cannot work.
+            PrerequisiteError: the TLS configuration cannot work.
         """
         host, port = address(self.port.settings.listen)
         loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ class Listener:
         return host, int(name[1])
 
     async def _check_admin(self) -> None:
-        """Say where the name of the admin database leads elsewhere."""
+        """Warn if a database of the source has the name of the admin database."""
         name = self.port.settings.admin_database
         if name and await self.port.roles.is_database(name):
             _log.warning(

@@ -1,9 +1,9 @@
-"""How one session logs in: the source asks, the client answers, and the commander watches.
+"""Login of one session: the source asks, the client answers, and the commander watches.
 
-Requests for a password pass through.  Two things are not passed on.  AuthenticationOk without
-any question: the source has let *this computer* in, which says nothing about the client.  And
-SCRAM where the client's TLS ends here: its channel is not the source's, so both sides are
-answered (``scram.py``), unless one certificate serves both.
+Requests for a password pass through, but two messages do not.  AuthenticationOk without any request
+is refused: the source trusts *this computer*, which says nothing about the client.  SCRAM is
+answered on both sides (``scram.py``) if the client's TLS ends here, because the client's channel is
+not the source's, unless one certificate serves both.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SASL: Final = 10
 _SASL_CONTINUE: Final = 11
 _SASL_FINAL: Final = 12
 _QUESTIONS: Final = frozenset((2, 3, 5, 7, 9, 10))
-"""Kerberos, clear text, MD5, GSS, SSPI and SASL: the client must answer something."""
+"""Kerberos, clear text, MD5, GSS, SSPI and SASL: requests that the client must answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """TLS of one side: whether it is on, and what its certificate binds to (b"": unknown)."""
+    """TLS of one side: whether it is on, and its channel binding data (b"": unknown)."""
 
     on: bool = False
     binding: bytes = b""
@@ -35,7 +35,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows from a message."""
+    """Bytes to send to each side, and whether the verifier is needed."""
 
     client: bytes = b""
     server: bytes = b""
@@ -43,13 +43,13 @@ class Step:
 
 
 class Login:
-    """See the module."""
+    """State of one login."""
 
     def __init__(self, *, allow_trust: bool, nonce: Callable[[], str]) -> None:
         self.client = Channel()
         self.source = Channel()
         self.answers_client = False
-        """Messages of the client are for us, not for the source."""
+        """Whether the client's messages are answered here and not by the source."""
         self._allow_trust = allow_trust
         self._nonce = nonce
         self._asked = False
@@ -59,7 +59,7 @@ class Login:
         self._server_key = b""
 
     def from_source(self, body: bytes) -> Step:
-        """An Authentication message.
+        """Process an Authentication message.
 
         Raises:
             PrivilegeError: 28000, it may not be passed on.
@@ -97,7 +97,7 @@ class Login:
         return Step(asks_verifier=True)
 
     def verifier_found(self, verifier: scram.Verifier | None) -> Step:
-        """The answer to ``asks_verifier``; None: we may not read it.
+        """Continue after ``asks_verifier``; None: the verifier cannot be read.
 
         Raises:
             PrivilegeError: 28000, the login cannot work.
@@ -117,7 +117,7 @@ class Login:
         return Step(client=_offer(list(self._answering.mechanisms)))
 
     def from_client(self, body: bytes) -> Step:
-        """A password message, while ``answers_client``."""
+        """Process a password message of the client, while ``answers_client``."""
         answering = self._answering
         if answering is None or self._asking is not None:
             raise ProtocolError("unexpected message during login")

@@ -1,4 +1,4 @@
-"""The commander process: installs, starts the children, listens, and stops in order."""
+"""The commander process: installs the schema, starts the children, listens, and stops in order."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
-"""A little more than both children may take."""
+"""Seconds until a stop is forced: a little more than both children may take."""
 
 
 def version() -> str:
-    """Version of the installed package."""
+    """Return the version of the installed package."""
     return metadata.version("headrace")
 
 
 def run(settings: Settings, nursery: Nursery, again: Callable[[], Settings] | None = None) -> int:
-    """Run until a signal; returns the exit status.
+    """Run until a signal; return the exit status.
 
     ``again`` reads the settings once more, for RELOAD; None: they stay as they are.
     """
@@ -74,10 +74,10 @@ def run(settings: Settings, nursery: Nursery, again: Callable[[], Settings] | No
 
 @contextlib.contextmanager
 def lock_data_dir(path: Path) -> Any:
-    """Make the data directory ours alone while inside.
+    """Hold the exclusive lock on the data directory while inside.
 
     Raises:
-        PrerequisiteError: another engine uses it, or others may look into it.
+        PrerequisiteError: another engine uses the directory.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_mode & 0o077:
@@ -93,7 +93,7 @@ def lock_data_dir(path: Path) -> Any:
 
 
 def prepare(settings: Settings) -> tuple[Settings, str]:
-    """Check the source and install our objects; returns completed settings, database.
+    """Check the source and install the schema; return the completed settings and the database.
 
     Raises:
         PrerequisiteError: the first thing that is missing, or another engine runs there.
@@ -156,14 +156,14 @@ class Commander:
         self._stop = asyncio.Event()
 
     def reloads(self, loaded: Settings, again: Callable[[], Settings]) -> None:
-        """Let settings be changed while it runs: ``again`` reads what ``loaded`` were."""
+        """Allow RELOAD: ``again`` rereads the settings, which were ``loaded``."""
         port = self._listener.port
         tell = self._supervisor.set_log_level
         reload = Reload(loaded, again, port, self._commands.limit, tell)
         port.carry = Desk(port, version(), reload).carry_out
 
     async def run(self) -> int:
-        """Start everything, say so, and stop everything on a signal."""
+        """Start everything, print the ready line, and stop everything on a signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -206,7 +206,7 @@ class Commander:
         return self._status
 
     async def _serve_http(self) -> HttpPort:
-        from headrace.server.http import http_port  # a web server, which most do not need
+        from headrace.server.http import http_port  # a web server, rarely needed
 
         http = http_port(self._settings, self._health, self._commands, version())
         host, port = await http.start()
@@ -217,11 +217,11 @@ class Commander:
         if self._stop.is_set():
             self._end_at_once()
         self._stop.set()
-        # Whatever does not answer (a source that hangs, a call amid it) must not keep us.
+        # Do not wait longer than this, for example for a source that hangs during a call.
         asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
 
     def _on_orphaned(self) -> None:
-        """Nothing is known of the views any more; a new start begins without any."""
+        """Stop with status 1, because the schema with its list of views is gone."""
         _log.error(
             "schema headrace was dropped",
             hint="Result tables are ordinary tables now. Start headrace again for new views.",
@@ -231,7 +231,7 @@ class Commander:
             self._on_signal()
 
     def _end_at_once(self) -> None:
-        """As safe as kill -9: the children follow."""
+        """Exit without clean-up: as safe as kill -9, because the children follow."""
         _log.warning("stopped at once")
         os._exit(1)
 
@@ -242,7 +242,7 @@ class Commander:
         return await self._supervisor.builder.peer()
 
     async def _before_builder(self, peer: rpc.Peer) -> None:
-        """Tidy up after a dead builder; start what nobody waited for again."""
+        """Clean up after a dead builder; start again the views created without waiting."""
         try:
             rows = await asyncio.to_thread(janitor.clean, self._settings)
         except psycopg.Error as error:

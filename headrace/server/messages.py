@@ -1,7 +1,7 @@
 """Wire messages of the Postgres protocol, version 3: bytes to values and back, no sockets.
 
-Only what the commander itself reads or says is here; everything else is relayed unread.
-Lengths are checked against ``limit`` before anybody waits for, or stores, a body.
+Only messages that the commander reads or sends are here; all others are relayed unread.  Lengths
+are checked against a limit before the commander waits for a body or stores it.
 
 Source: "Message Formats" of the Postgres documentation.
 """
@@ -23,7 +23,7 @@ STARTUP_BYTES_MAX: Final = 10_000
 SMALL_BYTES_MAX: Final = 10_000
 LOGIN_BYTES_MAX: Final = 65_540
 MESSAGE_BYTES_MAX: Final = wire.MESSAGE_BYTES_MAX
-"""Such a message is streamed, never stored."""
+"""A message of that size is streamed, never stored."""
 
 CANCEL_CODE: Final = 80_877_102
 SSL_CODE: Final = 80_877_103
@@ -34,10 +34,10 @@ SYNC: Final = b"S\x00\x00\x00\x04"
 FLUSH: Final = b"H\x00\x00\x00\x04"
 TERMINATE: Final = b"X\x00\x00\x00\x04"
 
-# Messages that a client sends in the course of a statement, by what they cost to look at.
+# Values of a DataRow; message types of a client with a low length limit.
 _NULL: Final = struct.pack("!i", -1)
 _SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
-"""Of the types of our own rows that have one."""
+"""Sizes of the fixed-size types in our own rows."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
 
@@ -67,7 +67,7 @@ _PYTHON_ENCODINGS: Final = {
 
 
 def python_encoding(name: str) -> str | None:
-    """Python's codec for Postgres' encoding ``name``; None if there is none we trust."""
+    """Return Python's codec for Postgres' encoding ``name``; None if no codec is trusted."""
     return _PYTHON_ENCODINGS.get(name.upper())
 
 
@@ -83,7 +83,7 @@ class StartupPacket:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Names and values of a StartupMessage, as far as they can be read."""
+        """Names and values of a StartupMessage, as far as they can be decoded."""
         parts = self.packet[8:].split(b"\x00")
         text = [p.decode("utf-8", "replace") for p in parts]
         pairs = zip(text[::2], text[1::2], strict=False)
@@ -91,7 +91,7 @@ class StartupPacket:
 
 
 def for_database(packet: StartupPacket, database: str) -> bytes:
-    """The same StartupMessage, to another database."""
+    """Return the same StartupMessage for another database."""
     parts = packet.packet[8:].split(b"\x00")
     pairs = zip(parts[::2], parts[1::2], strict=False)
     kept = [(name, value) for name, value in pairs if name not in (b"", b"database")]
@@ -101,7 +101,11 @@ def for_database(packet: StartupPacket, database: str) -> bytes:
 
 
 def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
-    """The packet at the head of ``buffer``; None when it is not complete yet."""
+    """Return the packet at the start of ``buffer``; None if incomplete.
+
+    Raises:
+        ProtocolError: its length is invalid.
+    """
     if len(buffer) < 4:
         return None
     (length,) = struct.unpack_from("!i", buffer)
@@ -114,19 +118,19 @@ def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
 
 
 def check_length(kind: int, length: int) -> None:
-    """Refuse what Postgres would refuse, before a byte of the body is waited for."""
+    """Raise ProtocolError for a length that Postgres would refuse, before the body has come."""
     if not 4 <= length <= length_max(kind):
         raise ProtocolError("invalid message length")
 
 
 def length_max(kind: int) -> int:
-    """What the length of a client's message may be."""
+    """Return the maximum length of a client's message."""
     if kind in _EMPTY:
         return 4
     return SMALL_BYTES_MAX if kind in _SMALL else MESSAGE_BYTES_MAX
 
 
-# --- what the client says
+# --- messages of the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +150,18 @@ class Bind:
     statement: bytes
     parameters: tuple[tuple[int, bytes | None], ...]
     result_formats: tuple[int, ...] = ()
-    """For all columns alike if there is one; none means text."""
+    """One for all columns, or one each; none means text."""
 
 
 class Reader:
-    """Reads the body of one message; anything that does not fit is a ProtocolError."""
+    """Reader of the body of one message; data that does not fit raises ProtocolError."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._at = 0
 
     def cstring(self) -> bytes:
-        """Bytes up to the next NUL."""
+        """Return the bytes up to the next NUL."""
         end = self._body.find(b"\x00", self._at)
         if end < 0:
             raise ProtocolError("invalid string in message")
@@ -166,15 +170,15 @@ class Reader:
         return out
 
     def int16(self) -> int:
-        """Unsigned 16 bits: counts are never negative (65 535 parameters are legal)."""
+        """Return unsigned 16 bits: counts are never negative (65 535 parameters are legal)."""
         return int.from_bytes(self.take(2), "big")
 
     def int32(self) -> int:
-        """Signed 32 bits."""
+        """Return signed 32 bits."""
         return int.from_bytes(self.take(4), "big", signed=True)
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
+        """Return the next ``size`` bytes."""
         if size < 0 or self._at + size > len(self._body):
             raise ProtocolError("insufficient data left in message")
         out = self._body[self._at : self._at + size]
@@ -209,11 +213,11 @@ def read_bind(body: bytes) -> Bind:
     return Bind(portal, statement, tuple(values), wanted)
 
 
-# --- what the commander says
+# --- messages of the commander
 
 
 def message(kind: bytes, body: bytes = b"") -> bytes:
-    """A message with type byte and length."""
+    """Return a message with type byte and length."""
     return kind + struct.pack("!i", len(body) + 4) + body
 
 
@@ -229,30 +233,30 @@ def _report(kind: bytes, severity: str, fields: Mapping[str, str], encoding: str
 def error_response(
     fields: Mapping[str, str], *, severity: str = "ERROR", encoding: str = "utf-8"
 ) -> bytes:
-    """ErrorResponse; ``fields`` has C and M, perhaps D, H, P, p, q."""
+    """Return an ErrorResponse; ``fields`` has C and M, perhaps D, H, P, p, q."""
     return _report(b"E", severity, fields, encoding)
 
 
 def notice_response(text: str, *, severity: str = "NOTICE", encoding: str = "utf-8") -> bytes:
-    """NoticeResponse without SQLSTATE of its own."""
+    """Return a NoticeResponse with SQLSTATE 00000."""
     return _report(b"N", severity, {"C": "00000", "M": text}, encoding)
 
 
 def command_complete(tag: str) -> bytes:
-    """CommandComplete."""
+    """Return a CommandComplete."""
     return message(b"C", tag.encode() + b"\x00")
 
 
 def ready_for_query(status: bytes) -> bytes:
-    """ReadyForQuery; ``status`` is I, T or E."""
+    """Return a ReadyForQuery; ``status`` is I, T or E."""
     return message(b"Z", status)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Rows that a call answers; a column is (name, type).
+    """Rows that a call returns; a column is (name, type).
 
-    It is text, bigint, boolean, or double precision, of which a value that is not None is a float.
+    Types are text, bigint, boolean and double precision; a value of the last is a float or None.
     """
 
     columns: tuple[tuple[str, int], ...]
@@ -261,12 +265,12 @@ class ResultSet:
 
     @classmethod
     def of_lines(cls, column: str, lines: Sequence[str]) -> Self:
-        """One column of text."""
+        """Return a result with one column of text."""
         return cls(((column, TEXT),), [(line,) for line in lines])
 
 
 def row_description(columns: Sequence[tuple[str, int]], formats: Sequence[int] = ()) -> bytes:
-    """RowDescription of ``columns``; ``formats`` as Bind gives them."""
+    """Return a RowDescription of ``columns``; ``formats`` as in Bind."""
     out = [struct.pack("!h", len(columns))]
     for (name, oid), wish in zip(columns, _wishes(formats, len(columns)), strict=True):
         size = _SIZES.get(oid, -1)
@@ -275,12 +279,12 @@ def row_description(columns: Sequence[tuple[str, int]], formats: Sequence[int] =
 
 
 def _wishes(formats: Sequence[int], count: int) -> list[int]:
-    """The format of each of so many columns: all are text, all are alike, or each is told."""
+    """Return the format of each of ``count`` columns; none means text, one applies to all."""
     return list(formats) if len(formats) > 1 else [*formats, 0][:1] * count
 
 
 def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
-    """One DataRow for each row; ``formats`` as Bind gives them: none, one for all, or each."""
+    """Return a DataRow for each row; ``formats`` as in Bind: none, one for all, or one each."""
     count = len(found.columns)
     wanted = _wishes(formats, count)
     out = []
@@ -304,7 +308,7 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
 
 
 def read_report(body: bytes) -> dict[str, str]:
-    """Fields of an ErrorResponse or NoticeResponse."""
+    """Return the fields of an ErrorResponse or NoticeResponse."""
     fields = {}
     for part in body.split(b"\x00"):
         if part:
@@ -313,7 +317,7 @@ def read_report(body: bytes) -> dict[str, str]:
 
 
 def read_data_row(body: bytes) -> list[bytes | None]:
-    """Values of a DataRow."""
+    """Return the values of a DataRow."""
     reader = Reader(body)
     values: list[bytes | None] = []
     for _ in range(reader.int16()):
@@ -323,17 +327,17 @@ def read_data_row(body: bytes) -> list[bytes | None]:
 
 
 def cancel_request(key: bytes) -> bytes:
-    """CancelRequest; ``key`` as BackendKeyData has told it."""
+    """Return a CancelRequest; ``key`` as in BackendKeyData."""
     return struct.pack("!ii", len(key) + 8, CANCEL_CODE) + key
 
 
 def query(text: str) -> bytes:
-    """Query (simple protocol)."""
+    """Return a Query message (simple protocol)."""
     return message(b"Q", text.encode() + b"\x00")
 
 
 def extended_query(name: bytes, text: bytes, value: bytes) -> bytes:
-    """Parse, Bind (one parameter, as text), Execute, Close both, Sync under ``name``.
+    """Return Parse, Bind (one text parameter), Execute, Close of both, and Sync, under ``name``.
 
     The unnamed statement and portal belong to the client: a simple Query would drop them.
     """

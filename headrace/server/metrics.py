@@ -1,7 +1,7 @@
-"""The metrics that /metrics shows: what each is called, and means, and how it is written.
+"""The metrics that /metrics exports: their names, their meanings and the text format.
 
-``TABLE`` has all of them.  A ``Page`` is filled for one answer and rendered in Prometheus' text
-format; nothing is kept between two.
+``TABLE`` defines all of them.  A ``Page`` is filled for one response and rendered in Prometheus'
+text format; nothing is kept between responses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX: Final = "headrace_"
 
 
 class MetricKind(StrEnum):
-    """Of a metric."""
+    """Kind of a metric."""
 
     GAUGE = auto()
     COUNTER = auto()
@@ -35,10 +35,10 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a metric is."""
+    """Definition of a metric."""
 
     name: str
-    """Behind ``headrace_``; of a counter with ``_total``."""
+    """Without ``headrace_``; of a counter with ``_total``."""
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ _MEANINGS: Final = {meaning.name: meaning for meaning in TABLE}
 
 
 def exported(meaning: Meaning) -> list[str]:
-    """What the samples of a metric are called."""
+    """Return the names of a metric's samples."""
     name = _PREFIX + meaning.name
     if meaning.kind is MetricKind.HISTOGRAM:
         return [f"{name}_{part}" for part in ("bucket", "sum", "count")]
@@ -132,33 +132,33 @@ def exported(meaning: Meaning) -> list[str]:
 
 
 class Page:
-    """One answer."""
+    """Samples of one response."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        """A sample of a gauge or counter of ``TABLE``, with the values of its labels."""
+        """Add a sample of a gauge or counter of ``TABLE``, with the values of its labels."""
         self._family(name).add_metric(labels, float(value))
 
     def count(self, name: str, told: Mapping[str, Any], *labels: str) -> None:
-        """A histogram, as ``runtime/histogram.py`` tells it."""
+        """Add a histogram, in the form of ``runtime/histogram.py``."""
         bounds = [*map(str, told["bounds"]), "+Inf"]
         buckets = list(zip(bounds, itertools.accumulate(told["counts"]), strict=True))
         self._family(name).add_metric(labels, buckets, float(told["sum_s"]))
 
     def render(self) -> str:
-        """All of it."""
+        """Return the page as text."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry).decode()
 
     def describe(self) -> Sequence[Metric]:
-        """For the registry: there is nothing to be said without samples."""
+        """Return nothing, for the registry: metrics without samples are not described."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: in the order of the table."""
+        """Yield the metrics in the order of ``TABLE``, for the registry."""
         for meaning in TABLE:
             if meaning.name in self._families:
                 yield self._families[meaning.name]

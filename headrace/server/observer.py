@@ -1,7 +1,7 @@
-"""Keeps what the worker says of itself: for ``list_views()``, ``status()``, ``lag_history()``.
+"""Stores the worker's reports for ``list_views()``, ``status()`` and ``lag_history()``.
 
-It asks every second what takes long, and every few seconds how all is.  What is the same as before
-is not written down again; while all is idle nothing is.
+Every second it asks for lagging views and long operations, every few seconds for the general state.
+Unchanged reports are not written again; while everything is idle nothing is written.
 """
 
 from __future__ import annotations
@@ -26,41 +26,40 @@ from headrace.sql.held import Behind, Fact, Holding
 
 _LOOK_S: Final = 1.0
 _SOURCES_S: Final = 3.0
-"""How often sources are looked at, where there are any."""
+"""Seconds between two looks at the sources, if there are any."""
 _COARSEN_S: Final = 60.0
 _STEP_PCT: Final = 5
-"""Memory is told anew when it has changed by so much of its budget."""
+"""Memory is reported again when it has changed by this percentage of its budget."""
 _log = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Of one engine."""
+    """The observer of one engine."""
 
     def __init__(self, settings: Settings, worker: Callable[[], Awaitable[CommandPeer]]) -> None:
-        """``worker``: who is asked."""
         self._settings = settings
         self._worker = worker
         self._coarsened = 0.0
         self._memory_pct = -_STEP_PCT
         self._known: list[Fact] | None = None
-        """The facts that are written down; None: it is not known."""
+        """The facts that are stored; None: unknown."""
         self._works = True
         """Whether rows of kind ``work`` are, or may be, stored."""
         self._behind: list[Behind] | None = None
-        """The views whose rows of kind ``behind`` are stored; None: not known."""
+        """The views whose rows of kind ``behind`` are stored; None: unknown."""
         self._sources = True
         """Whether there are sources, or may be."""
         self._failed = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start asking."""
         for name, run in (("samples", self._sample), ("held", self._look)):
             loop = tasks.forever(name, run, samples.STEP_S)
             self._tasks.append(asyncio.create_task(loop))
 
     async def stop(self) -> None:
-        """End."""
+        """Stop asking."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -74,16 +73,16 @@ class Observer:
     # --- every few seconds
 
     async def _sample(self) -> None:
-        self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # at the second time
+        self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # in the second round
         while True:
             await self._writing(self._write)
             await asyncio.sleep(samples.STEP_S)
 
     async def _write(self, conn: held.AsyncConnection) -> None:
-        # Where all is well, views to which nothing was written cost nothing.
+        # Views without writes cost nothing unless one of them may lag.
         whole = await samples.due(conn)
         told: dict[str, Any] | None = None
-        # That the worker is away is to be seen as well.
+        # A worker that does not answer is a fact to store as well.
         with contextlib.suppress(HeadraceError, OSError, TimeoutError):
             told = dict(await self._call("gauges", whole=whole))
         views = told["views"] if told is not None else {}
@@ -107,7 +106,7 @@ class Observer:
             self._coarsened = clock.monotonic()
 
     def _facts(self, told: dict[str, Any] | None) -> list[Fact]:
-        """What ``status()`` tells members of our role."""
+        """Return the facts that ``status()`` shows to members of the engine's role."""
         if told is None:
             return [Fact("workers", "main does not answer", ok=False, hint="see the log")]
         away = sorted(name for name, up in told["workers"].items() if not up)
@@ -131,14 +130,14 @@ class Observer:
         looked = 0.0
         while True:
             works: list[Holding] = []
-            behind = self._behind  # what is stored stays, where the worker does not answer
+            behind = self._behind  # stays as stored if the worker does not answer
             with contextlib.suppress(HeadraceError, OSError, TimeoutError):
                 told = await self._call("held")
                 works = [Holding(**row) for row in told["works"]]
                 behind = [Behind(**row) for row in told["behind"]]
             now = clock.monotonic()
             due = self._sources and now - looked > _SOURCES_S
-            # A view that stands still for days is stored once.
+            # A view that stays behind for days is stored once.
             if works or self._works or due or behind != self._behind:
                 looked = now
                 await self._writing(partial(self._put, works, behind or []))
@@ -147,7 +146,7 @@ class Observer:
     async def _put(
         self, works: list[Holding], behind: list[Behind], conn: held.AsyncConnection
     ) -> None:
-        self._behind = None  # not known, should it fail
+        self._behind = None  # unknown if the write fails
         self._works = True
         self._sources = await held.put(conn, works, behind)
         self._works = bool(works)

@@ -1,7 +1,7 @@
-"""The commands of the admin database: what a text asks for, and which columns it answers.
+"""Parser of the admin database's commands, and the columns of their results.
 
-They are PgBouncer's where they mean the same: SHOW, KILL, RELOAD.  What drivers and psql say
-unasked (BEGIN, SET, DEALLOCATE …) is understood so that they work, and changes nothing.
+The commands are PgBouncer's where they mean the same: SHOW, KILL, RELOAD.  Statements that drivers
+and psql send unasked (BEGIN, SET, DEALLOCATE …) are accepted so that they work, and change nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHOWN: Final[dict[str, Columns]] = {
     "version": (("version", TEXT),),
     "help": (("command", TEXT), ("does", TEXT)),
 }
-"""By what is shown.  Names are PgBouncer's where the meaning is."""
+"""Result columns by subject of SHOW. Names are PgBouncer's where the meaning is."""
 
 HELP: Final = (
     ("SHOW clients", "who is connected to this port"),
@@ -74,32 +74,32 @@ _SILENT: Final = {
     "deallocate": "DEALLOCATE",
     "discard": "DISCARD ALL",
 }
-"""What drivers say, and its tag."""
+"""Statements that drivers send, with their command tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One command; ``verb``: show, kill, reload, or a word that only drivers say."""
+    """One command; ``verb``: show, kill, reload, or a word that only drivers send."""
 
     verb: str
     subject: str = ""
-    """What is shown; of other words, the name that follows."""
+    """Subject of SHOW; after other words, the name that follows."""
     number: int | None = None
-    """Who is killed; None: the parameter says it."""
+    """Session to kill; None: the parameter gives it."""
 
     @property
     def columns(self) -> Columns | None:
-        """What it answers rows of; None: it answers none."""
+        """Result columns; None: it returns no rows."""
         return SHOWN[self.subject] if self.verb == "show" else None
 
     @property
     def silent(self) -> str | None:
-        """The tag of what nothing is done for; None: something is."""
+        """Command tag of a statement that needs no action; None: it needs one."""
         return _SILENT.get(self.verb)
 
     @property
     def parameters(self) -> int:
-        """How many parameters it has."""
+        """Number of parameters."""
         return int(self.verb == "kill" and self.number is None)
 
 
@@ -107,11 +107,11 @@ EMPTY: Final = Order("")
 
 
 def read(text: str) -> Order:
-    """The one command that ``text`` is; EMPTY if there is none.
+    """Return the one command in ``text``; EMPTY if there is none.
 
     Raises:
-        SyntaxUserError: it is none of ours.
-        UnsupportedError: it would change what is changed elsewhere.
+        SyntaxUserError: it is no command of the admin database.
+        UnsupportedError: it sets a setting that is set elsewhere.
     """
     try:
         lexemes = tokenize(text)
@@ -140,7 +140,7 @@ def read(text: str) -> Order:
 
 
 def _word(lexeme: Lexeme) -> str:
-    """A word in small letters; "" where it is none."""
+    """Return the word that ``lexeme`` is, in lower case; "" if it is none."""
     return lexeme.value if lexeme.kind == "word" else ""
 
 
@@ -154,10 +154,10 @@ def _number(rest: Sequence[Lexeme], text: str) -> int | None:
 
 
 def read_number(text: str) -> int:
-    """The number of a session.
+    """Return the number of a session.
 
     Raises:
-        SyntaxUserError: it is none.
+        SyntaxUserError: it is no number.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise SyntaxUserError(f'"{text[:40]}" is no session', hint="SHOW sessions has their ids.")

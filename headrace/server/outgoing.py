@@ -1,4 +1,4 @@
-"""What comes from the source: relayed, and read as far as it tells what the source still owes."""
+"""Handling of the source's messages: relayed, and read to track the answers still owed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _AUTH, _ERROR, _READY, _SETTING, _KEY = b"REZSK"
 _UNASKED: Final = frozenset(b"DdcNAS")
 """Messages of the source that answer nothing: rows, data, notices, notifications, settings."""
 _PASSED_BY: Final = wire.kinds(b"DdcNA")
-"""Those of them that are not even looked at while a session is relayed."""
+"""Those of them that are skipped without inspection while a session is relayed."""
 _AT_ANY_TIME: Final = frozenset(b"NAS")
 _DETACHED: Final = (SessionState.ADMIN, SessionState.ORDERED)
 _ENDED: Final = (SessionState.CLOSED, *_DETACHED)
-"""Where the source has nothing to say any more."""
+"""States in which messages of the source are no longer processed."""
 
 
 class Outgoing:
-    """See the module."""
+    """Reader of the bytes from the source."""
 
     def __init__(self, flow: Flow, queries: Queries, calling: Calling) -> None:
         self._flow = flow
@@ -37,19 +37,19 @@ class Outgoing:
         self._pass = 0
         """Bytes of a streamed message that are still to come."""
         self._sent = self._at = 0
-        """How much of what has come is relayed, and looked at."""
+        """Numbers of buffered bytes that are relayed, and inspected."""
         self._error_seen = False
-        """Since the last ReadyForQuery."""
+        """Whether an error came since the last ReadyForQuery."""
 
     def passes(self, data: bytes) -> bool:
-        """Whether what has come is to be relayed as it is, and that is all; else ``read`` it."""
+        """Return whether to relay ``data`` unchanged without further work; if not, ``read`` it."""
         flow = self._flow
         if self._pass or self._error_seen or not flow.quiet:
             return False
         return not flow.ours or (self._queries.plain and flow.pipeline.answered(data))
 
     def read(self) -> None:
-        """Deal with what has come, as far as that can be now."""
+        """Process the buffered bytes as far as possible now."""
         flow = self._flow
         buffer = flow.source
         if flow.state in _DETACHED:
@@ -69,7 +69,7 @@ class Outgoing:
                 del buffer[: self._at]
 
     def _go_on(self) -> bool:
-        """Deal with a message, or a part of one; false: there is none to deal with now."""
+        """Process a message, or a part of one; return False if none can be processed now."""
         flow, buffer = self._flow, self._flow.source
         if self._pass:
             part = min(self._pass, len(buffer) - self._at)
@@ -94,7 +94,7 @@ class Outgoing:
         if len(buffer) - self._at < total:
             return False
         if flow.state is not SessionState.RELAY:
-            # What it is answered with comes behind what was before it.
+            # Relay earlier messages before anything that this one leads to.
             self._flush()
         message = bytes(buffer[self._at : self._at + total])
         shown = self._on_message(kind, message)
@@ -107,12 +107,12 @@ class Outgoing:
         return True
 
     def _flush(self) -> None:
-        """What has been looked at goes to the client."""
+        """Relay the inspected bytes to the client."""
         self._flow.to_client(self._flow.source[self._sent : self._at])
         self._sent = self._at
 
     def _wanted(self, kind: int, total: int) -> bool:
-        """Whether a message of the source is looked at whole; others are streamed."""
+        """Return whether a message of the source is read whole; the rest are streamed."""
         state = self._flow.state
         if state is SessionState.CONTEXT and kind not in _AT_ANY_TIME and kind != _ERROR:
             if total > _CONTEXT_BYTES_MAX:
@@ -131,7 +131,7 @@ class Outgoing:
         return total <= self._flow.rules.statement_bytes_max
 
     def _on_passing(self, kind: int) -> None:
-        """Bookkeeping for a message of the source that is relayed unread."""
+        """Track a message of the source that is relayed unread."""
         if kind in _UNASKED or self._flow.state is SessionState.LOGIN:
             return
         if kind == _ERROR:
@@ -141,7 +141,7 @@ class Outgoing:
         self._calling.check()
 
     def _on_message(self, kind: int, message: bytes) -> bytes:
-        """Act on a message of the source; returns what the client gets instead of it."""
+        """Act on a message of the source; return the bytes for the client instead of it."""
         flow = self._flow
         if kind == _READY:
             return self._on_ready(message)

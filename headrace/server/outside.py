@@ -20,12 +20,12 @@ from headrace.state import formats
 
 
 def run(settings: Settings, nursery: Nursery) -> int:
-    """Run until a signal; returns the exit status.
+    """Run until a signal; return the exit status.
 
     Raises:
         UserError: the data directory's path is too long.
-        PrerequisiteError: the token is missing or not valid; another one uses the directory,
-            or a later version did; the worker cannot listen at its address.
+        PrerequisiteError: the token is missing or not valid; another engine or worker uses the
+            directory, or a later version did; the worker cannot listen at its address.
         TransientError: the database cannot be reached.
     """
     settings = settings.replace(worker=joined.token(settings).partition(".")[0])
@@ -70,4 +70,4 @@ async def _stand(settings: Settings, nursery: Nursery) -> None:
 
 
 async def _nothing(peer: rpc.Peer) -> None:
-    """There is nothing to tell it."""
+    """Do nothing: the worker needs no first message."""

@@ -1,16 +1,16 @@
-"""What the source still owes a session: a model of Postgres' side of one connection.
+"""Model of Postgres' side of one connection: the answers that the source still owes a session.
 
-A session tells it each message that it relays and each that comes back; it knows from that
-whether the source is idle, copies in, or ignores everything up to a Sync, and how many
-ReadyForQuery are still to come.  Every message of the extended protocol has one answer, in
-order; an error takes the place of all answers up to the Sync.  An answer that the model does
-not expect is a ProtocolError: the session ends, nobody guesses.
+The session reports each message that it relays and each answer that comes back.  From these the
+model knows whether the source is idle, reads a COPY, or ignores everything up to a Sync, and how
+many ReadyForQuery are still to come.  Every message of the extended protocol has one last answer,
+in order; an error replaces all answers up to the Sync.  An answer that the model does not expect is
+a ProtocolError: the session ends, because guessing would be unsafe.
 
-COPY FROM STDIN needs care: the source drops the Syncs that it reads while it copies, and
-answers those that it reads after an error, and from outside nobody sees which is which.  So
-what follows a statement that may be one is held (``gated``) until it has answered, and Syncs
-sent during a copy are kept back here: more data shows that they are to be dropped, an error
-or another message that they are not.  None ever reaches a source that goes on copying.
+COPY FROM STDIN needs care.  The source drops the Syncs that it reads while it copies, and answers
+those that it reads after an error; the commander cannot see which happened.  So messages after a
+statement that may be a COPY are held (``gated``) until it has answered.  Syncs sent during a copy
+are kept back here: if more data follows they are dropped, if an error or another message follows
+they are sent.  No Sync ever reaches a source that continues to copy.
 
 Source: PostgresMain and CopyGetData of Postgres.
 """
@@ -29,9 +29,9 @@ _COPY_END: Final = frozenset(b"cf")
 _ONLY_COPYING: Final = frozenset(b"dcfSHX")
 _EXTENDED: Final = frozenset((_P, _B, _D, _E, _C))
 _WHOLE: Final = frozenset((_Q, _F))
-"""Answered by one ReadyForQuery of their own, with anything before it."""
+"""Messages answered by a ReadyForQuery of their own, which other answers may precede."""
 _IDLE: Final = b"I"
-# Answer -> the messages that it is the last answer of.
+# Answer -> the messages that it is the last answer to.
 _LAST: Final[dict[int, frozenset[int]]] = {
     ord("1"): frozenset((_P,)),
     ord("2"): frozenset((_B,)),
@@ -44,7 +44,8 @@ _LAST: Final[dict[int, frozenset[int]]] = {
 }
 _COPY_IN: Final = ord("G")
 _COPY_OUT: Final = ord("H")
-# The same for ``wire.answers``: rows, data, notices, notifications and parameters answer nothing.
+# The same table for ``wire.answers``; ``d``: rows, data, notices, notifications and parameters,
+# which are the last answer to no message.
 _PLAIN: Final = bytes(
     ord("Z") if kind == ord("Z") else ord("d") if kind in b"DdcNAt" else max(_LAST.get(kind, (0,)))
     for kind in range(256)
@@ -53,52 +54,55 @@ _WHOLES: Final = wire.kinds(bytes(_WHOLE))
 
 
 class OwedAnswers:
-    """See the module."""
+    """The answers owed on one connection."""
 
     def __init__(self) -> None:
         self.status = _IDLE
-        """Of the last ReadyForQuery: I, T or E."""
+        """Transaction status in the last ReadyForQuery: I, T or E."""
         self.copying = False
-        """The source reads CopyData."""
+        """Whether the source reads CopyData."""
         self.ignoring = False
-        """The source ignores everything up to a Sync that it has not been sent yet."""
+        """Whether the source ignores everything up to a Sync that it has not been sent yet."""
         self.gated = False
-        """Nothing may be relayed until the source has answered."""
+        """Whether nothing may be relayed until the source has answered."""
         self.asked = 0
-        """How many statements were sent: each Query, and each Execute."""
+        """Number of statements sent: Query and Execute messages."""
         self._owed: deque[int] = deque()
         self._syncs = 0
-        """Kept back: what was sent since the last data."""
+        """Syncs kept back since the last CopyData."""
 
     @property
     def settled(self) -> bool:
-        """Whether the source has answered all it was sent."""
+        """Whether the source has answered everything."""
         return not self._owed
 
     @property
     def plain(self) -> bool:
-        """Whether messages do no more than ask and answer."""
+        """Whether no copy, error or gate is in effect: messages only ask and answer."""
         return not (self.copying or self.ignoring or self.gated)
 
     @property
     def ready_owed(self) -> int:
-        """How many ReadyForQuery are still to come."""
+        """Number of ReadyForQuery that are still to come."""
         return sum(1 for k in self._owed if k == _S or k in _WHOLE)
 
     def asks(self, kinds: bytes) -> None:
-        """Relayed are messages of these types, none of which may copy; it is ``plain``."""
+        """Record relayed messages of types ``kinds``, none of which may copy.
+
+        REQUIRES: ``plain``.
+        """
         self._owed.extend(kinds)
         self.asked += kinds.count(b"Q") + kinds.count(b"E")
 
     def answered(self, data: bytes) -> bool:
-        """Messages of the source have come; false: not all are plain answers, nothing is done."""
+        """Record answers of the source; return False, with no effect, if not all are plain."""
         status: int = wire.answers(data, self._owed, _PLAIN, _WHOLES)
         if status > 0:
             self.status = bytes((status,))
         return status >= 0
 
     def relays(self, kind: int, *, may_copy: bool = False) -> bool:
-        """A message of the client is at hand; False: it is not to be relayed.
+        """Record a message of the client; return False if it must not be relayed.
 
         ``may_copy``: it may be a COPY FROM STDIN, or begin one.
         """
@@ -122,7 +126,7 @@ class OwedAnswers:
         return True
 
     def answers(self, kind: int) -> None:
-        """A message of the source has come (its head: nothing of the body is needed).
+        """Record an answer of the source by its type; the body is not needed.
 
         Raises:
             ProtocolError: it answers nothing that was sent.
@@ -143,11 +147,10 @@ class OwedAnswers:
             self.gated = self.gated and head != _E
 
     def interrupts(self, kind: int) -> int | None:
-        """A message is at hand; how many Syncs kept back are to be sent before it.
+        """Return how many Syncs to send before a message that interrupts a copy; None: it does not.
 
-        None: it does not interrupt a copy.  A message that does may not be sent while the
-        source copies: it ends the session then.  So it does not copy any longer, or nothing
-        matters any more; which it is the message itself has to tell, so it must be relayed.
+        Postgres ends the session if such a message arrives while it copies.  So either the copy is
+        over, or the session is lost anyway.  The message itself shows which, so it must be relayed.
         """
         if not self.copying or kind in _ONLY_COPYING:
             return None
@@ -155,7 +158,7 @@ class OwedAnswers:
         return self._release()
 
     def fails(self) -> int:
-        """An ErrorResponse has come; how many Syncs kept back are to be sent now."""
+        """Record an ErrorResponse; return how many Syncs kept back to send now."""
         if self._owed and self._owed[0] in _EXTENDED:
             while self._owed and self._owed[0] != _S:
                 self._owed.popleft()
@@ -173,7 +176,11 @@ class OwedAnswers:
         return count
 
     def ready(self, status: bytes) -> int:
-        """A ReadyForQuery has come; returns the message that it answers."""
+        """Record a ReadyForQuery; return the type of the message that it answers.
+
+        Raises:
+            ProtocolError: it answers nothing that was sent.
+        """
         if not self._owed or (self._owed[0] != _S and self._owed[0] not in _WHOLE):
             raise _lost()
         self.copying = False

@@ -1,7 +1,7 @@
-"""What all clients share: who is connected, which key cancels what, what they are relayed to.
+"""State shared by all clients of the port: connections, cancel keys, rules and the source.
 
-A client is a session when it has sent its startup packet: only then it counts against
-``connections_max``.  Until it has logged in ``process/admission.py`` counts it.
+A client counts as a session, and against ``connections_max``, once it has sent its startup packet.
+Until it has logged in ``process/admission.py`` counts it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 
 _ADMINS_MAX: Final = 20
-"""Sessions of the admin database at once."""
+"""Limit of concurrent sessions of the admin database."""
 
 Report = Callable[[str], None]
 Carrier = Callable[[Order, str], Awaitable[Carried]]
@@ -44,37 +44,37 @@ Runner = Callable[[Invocation, CallContext, Report], Awaitable[ResultSet | None]
 
 
 class Guest(Protocol):
-    """A client, as the others see it."""
+    """A client, as the rest of the server sees it."""
 
     @property
     def facts(self) -> Facts:
-        """What is known of it."""
+        """Facts about the client, for SHOW."""
 
     @property
     def call(self) -> asyncio.Task[None] | None:
-        """The call of ours that it waits for."""
+        """The Headrace call that the client waits for."""
 
     def interrupt(self) -> None:
         """Cancel that call."""
 
     def end(self, message: str) -> None:
-        """Tell it why, and close."""
+        """Send the client the reason, and close."""
 
     def kill(self) -> None:
-        """End it by command, and what it is at on the source."""
+        """End the client by command, and its running statement on the source."""
 
 
 Total = tuple[str, str, bool]
-"""(database, role, of sessions that are there now)"""
+"""(database, role, whether for present sessions)"""
 
 
 class Port:
-    """What the clients of one port have in common."""
+    """State shared by the clients of one port."""
 
     def __init__(
         self, settings: Settings, target: SourceAddress, database: str, runner: Runner
     ) -> None:
-        """``runner`` carries out a call; its errors become the client's."""
+        """Take ``runner``, which runs a call; its errors are sent to the client."""
         self.settings = settings
         self.target = target
         self.runner = runner
@@ -84,7 +84,7 @@ class Port:
         self._database = database
         self.rules = self._rules()
         self.carry: Carrier = _nobody
-        """Carries out what is said to the admin database; set by who can."""
+        """Runs a command of the admin database; set once its handler exists."""
         self.noise = Noise()
         self.admission = Admission(settings.logins_per_address_max, settings.connections_max)
         self.connections: set[Guest] = set()
@@ -94,7 +94,7 @@ class Port:
         self.keys: dict[bytes, Guest] = {}
         self._numbers = itertools.count(1)
         self._ended: dict[tuple[str, str], ClientCounts] = {}
-        """Of sessions that have ended, by database and role: the source has let in each."""
+        """Counts of ended sessions by database and role; each had logged in."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _rules(self) -> Rules:
@@ -111,7 +111,7 @@ class Port:
         )
 
     def _full(self, admin: bool) -> bool:
-        """Who ends sessions where there is no room for one more must find room himself."""
+        """Return whether no session has room; admin sessions, which end others, count apart."""
         if admin:
             return len(self.admins) >= _ADMINS_MAX
         return len(self.sessions) >= self.settings.connections_max
@@ -123,21 +123,21 @@ class Port:
         context: ssl.SSLContext | None,
         binding: bytes,
     ) -> None:
-        """Other settings, for whoever connects from now on."""
+        """Use other settings for new connections."""
         self.settings, self.target, self.tls, self.binding = settings, target, context, binding
         self.rules = self._rules()
         self.admission.limit(settings.logins_per_address_max, settings.connections_max)
 
     def number(self) -> int:
-        """The number of a new client."""
+        """Return the number of a new client."""
         return next(self._numbers)
 
     def facts(self) -> list[Facts]:
-        """What is known of each client that is there."""
+        """Return the facts about each connected client."""
         return [guest.facts for guest in self.connections]
 
     def totals(self) -> dict[Total, ClientCounts]:
-        """What has gone through since the start."""
+        """Return the counts since the start, of ended and of present sessions."""
         out = {(*key, False): counts for key, counts in self._ended.items()}
         for facts in self.facts():
             if facts.let_in and not facts.admin:
@@ -145,12 +145,12 @@ class Port:
         return out
 
     def ended(self, facts: Facts) -> None:
-        """A client has gone; what it has done still counts."""
+        """Add the counts of a client that has gone."""
         if facts.let_in and not facts.admin:
             self._ended.setdefault((facts.database, facts.user), ClientCounts()).add(facts.counts)
 
     def kill(self, number: int) -> bool:
-        """End the client of that number; whether there is one."""
+        """End the client with that number; return whether there is one."""
         found = next((guest for guest in self.connections if guest.facts.id == number), None)
         if found is None:
             return False
@@ -158,7 +158,7 @@ class Port:
         return True
 
     def cancel(self, key: bytes, packet: bytes) -> None:
-        """A cancel request: for a call of ours if one runs, else for the source."""
+        """Cancel the Headrace call of ``key``; if none runs, pass the request to the source."""
         client = self.keys.get(key)
         if client and client.call:
             client.interrupt()
@@ -166,7 +166,7 @@ class Port:
         self.spawn(self._cancel_upstream(packet))
 
     def cancel_upstream(self, key: bytes) -> None:
-        """Cancel what the session of ``key`` is at on the source."""
+        """Cancel the running statement of session ``key`` on the source."""
         self.spawn(self._cancel_upstream(cancel_request(key)))
 
     def spawn(self, work: Awaitable[None]) -> None:
@@ -185,7 +185,7 @@ class Port:
             return
         transport.write(packet)
         with contextlib.suppress(TimeoutError):
-            # The server closes once it has read the request.
+            # The server closes the connection once it has read the request.
             async with asyncio.timeout(_CANCEL_TIMEOUT_S):
                 await gone.wait()
         transport.close()
@@ -196,11 +196,11 @@ async def _nobody(order: Order, login: str) -> Carried:
 
 
 class _Silent(asyncio.Protocol):
-    """The connection of a cancel request: nothing is ever answered."""
+    """The connection of a cancel request, which is never answered."""
 
     def __init__(self, gone: asyncio.Event) -> None:
         self._gone = gone
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server has closed it."""
+        """Record that the server has closed the connection."""
         self._gone.set()

@@ -1,7 +1,7 @@
-"""Calls of the verbs (``sql/verbs.py``), bound to the parameters that these have.
+"""Calls of the verbs (``sql/verbs.py``), with their arguments bound to the parameters.
 
-``bind`` turns a recognised statement and its parameter values into an ``Invocation``, or
-answers None where only Postgres can say what it means (or what is wrong with it).
+``bind`` turns a parsed statement and its parameter values into an ``Invocation``.  It returns None
+where only Postgres can interpret the statement, or say what is wrong with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.server.statements import Argument, Statement
 from headrace.sql.verbs import VERBS, Parameter
 
 _UNTYPED: Final = (0, t.UNKNOWN)
-"""Parameters and literals that take the type that is wanted."""
+"""Types of parameters and literals that take the type that is wanted."""
 READ: Final = {
     "text": frozenset((*_UNTYPED, t.TEXT, t.VARCHAR, t.NAME)),
     "bool": frozenset((*_UNTYPED, t.BOOL)),
@@ -26,7 +26,7 @@ READ: Final = {
     "pg_lsn": frozenset((*_UNTYPED, t.PG_LSN)),
     "interval": frozenset((*_UNTYPED, t.INTERVAL)),
 }
-"""Kinds of arguments that are read here, and which parameters may be one."""
+"""Kinds of arguments that are read here, and the parameter types accepted for each."""
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
 
@@ -50,9 +50,9 @@ class Invocation:
     """Position in the statement of a position in argument ``query`` (both 1-based)."""
 
     def error_fields(self, fields: dict[str, str]) -> dict[str, str]:
-        """``fields`` with the position moved from the query to the statement.
+        """Return ``fields`` with the position moved from the query to the statement.
 
-        Where the query came as a parameter, the client is shown it as an internal query.
+        If the query came as a parameter, it is shown to the client as an internal query.
         """
         if "P" not in fields:
             return fields
@@ -69,11 +69,11 @@ ALONE_HINT: Final = (
     " (psycopg: conn.autocommit = True; JDBC: setAutoCommit(true);"
     " psql: \\set AUTOCOMMIT on, without -1)."
 )
-"""How to leave the transaction that a driver or a script has begun without saying so."""
+"""How to leave a transaction that a driver or a script has begun implicitly."""
 
 
 def invocation_of(procedure: str, arguments: Any) -> Invocation:
-    """The invocation that a row of the command table asks for, which anybody may have written.
+    """Return the invocation in a row of the command table, which any role may have written.
 
     Raises:
         UserError: it is no call of a procedure with arguments of its types.
@@ -95,7 +95,7 @@ def invocation_of(procedure: str, arguments: Any) -> Invocation:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether a JSON value can be an argument; dates and positions come as texts."""
+    """Return whether a JSON value can be an argument; dates and positions come as texts."""
     match kind:
         case "jsonb":
             return True
@@ -108,7 +108,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocation | None:
-    """The invocation of ``statement`` with parameter values ``given``."""
+    """Return the invocation of ``statement`` with ``given`` values, or None (see the module)."""
     verb = VERBS.get(statement.procedure)
     if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:
         return None
@@ -161,7 +161,7 @@ def _positions(argument: Argument | None) -> Callable[[int], int | None]:
 def _value(
     argument: Argument, parameter: Parameter, given: Sequence[Given], encoding: str
 ) -> tuple[bool, Any]:
-    """(whether it could be read, value) of ``argument`` as ``parameter``'s type."""
+    """Return (whether it could be read, value) of ``argument`` as ``parameter``'s type."""
     if argument.parameter is None:
         if not _cast_fits(argument, parameter):
             return False, None
@@ -194,7 +194,7 @@ def _value(
 
 def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
     if argument.cast is None:
-        # A bare TRUE for a text parameter is an error for Postgres to word.
+        # A bare TRUE for a text parameter is an error that Postgres reports better.
         return not isinstance(argument.value, bool) or parameter.kind == "bool"
     families = {
         "text": ("text", "varchar"),
@@ -210,7 +210,7 @@ def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
     if value is None:
         return True, None
     if kind in ("text", "pg_lsn", "interval"):
-        # Postgres reads what is no text; it has the better words if it cannot.
+        # Postgres converts text to the other types, and reports errors better.
         return True, value
     if kind == "bool":
         text = str(value).strip().lower()

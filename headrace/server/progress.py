@@ -1,4 +1,4 @@
-"""Progress of a population in words, at a rate that people can read."""
+"""Progress of a population as text, at a rate that people can read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PHASES: Final = {
 
 
 def describe(view: str, progress: dict[str, Any]) -> str:
-    """``progress`` (phase, rows, total, percent, eta_s) as one line about ``view``."""
+    """Return ``progress`` (phase, rows, total, percent, eta_s) as one line about ``view``."""
     if text := progress.get("message"):
         return str(text)
     rows, phase = progress.get("rows") or 0, str(progress.get("phase") or "")
@@ -44,12 +44,12 @@ def describe(view: str, progress: dict[str, Any]) -> str:
 
 
 def ready(rows: int, seconds: float) -> str:
-    """The last line about a view that was created."""
+    """Return the last line about a view that was created."""
     return f"ready: {rows} {'row' if rows == 1 else 'rows'} in {seconds:.1f} s"
 
 
 def has_counts(progress: dict[str, Any]) -> bool:
-    """Whether ``progress`` says how many rows are done."""
+    """Return whether ``progress`` says how many rows are done."""
     return bool(progress.get("rows") or progress.get("total"))
 
 
@@ -63,11 +63,11 @@ def _duration(seconds: float) -> str:
 class Reporter:
     """Passes lines on, at most one per ``INTERVAL_S`` and none twice.
 
-    The last line held back is passed on by ``flush``, so that a short job is seen as well.
+    ``flush`` passes on the last line held back, so that a short job is reported as well.
     """
 
     def __init__(self, view: str, report: Callable[[str], None], *, steps: bool = True) -> None:
-        """``steps``: pass on the steps of the job as well, not its messages alone."""
+        """Take ``steps``: whether to report the steps of the job as well as its messages."""
         self._view = view
         self._steps = steps
         self._report = report
@@ -76,9 +76,9 @@ class Reporter:
         self._next_at = 0.0
 
     def __call__(self, progress: dict[str, Any]) -> None:
-        """One step of progress."""
+        """Report a step, or hold it back."""
         if not progress.get("message") and (
-            # It takes no time, and says nothing to somebody who gets an error instead.
+            # Planning takes no time, and its report means nothing to a caller who gets an error.
             progress.get("phase") == "planning" or not self._steps
         ):
             return
@@ -94,7 +94,7 @@ class Reporter:
             self._pass(line)
 
     def flush(self) -> None:
-        """Pass on what was held back last."""
+        """Pass on the line that was held back last."""
         if self._held:
             self._pass(self._held)
             self._held = ""

@@ -1,31 +1,34 @@
 """One client session as a pure state machine: bytes and answers in, actions out; no sockets.
 
-The commander relays every byte between a client and the source Postgres.  It reads along,
-and steps in at two places: a Query that is one statement of ours, and the Execute of a
-portal of such a statement.  (Parse, Bind and Describe of it are relayed like any other: the
-procedures exist in the database, so Postgres itself resolves types, defaults and errors.)
-It then makes sure that the upstream session is idle (state BARRIER), reads that session's
-role and settings by an injected query whose answers the client never sees (CONTEXT), and
-hands the call out (RUNNING).  What cannot be handled exactly is relayed: the procedure in
-the database reaches the engine through the command table, or Postgres says what is wrong.
+The commander relays every byte between a client and the source Postgres.  It reads the messages and
+intercepts two of them: a Query that is a single Headrace statement, and the Execute of a portal of
+such a statement.  Parse, Bind and Describe are relayed as usual: the procedures exist in the
+database, so Postgres itself resolves types, defaults and errors.
+
+Before it runs a call, the session makes sure that the upstream session is idle (state BARRIER). It
+then reads the role and settings of that session by an injected query, whose answers the client
+never sees (CONTEXT), and hands out the call (RUNNING).  A statement that cannot be handled exactly
+is relayed: the procedure in the database reaches the engine through the command table, or Postgres
+reports the error.
 
     START ──startup──▶ LOGIN ──ready──▶ RELAY ◀──────────────────────────────┐
       │ ▲                               │  ▲ └─ours─▶ BARRIER ─idle─▶ CONTEXT ┤ refused
       ▼ │                               │  └──not_ours──┘              │     │
       TLS                             SKIP ◀──failed─────────────── RUNNING ─┘ finished
 
-A session of the admin database goes from LOGIN to ADMIN in place of RELAY, and back there from each
-command (ORDERED); before it (NAMED) the source is asked whether a database is called so.
+A session of the admin database goes from LOGIN to ADMIN instead of RELAY, and returns there after
+each command (ORDERED).  Before LOGIN (NAMED) it asks the source whether a database of that name
+exists.
 
-Invariant 1: while the state is BARRIER, CONTEXT or RUNNING no client message is relayed.
-Invariant 2: what the client gets is the upstream's bytes at message boundaries, in order.
+Invariant 1: in the states BARRIER, CONTEXT and RUNNING no client message is relayed.
+Invariant 2: the client gets the upstream's bytes in order; bytes are added only between messages.
 Invariant 3: a message is buffered only up to a limit; longer ones are streamed unread.
-Invariant 4: who calls is what the source says in a row with a nonce made for this one call.
-    What the source still owes (``pipeline.py``) decides when to ask, never whom to believe;
-    an answer that nobody asked for ends the session.
+Invariant 4: the caller is identified by a row of the source that carries a nonce of this one call.
+    The answers still owed (``pipeline.py``) decide when to ask, never which caller to believe;
+    an unexpected answer ends the session.
 
-The parts of the machine act on what they share (``flow.py``): ``startup.py``, ``incoming.py``
-with ``queries.py``, ``outgoing.py``, ``calling.py``, and ``admin.py``.
+The parts of the machine act on shared data (``flow.py``): ``startup.py``, ``incoming.py`` with
+``queries.py``, ``outgoing.py``, ``calling.py``, and ``admin.py``.
 """
 
 from __future__ import annotations
@@ -51,19 +54,19 @@ from headrace.server.states import SessionState
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a session says of itself, proven or not."""
+    """Identity of a session as the client claims it, proven or not."""
 
     user: str
     database: str
     application: str
     ours: bool
-    """It is read along."""
+    """Whether the session's messages are inspected."""
     admin: bool
-    """It is one of the admin database."""
+    """Whether it is a session of the admin database."""
 
 
 class Session:
-    """The state machine; every method returns the actions to carry out, in order."""
+    """The state machine; methods that take input return the actions to carry out, in order."""
 
     def __init__(self, rules: Rules) -> None:
         self._flow = Flow(rules)
@@ -75,54 +78,54 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """Where the session is."""
+        """Current state of the session."""
         return self._flow.state
 
     @property
     def key(self) -> bytes:
-        """What its cancel requests carry; b"": it has not logged in."""
+        """Key of its cancel requests; b"" before login."""
         return self._flow.key
 
     @property
     def pipeline(self) -> OwedAnswers:
-        """What the source still owes."""
+        """Model of the answers that the source still owes."""
         return self._flow.pipeline
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the client that wait to be relayed."""
+        """Bytes from the client that wait to be relayed."""
         return len(self._flow.client)
 
     @property
     def remembered_bytes(self) -> int:
-        """Bytes of what the client has prepared that are kept."""
+        """Bytes kept of the client's prepared calls."""
         return self._queries.size
 
     @property
     def about(self) -> About:
-        """What it says of itself."""
+        """Identity as the client claims it."""
         flow = self._flow
         return About(flow.user, flow.database, flow.application, flow.ours, flow.admin)
 
-    # --- what the listener tells
+    # --- input from the listener
 
     def passes_client(self, data: bytes) -> bool:
-        """Whether bytes of the client go to the source as they are; if not, they are received."""
+        """Return whether to relay ``data`` as it is; if not, call ``receive_client``."""
         return self._incoming.passes(data)
 
     def passes_server(self, data: bytes) -> bool:
-        """Likewise those of the source."""
+        """Return whether to relay ``data`` as it is; if not, call ``receive_server``."""
         return self._outgoing.passes(data)
 
     def receive_client(self, data: bytes) -> list[Action]:
-        """Bytes from the client."""
+        """Process bytes from the client."""
         if self.state is SessionState.CLOSED:
             return []
         self._flow.client += data
         return self._go_on()
 
     def receive_server(self, data: bytes) -> list[Action]:
-        """Bytes from the source."""
+        """Process bytes from the source."""
         if self.state is SessionState.CLOSED:
             return []
         self._flow.source += data
@@ -135,25 +138,25 @@ class Session:
         return self._go_on()
 
     def tls_started(self, binding: bytes = b"") -> list[Action]:
-        """The TLS handshake with the client is done; ``binding`` is of our certificate."""
+        """Continue after the client's TLS handshake; ``binding`` is that of our certificate."""
         self._flow.fire("tls_ready")
         self._flow.tls_on = True
         self._flow.login.client = Channel(True, binding)
         return self._go_on()
 
     def connected(self, *, tls: bool, binding: bytes = b"") -> None:
-        """The source is reached; ``binding`` is of its certificate."""
+        """Record the connection to the source; ``binding`` is that of the source's certificate."""
         self._flow.login.source = Channel(tls, binding)
 
     def database_found(self, there: bool) -> list[Action]:
-        """The answer to ``Find``."""
+        """Continue with the answer to ``Find``."""
         if self.state is not SessionState.NAMED:
             return []
         startup.database_found(self._flow, there=there)
         return self._go_on()
 
     def verifier_found(self, verifier: Verifier | None) -> list[Action]:
-        """The answer to ``Verify``; None: we may not read it."""
+        """Continue with the answer to ``Verify``; None: the verifier cannot be read."""
         if self.state is not SessionState.LOGIN:
             return []
         try:
@@ -163,38 +166,38 @@ class Session:
         return self._go_on()
 
     def server_lost(self, fields: dict[str, str]) -> list[Action]:
-        """The source cannot be reached; the client is told why (before login only)."""
+        """End the session because the source cannot be reached, and send the client ``fields``."""
         if self.state is SessionState.CLOSED:
             return []
         return self._die(fields["M"], fields["C"], fields)
 
     def notice(self, text: str) -> list[Action]:
-        """Tell the client something about the running call."""
+        """Send the client a notice about the running call."""
         if self.state is not SessionState.RUNNING:
             return []
         return [ToClient(m.notice_response(text, encoding=self._flow.encoding))]
 
     def keep_alive(self) -> list[Action]:
-        """The running call takes long: keep the source from ending the session as idle."""
+        """Keep the source from ending the session as idle during a long call."""
         self._calling.keep_alive()
         return self._flow.take()
 
     def finish(self, found: m.ResultSet | None) -> list[Action]:
-        """The running call is done; ``found`` are its rows, if it has any."""
+        """Finish the running call; ``found`` is its result, if it has rows."""
         if self.state is not SessionState.RUNNING:
             return []
         self._calling.finish(found)
         return self._go_on()
 
     def carried_out(self, carried: Carried) -> list[Action]:
-        """The command of the admin database is done."""
+        """Finish the running command of the admin database."""
         if self.state is not SessionState.ORDERED:
             return []
         self._admin.finish(carried)
         return self._go_on()
 
     def fail(self, fields: dict[str, str]) -> list[Action]:
-        """The running call failed with these fields (position relative to the query)."""
+        """Fail the running call or admin command; an error position is relative to the query."""
         if self.state is SessionState.ORDERED:
             self._admin.fail(fields)
             return self._go_on()
@@ -204,7 +207,7 @@ class Session:
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
-        """Go on with the client's bytes; malformed ones end the session, nothing else."""
+        """Process the client's buffered bytes; a malformed message ends only this session."""
         try:
             self._incoming.read()
         except (ProtocolError, struct.error) as error:

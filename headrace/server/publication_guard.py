@@ -27,7 +27,7 @@ from headrace.process import tasks
 from headrace.server.commands import CommandPeer
 
 _LOOK_S_MIN: Final = 0.25
-"""Between two looks; bounds how long the owner's statements can fail."""
+"""Seconds between two looks; bounds how long the owner's statements can fail."""
 _LOOK_S_MAX: Final = 1.0
 _SHARE: Final = 0.01
 """Share of a backend's time that looks may take (some thousand published tables)."""
@@ -44,18 +44,18 @@ class PublicationGuard:
     """The guard of one engine's publication."""
 
     def __init__(self, settings: Settings, worker: Callable[[], Awaitable[CommandPeer]]) -> None:
-        """``worker`` returns the connection to the worker, once it is up."""
+        """Take ``worker``, which returns the connection to the worker once it is up."""
         self._settings = settings
         self._worker = worker
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start looking."""
         loop = tasks.forever("publication guard", self._serve, _RETRY_S)
         self._main = asyncio.create_task(loop)
 
     async def stop(self) -> None:
-        """End."""
+        """Stop looking."""
         if self._main is not None:
             self._main.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,6 +1,6 @@
-"""Simple and extended queries of a client: which of them are calls of ours, and may be one later.
+"""Simple and extended queries of a client: finds the Headrace calls, now or at a later Execute.
 
-Also kept here is what must be known of messages that are relayed unread: which may begin a copy.
+It also tracks which messages may begin a copy, even those that are relayed unread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RENAMING: Final = (b"prepare", b"deallocate", b"discard")
 
 
 class Queries:
-    """See the module."""
+    """Detector of Headrace calls in the queries of one session."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -30,28 +30,31 @@ class Queries:
 
     @property
     def size(self) -> int:
-        """Bytes of what the client has prepared that are kept."""
+        """Bytes kept of the client's prepared calls."""
         return self._calls.size
 
     @property
     def remembers(self) -> bool:
-        """Whether there is anything prepared that matters."""
+        """Whether any prepared statement is tracked."""
         return bool(self._calls) or bool(self._copies)
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is kept that a message could concern."""
+        """Whether no message can concern a tracked statement or portal."""
         return self._calls.empty and not self._copies
 
     def relayed(self, kinds: bytes) -> None:
-        """Messages of these types are relayed; it is ``plain``, and their texts are ``dull``."""
+        """Record relayed messages of these types.
+
+        REQUIRES: ``plain``, and that their texts are ``dull``.
+        """
         executes = kinds.rpartition(b"S")[2].rpartition(b"Q")[2].count(b"E")
         ended = b"S" in kinds or b"Q" in kinds
         self._executes = executes if ended else self._executes + executes
         self._flow.pipeline.asks(kinds.replace(b"H", b""))
 
     def read(self, kind: int, message: bytes) -> bool:
-        """A whole message, none that ends the session; whether it is to be relayed now."""
+        """Process a whole message; return whether to relay it now."""
         if kind == _Q:
             return self._on_query(message)
         if kind == _E:
@@ -63,7 +66,7 @@ class Queries:
         return self._flow.pipeline.relays(kind)
 
     def skim(self, kind: int, begin: bytes) -> None:
-        """Bookkeeping for a message that is relayed unread; ``begin`` of its body."""
+        """Record a message that is relayed unread; ``begin`` is the start of its body."""
         pipeline, may_copy = self._flow.pipeline, False
         if not pipeline.ignoring and not pipeline.copying:
             if kind == _Q:
@@ -77,22 +80,22 @@ class Queries:
         pipeline.relays(kind, may_copy=may_copy)
 
     def end_segment(self) -> None:
-        """A Sync, or what is as good as one."""
+        """Record a Sync, or a message that ends the implicit transaction like one."""
         self._executes = 0
         self._calls.end_segment()
 
     def confirm(self, *, idle: bool) -> None:
-        """The source has accepted everything; ``idle``: it is in no transaction."""
+        """Record that the source has accepted everything; ``idle``: it is in no transaction."""
         self._calls.confirm()
         self._copies.confirm(idle=idle)
 
     def refuse(self) -> None:
-        """The source has refused something: perhaps what is new."""
+        """Record an error of the source: new statements may be missing."""
         self._calls.refuse()
         self._copies.refuse()
 
     def _on_long(self, kind: int, begin: bytes) -> None:
-        """A Parse or Bind that is too long to look into, but perhaps for its names."""
+        """Record a Parse or Bind that is too long to parse; its names may still be readable."""
         if kind == _B and not self.remembers:
             return
         names = begin.split(b"\x00", 2)[:-1]
@@ -162,7 +165,7 @@ class Queries:
         portal = m.Reader(message[5:]).cstring()
         bound = self._calls.bound(portal)
         self._executes += 1
-        # After another Execute the same transaction may hold changes: Postgres decides.
+        # After another Execute the same transaction may hold changes, so Postgres decides.
         if bound and self._executes == 1:
             text = bound.prepared.text
             statement = parse(text, standard_strings=flow.standard_strings)
@@ -177,11 +180,11 @@ class Queries:
         return flow.pipeline.relays(_E, may_copy=self._copies.has(_B, portal))
 
     def _forget_renamed(self, low: bytes) -> None:
-        """SQL that may redefine a prepared name: ours are then left to the database."""
+        """Forget all prepared calls, leaving them to the database, if SQL may redefine a name."""
         if self._calls and any(w in low for w in _RENAMING):
             self._calls.forget_all()
 
 
 def dull(low: bytes) -> bool:
-    """Whether a text, in small letters, is no call of ours for certain, and begins no copy."""
+    """Return whether a lower-case text certainly has no Headrace call and begins no copy."""
     return _SCHEMA not in low and not may_copy_in(low)

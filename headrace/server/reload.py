@@ -1,6 +1,6 @@
-"""RELOAD: settings that can be changed while the server runs, all of them or none.
+"""RELOAD: changes settings while the server runs, all of them or none.
 
-The file is read again; variables and flags are as they were, and go before it.
+The file is read again; environment variables and flags are unchanged and take precedence.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CHANGEABLE: Final = frozenset(
         *("statement_bytes_max", "commands_per_role_max"),
     }
 )
-"""What a new value of is taken up; of sessions that are there already only the limits of all."""
+"""Settings that RELOAD applies; existing sessions feel only the limits of all sessions."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Reload:
-    """Takes up what has changed."""
+    """Applies changed settings."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Reload:
         limit: Callable[[int], None],
         tell: Callable[[str], Awaitable[list[str]]],
     ) -> None:
-        """``loaded`` are the settings as they were read, which ``again`` reads once more.
+        """Take ``loaded``, the settings as they were read, and ``again``, which rereads them.
 
-        ``limit`` takes ``commands_per_role_max``; ``tell`` has other processes log at a level, and
-        returns the names of those that could not be told.
+        ``limit`` takes ``commands_per_role_max``; ``tell`` sets the log level of the other
+        processes, and returns the names of those that could not be told.
         """
         self._loaded = loaded
         self._again = again
@@ -52,7 +52,7 @@ class Reload:
         self._tell = tell
 
     async def __call__(self) -> list[str]:
-        """Read again; what was done, in words.
+        """Read the settings again and apply the changes; return messages about them.
 
         Raises:
             UserError: the file is wrong; nothing is changed.
@@ -72,7 +72,7 @@ class Reload:
         if context is not None:
             address = SourceAddress.of(settings.source)
             target = await tls.checked(settings, address, self._port.roles)
-        # From here on nothing fails.
+        # From here on nothing can fail.
         self._port.reconfigure(settings, target, context, binding)
         self._limit(settings.commands_per_role_max)
         self._loaded = self._loaded.replace(**taken)

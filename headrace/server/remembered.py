@@ -1,8 +1,8 @@
-"""What a session has prepared that concerns the commander; bounded, and forgotten safely.
+"""Prepared statements of a session that concern the commander: bounded, and safe to forget.
 
-Calls of ours: forgotten ones are relayed, and the procedure in the database carries them out.
-Statements that may be COPY FROM STDIN: when they are too many, every one may be.  Neither is
-certain before the source has accepted what was sent: an error makes it forget the new ones.
+A Headrace call that was forgotten is relayed, and the procedure in the database carries it out.  If
+too many statements may be COPY FROM STDIN, every statement is treated as one.  New entries are
+uncertain until the source has accepted the messages: after an error they are forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from headrace.server.procedures import Given
 
 BYTES_MAX: Final = 262_144
-"""Bytes of statements and of values that one session may have remembered."""
+"""Limit of bytes of statements, and of bytes of values, remembered for one session."""
 _NAME_BYTES_MAX: Final = 256
 _NAMES_MAX: Final = 100
 _PARSE: Final = ord("P")
@@ -22,7 +22,7 @@ _PARSE: Final = ord("P")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A Parse of a call: its text, declared types, and which settings it was read under."""
+    """A Parse of a call: its text, declared types, and ``Flow.settings`` when it was parsed."""
 
     text: str
     oids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """A Bind of such a statement."""
+    """A Bind of a prepared call."""
 
     prepared: Prepared
     given: Sequence[Given]
@@ -40,7 +40,7 @@ class BoundCall:
 
 
 class PreparedCalls:
-    """Prepared calls of ours, by name, and the portals bound to them."""
+    """Prepared Headrace calls by name, and the portals bound to them."""
 
     def __init__(self) -> None:
         self._statements: dict[bytes, Prepared] = {}
@@ -49,12 +49,11 @@ class PreparedCalls:
         self._bytes = self._portal_bytes = 0
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._statements)
 
     @property
     def empty(self) -> bool:
-        """Whether there are none, nor portals of those that were."""
+        """Whether there are neither statements nor portals."""
         return not (self._statements or self._portals)
 
     @property
@@ -74,7 +73,7 @@ class PreparedCalls:
     def bind(
         self, portal: bytes, statement: bytes, given: Sequence[Given], formats: tuple[int, ...]
     ) -> None:
-        """The portal is bound to the statement, whether it is ours or not."""
+        """Bind the portal to the statement, which need not be a call."""
         self.unbind(portal)
         prepared = self._statements.get(statement)
         size = len(portal) + sum(len(g.data or b"") + 64 for g in given)
@@ -83,44 +82,44 @@ class PreparedCalls:
             self._portals[portal] = BoundCall(prepared, given, formats, size)
 
     def bound(self, portal: bytes) -> BoundCall | None:
-        """What the portal is, if it is ours."""
+        """Return the bound call of a portal, if any."""
         return self._portals.get(portal)
 
     def prepared(self, statement: bytes) -> Prepared | None:
-        """What the statement is, if it is ours."""
+        """Return the prepared call of a statement name, if any."""
         return self._statements.get(statement)
 
     def forget(self, name: bytes) -> None:
-        """The statement is not ours any more."""
+        """Forget a statement."""
         old = self._statements.pop(name, None)
         if old:
             self._bytes -= len(name) + len(old.text)
             self._new.discard(name)
 
     def unbind(self, portal: bytes) -> None:
-        """The portal is not ours any more."""
+        """Forget a portal."""
         old = self._portals.pop(portal, None)
         if old:
             self._portal_bytes -= old.size
 
     def forget_all(self) -> None:
-        """Nothing is known any more."""
+        """Forget all statements and portals."""
         self._statements.clear()
         self._new.clear()
         self._bytes = 0
         self.end_segment()
 
     def end_segment(self) -> None:
-        """Portals do not outlive a transaction."""
+        """Forget all portals: they end with the transaction."""
         self._portals.clear()
         self._portal_bytes = 0
 
     def confirm(self) -> None:
-        """The source has accepted everything."""
+        """Keep the new statements: the source has accepted everything."""
         self._new.clear()
 
     def refuse(self) -> None:
-        """The source has refused something: perhaps a new one."""
+        """Forget new statements and all portals: the source has refused something."""
         for name in list(self._new):
             self.forget(name)
         self.end_segment()
@@ -135,15 +134,14 @@ class PossibleCopies:
         self._any = False
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return self._any or bool(self._names)
 
     def has(self, kind: int, name: bytes) -> bool:
-        """Whether what ``kind`` (Parse, Bind) made under ``name`` may be one."""
+        """Return whether the statement (Parse) or portal (Bind) of that name may be a copy."""
         return self._any or (kind, name) in self._names
 
     def put(self, kind: int, name: bytes, *, may_copy: bool) -> None:
-        """``kind`` has made ``name`` anew."""
+        """Record that a Parse or Bind has defined ``name`` anew."""
         key = kind, name
         if may_copy:
             self._names.add(key)
@@ -154,13 +152,13 @@ class PossibleCopies:
             self._replaced.add(key)
 
     def put_any(self) -> None:
-        """Some of them, nobody knows which: from now on all may be."""
+        """Treat every statement as a possible copy, because it is unknown which ones are."""
         self._any = True
         self._names.clear()
         self._replaced.clear()
 
     def confirm(self, *, idle: bool) -> None:
-        """The source has accepted everything: what was replaced is.
+        """Drop the replaced entries, because the source has accepted everything.
 
         ``idle``: it is in no transaction, so there are no portals.
         """
@@ -170,14 +168,14 @@ class PossibleCopies:
             self._names = {key for key in self._names if key[0] == _PARSE}
 
     def refuse(self) -> None:
-        """The source has refused something: perhaps what should replace it."""
+        """Keep the replaced entries, because the source may have refused the replacement."""
         self._replaced.clear()
 
 
 def may_copy_in(text: bytes) -> bool:
-    """Whether a text can begin a COPY FROM STDIN (keywords are ASCII in every encoding).
+    """Return whether a text can begin a COPY FROM STDIN (keywords are ASCII in every encoding).
 
-    Postgres takes STDOUT for it as well.
+    Postgres accepts STDOUT in its place as well.
     """
     low = text.lower()
     return b"copy" in low and (b"stdin" in low or b"stdout" in low)

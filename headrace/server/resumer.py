@@ -1,16 +1,16 @@
-"""Fills stopped views anew by itself, so that nobody need think of it.
+"""Refills stopped views automatically.
 
-``RULES`` says after which kind of stop (by SQLSTATE), and which option of create_view governs it:
+``RULES`` maps the reason of a stop (SQLSTATE) to the option of create_view that governs it:
 
-* ``on_change``: a change of the tables' structure.  ``follow`` fills anew where the query stands as
-  it is, only over other values (a wider column, a new partition), ``resync`` after any change.
-* ``on_damage``: what Headrace has made was lost or spoilt: state, stream, result table.
-* none: a view that has exceeded a limit catches up alone in this way, whatever its options say.
+* ``on_change``: the structure of the tables has changed.  ``follow`` refills the view if its query
+  stays as it is, only over other values (a wider column, a new partition), ``resync`` in any case.
+* ``on_damage``: data that Headrace made was lost or damaged: state, stream, result table.
+* none: a view that has exceeded a limit catches up alone in this way, with any options.
 
-With ``stop`` the view keeps its last consistent contents until somebody resyncs it.  An attempt
-that fails is told in the view's message and made again after a while, ever more rarely; how often
-at most, ``tries`` decides.  No more are under way at once than populations may load: so many views
-may have stopped at one moment.  What has been done stays in the view's note (``list_views()``).
+With ``stop`` the view keeps its last consistent contents until a user resyncs it.  A failed attempt
+is reported in the view's message and repeated, at growing intervals; ``tries`` limits how often. At
+most as many attempts run at once as populations may: many views may stop at one time.  The view's
+note keeps a record of them (``list_views()``).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from headrace.sql.states import AsyncConnection, StoppedView, WaitedView
 
 @dataclass(frozen=True, slots=True)
 class MendingRule:
-    """When views that one kind of error has stopped are filled anew."""
+    """Rule for refilling the views that one kind of error has stopped."""
 
     option: str | None = None
     """The option that governs it; None: always."""
     values: tuple[str, ...] = ()
-    """Values of that option with which it is done."""
+    """Values of that option that allow it."""
     tries_max: int | None = None
-    """How often at most (``tries``); None: any number, ever more rarely while it fails."""
+    """Limit of tries (``tries``); None: no limit, but growing intervals while it fails."""
 
 
 _DAMAGE: Final = MendingRule("on_damage", ("resync",), tries_max=3)
@@ -56,10 +56,10 @@ RULES: Final[dict[str, MendingRule]] = {
     errors.StateDamaged.sqlstate: _DAMAGE,
     errors.ContinuityLost.sqlstate: _DAMAGE,
     errors.SinkTableError.sqlstate: _DAMAGE,
-    # It catches up alone, beside the others.
+    # The view catches up alone, apart from the others.
     errors.LimitExceeded.sqlstate: MendingRule(tries_max=3),
 }
-"""By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
+"""By SQLSTATE. Code of a user may raise any of them: then refilling fails as well."""
 
 _LOOK_S: Final = 1.0
 _FAILED: Final = "A resync failed: "
@@ -67,7 +67,7 @@ _OVER: Final = "It is not tried again by itself: "
 _WAITS: Final = "it waits to be filled anew by itself"
 _BEGUN: Final = "it is being filled anew by itself"
 _UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly
-"""No try was made, or it was interrupted; there may be no such view any more, of that id."""
+"""No try was made, or it was interrupted, or the view with that id is gone."""
 
 _log = structlog.get_logger(__name__)
 
@@ -79,12 +79,12 @@ class _Job:
 
 
 class Resumer:
-    """Looks for stopped views, and has them resynced."""
+    """Looks for stopped views, and resyncs them."""
 
     def __init__(
         self, settings: Settings, commands: Commands, orphaned: Callable[[], None] = lambda: None
     ) -> None:
-        """``orphaned`` is called when the catalog of the views is gone."""
+        """Take ``orphaned``, which is called when the catalog of the views is gone."""
         self._settings = settings
         self._commands = commands
         self._orphaned = orphaned
@@ -95,12 +95,12 @@ class Resumer:
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start looking."""
         loop = tasks.forever("stopped views", self._serve, _LOOK_S)
         self._main = asyncio.create_task(loop)
 
     async def stop(self) -> None:
-        """End, and cancel what is being done."""
+        """Stop, and cancel the running resyncs."""
         tasks: list[asyncio.Task[Any]] = [job.task for job in self._jobs.values()]
         if self._main:
             tasks.append(self._main)
@@ -158,7 +158,7 @@ class Resumer:
             self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
 
     def _book(self, row: StoppedView) -> Tries:
-        """The tries of a stopped view; new ones, if somebody has filled it by a call."""
+        """Return the tries of a stopped view; new ones if a call refilled it after the last."""
         tries = self._tries.get(_view(row))
         if tries is None or (tries.over and tries.view_id != row.id):
             tries = self._tries[_view(row)] = Tries()
@@ -166,16 +166,16 @@ class Resumer:
         return tries
 
     def _forget(self, stopped: set[tuple[str, str]], now: float) -> None:
-        """Forget the tries of views that have run for a while, or were filled by a call."""
+        """Forget the tries of views that have run for a while, or that a call has refilled."""
         kept = stopped | self._jobs.keys()
         for view in [v for v in self._tries if v not in kept]:
             if self._tries[view].over or self._tries[view].forget(now):
                 del self._tries[view]
 
     async def _resync(self, row: StoppedView) -> errors.HeadraceError | None:
-        """Why it failed, if it did."""
+        """Resync a view; return the error if that fails."""
         name = row.name
-        # Somebody else may have done it while this waited for other jobs.
+        # The id is checked: another call may have done it while this one waited for other jobs.
         because = row.reason
         only = {"of": row.id, "because": because, "unasked": True}
         try:
@@ -205,7 +205,7 @@ class Resumer:
         await states.tell(conn, row, _FAILED + why)
 
     async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
-        """Say that no more tries are made."""
+        """Report that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
         told = " ".join(filter(None, (row.tried, _OVER + many)))
@@ -217,12 +217,12 @@ def _view(row: StoppedView) -> tuple[str, str]:
 
 
 def mends(view: WaitedView) -> bool:
-    """Whether a stopped view is filled anew without a call, and no attempt has failed yet."""
+    """Return whether a stopped view is refilled automatically and no attempt has failed yet."""
     return view.sqlstate in RULES and view.tried is None and _governed(view)
 
 
 def _governed(row: StoppedView | WaitedView) -> bool:
-    """Whether its options want it to be filled anew."""
+    """Return whether the view's options allow refilling."""
     assert row.sqlstate is not None, "it has stopped"
     rule = RULES[row.sqlstate]
     if rule.option is None:
@@ -233,8 +233,8 @@ def _governed(row: StoppedView | WaitedView) -> bool:
 
 
 def _passing(error: errors.HeadraceError) -> bool:
-    """Whether it says nothing about the view."""
+    """Return whether the error says nothing about the view."""
     if isinstance(error, _UNTRIED):
         return True
-    # Another job is at the view, or a server has answered so to statements of ours.
+    # Another job uses the view, or a server answered our statements with a transient error.
     return not isinstance(error, errors.DefiniteFailure) and errors.transient(error.code)

@@ -1,7 +1,7 @@
-"""What the commander asks the source about roles, on a connection of its own.
+"""The commander's questions to the source about roles, on a connection of its own.
 
-It shares nothing with a client's session, so that what a session says about its caller is
-checked by something that the client cannot reach.
+Client sessions do not share this connection, so a session's claim about its caller is checked by
+something that the client cannot reach.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Roles:
             await self._conn.close()
 
     async def check(self, login: str, caller: str) -> None:
-        """Make sure that who logged in as ``login`` may act as ``caller``.
+        """Raise an error unless a session that logged in as ``login`` may act as ``caller``.
 
         Raises:
-            PrivilegeError: 42501, neither SET ROLE nor SET SESSION AUTHORIZATION lets it.
+            PrivilegeError: 42501, neither SET ROLE nor SET SESSION AUTHORIZATION allows it.
             TransientError: the source cannot be asked.
         """
         if login == caller:
@@ -67,7 +67,7 @@ class Roles:
             )
 
     async def sees_all(self, login: str) -> bool:
-        """Whether ``login`` is a superuser, or a member of the engine's role.
+        """Return whether ``login`` is a superuser, or a member of the engine's role.
 
         Raises:
             PrivilegeError: 28000, there is no such role.
@@ -79,7 +79,7 @@ class Roles:
         return bool(row[0])
 
     async def is_database(self, name: str) -> bool:
-        """Whether the source has a database of that name.
+        """Return whether the source has a database of that name.
 
         Raises:
             TransientError: the source cannot be asked.
@@ -87,7 +87,7 @@ class Roles:
         return await self._ask(_IS_DATABASE, (name,)) is not None
 
     async def verifier(self, user: str) -> Verifier | None:
-        """The SCRAM verifier of ``user``, or one like it; None: we may not read any.
+        """Return the SCRAM verifier of ``user``, or a mock one; None: verifiers cannot be read.
 
         Raises:
             TransientError: the source cannot be asked.

@@ -1,10 +1,10 @@
 """SCRAM-SHA-256 on both sides of a session whose two TLS connections end here.
 
-A client's proof covers the TLS channel that it sees, which is not the source's.  So the
-commander answers the client itself, from the verifier that the source has stored; a right
-proof yields the client's key, and with that the commander logs in to the source as the
-client.  Passwords are never seen, keys live as long as the login.  A wrong proof yields a
-wrong key: the source then refuses it in its own words.
+A client's proof covers the TLS channel that it sees, which is not the source's.  So the commander
+answers the client itself, using the verifier that the source has stored.  A correct proof yields
+the client's key, and with that the commander logs in to the source as the client.  Passwords are
+never seen; keys live as long as the login.  A wrong proof yields a wrong key, which the source then
+refuses in its own words.
 
 Source: RFC 5802, RFC 5929 (tls-server-end-point), RFC 7677.
 """
@@ -44,7 +44,7 @@ _HASHES: Final = {
 
 
 def end_point(certificate: bytes) -> bytes:
-    """Channel binding data of a certificate (DER); b"" when its hash is not known."""
+    """Return the channel binding data of a certificate (DER); b"" if its hash is unknown."""
     try:
         whole, _ = _der(certificate)
         _, rest = _der(whole)
@@ -57,7 +57,7 @@ def end_point(certificate: bytes) -> bytes:
 
 
 def _der(data: bytes) -> tuple[bytes, bytes]:
-    """Contents of the first DER element, and what is behind it."""
+    """Return the contents of the first DER element, and the data after it."""
     size, at = data[1], 2
     if size & 0x80:
         at += size & 0x7F
@@ -69,7 +69,7 @@ def _der(data: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What a server stores of a password."""
+    """The data that a server stores instead of a password."""
 
     iterations: int
     salt: bytes
@@ -78,7 +78,7 @@ class Verifier:
 
     @classmethod
     def read(cls, stored: str) -> Self | None:
-        """From ``pg_authid.rolpassword``; None when it is none of SCRAM-SHA-256."""
+        """Parse ``pg_authid.rolpassword``; return None if it is not for SCRAM-SHA-256."""
         found = _STORED.fullmatch(stored)
         if not found:
             return None
@@ -87,7 +87,7 @@ class Verifier:
 
     @classmethod
     def mock(cls, secret: bytes, user: str) -> Self:
-        """One that no password fits, the same each time: who exists is not told."""
+        """Return a verifier that fits no password, always the same: it hides which roles exist."""
         salt, stored, server = (
             hmac.digest(secret, part + user.encode("utf-8", "replace"), "sha256")
             for part in (b"salt ", b"stored ", b"server ")
@@ -96,16 +96,16 @@ class Verifier:
 
 
 class Answering:
-    """The server's side: toward the client."""
+    """The server's side, toward the client."""
 
     def __init__(self, verifier: Verifier, binding: bytes, nonce: str) -> None:
-        """``binding`` is that of our certificate (b"": none is offered)."""
+        """Take ``binding``, that of our certificate (b"": none is offered)."""
         self._verifier = verifier
         self._binding = binding
         self._nonce = nonce.encode()
         self._header = self._bare = self._first = self._expected = b""
         self.final = b""
-        """server-final-message, when the client's proof was read."""
+        """server-final-message, once the client's proof was read."""
         self.proven = False
 
     @property
@@ -115,11 +115,11 @@ class Answering:
 
     @property
     def mechanisms(self) -> tuple[bytes, ...]:
-        """What is offered."""
+        """Mechanisms to offer."""
         return (PLUS, PLAIN) if self._binding else (PLAIN,)
 
     def first(self, mechanism: bytes, message: bytes) -> bytes:
-        """server-first-message for the client's first."""
+        """Return the server-first-message for the client's first message."""
         flag, _, rest = message.partition(b",")
         authorization, _, self._bare = rest.partition(b",")
         self._header = flag + b"," + authorization + b","
@@ -129,7 +129,7 @@ class Answering:
         if bound != (self._header == _END_POINT) or (
             not bound and flag != b"n" and (flag != b"y" or self._binding)
         ):
-            # "y": the client thinks that we offered none; somebody took it away.
+            # "y": the client believes that we offered none, so an attacker removed the offer.
             raise ProtocolError("SCRAM channel binding negotiation error")
         names = dict(p.split(b"=", 1) for p in self._bare.split(b",") if b"=" in p)
         if not names.get(b"r") or b"m" in names:
@@ -141,7 +141,7 @@ class Answering:
         return self._first
 
     def key(self, message: bytes) -> bytes:
-        """The client's key in its final message (a wrong one if the proof is wrong)."""
+        """Return the client's key from its final message (a wrong one if the proof is wrong)."""
         without, mark, proof = message.rpartition(b",p=")
         binding, _, rest = without.partition(b",")
         bound = self._binding if self._header == _END_POINT else b""
@@ -161,13 +161,13 @@ class Answering:
 
 
 class Asking:
-    """The client's side: toward the source, with the client's key."""
+    """The client's side, toward the source, with the client's key."""
 
     def __init__(
         self, key: bytes, server_key: bytes, offered: list[bytes], binding: bytes,
         nonce: str,
     ) -> None:  # fmt: skip
-        """``binding`` is that of the source's certificate."""
+        """Take ``binding``, that of the source's certificate."""
         bound = bool(binding) and PLUS in offered
         self.mechanism = PLUS if bound else PLAIN
         self._key, self._server_key = key, server_key
@@ -176,7 +176,7 @@ class Asking:
         self._nonce = nonce.encode()
         self._signature = b""
         self.checked = False
-        """The source has proven that it knows the verifier."""
+        """Whether the source has proven that it knows the verifier."""
 
     @property
     def first(self) -> bytes:
@@ -184,7 +184,7 @@ class Asking:
         return self._header + b"n=,r=" + self._nonce
 
     def final(self, first: bytes) -> bytes:
-        """client-final-message for the source's first."""
+        """Return the client-final-message for the source's first message."""
         nonce = first.split(b",")[0]
         if not nonce.startswith(b"r=" + self._nonce):
             raise ProtocolError("malformed SCRAM message of the source")
@@ -197,7 +197,7 @@ class Asking:
         return without + b",p=" + base64.b64encode(proof)
 
     def check(self, final: bytes) -> None:
-        """The source must know the verifier too."""
+        """Raise ProtocolError unless the source proves that it knows the verifier."""
         shown = b"v=" + base64.b64encode(self._signature)
         if not hmac.compare_digest(final, shown):
             raise ProtocolError("the source does not prove that it knows the verifier")

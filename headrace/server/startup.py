@@ -1,4 +1,4 @@
-"""How a session begins: encryption, a cancel request in its place, where it wants to go."""
+"""Start of a session: encryption requests, cancel requests, and the choice of the database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headrace.server.flow import Flow
 from headrace.server.login import Step
 
 _HANDSHAKE: Final = 0x16
-"""First byte of TLS, and of no packet that is ours."""
+"""First byte of a TLS handshake, and of no startup packet."""
 _ROLE_BYTES_MAX: Final = 63
 
 
 def read(flow: Flow) -> None:
-    """The first packet of the client, or the next after a question about encryption."""
+    """Process the client's first packet, or the next one after an encryption request."""
     if flow.client[0] == _HANDSHAKE and flow.rules.tls and not flow.tls_on:
         flow.fire("tls_requested")
         flow.act(StartTls(bytes(flow.client)))
@@ -28,7 +28,7 @@ def read(flow: Flow) -> None:
     del flow.client[: len(packet.packet)]
     if packet.code == m.SSL_CODE and flow.rules.tls and not flow.tls_on:
         if flow.client:
-            # Bytes sent before the handshake could come from anybody (CVE-2021-23214).
+            # Bytes sent before the handshake could come from an attacker (CVE-2021-23214).
             raise ProtocolError("received unencrypted data after SSL request")
         flow.fire("tls_requested")
         flow.act(StartTls())
@@ -45,12 +45,12 @@ def read(flow: Flow) -> None:
 
 
 def _begin(flow: Flow, packet: m.StartupPacket) -> None:
-    """A StartupMessage: where it leads to."""
+    """Process a StartupMessage: decide where the session goes."""
     if flow.rules.tls_required and not flow.tls_on:
         flow.die("connections must use TLS here", "28000")
         return
     parameters = packet.parameters
-    # As the source does, which has no longer names.
+    # Truncated like by the source, whose names have at most 63 bytes.
     name = parameters.get("user", "").encode()[:_ROLE_BYTES_MAX]
     flow.user = name.decode("utf-8", "ignore")
     flow.database = parameters.get("database") or parameters.get("user", "")
@@ -61,13 +61,13 @@ def _begin(flow: Flow, packet: m.StartupPacket) -> None:
         flow.fire("named")
         flow.act(Find(rules.admin))
         return
-    # Another database has no engine; a replication session runs no statements.
+    # Other databases have no engine; a replication session runs no statements.
     flow.ours = flow.database == rules.database and not relayed
     _connect(flow, packet.packet)
 
 
 def database_found(flow: Flow, *, there: bool) -> None:
-    """The answer to ``Find``: a database of the name goes before what we call so."""
+    """Continue with the answer to ``Find``: a database takes precedence over the admin database."""
     packet = flow.asked
     assert packet is not None, "it was asked for"
     flow.asked = None
@@ -79,7 +79,7 @@ def database_found(flow: Flow, *, there: bool) -> None:
 
 
 def _connect(flow: Flow, packet: bytes) -> None:
-    """Connect to the source, if there is room."""
+    """Connect to the source if there is room; else end the session."""
     if flow.rules.full(flow.admin):
         flow.die("sorry, too many clients already", "53300")
         return
@@ -89,7 +89,7 @@ def _connect(flow: Flow, packet: bytes) -> None:
 
 
 def go_on(flow: Flow, step: Step) -> None:
-    """A step of the login."""
+    """Carry out a step of the login."""
     flow.to_client(step.client)
     flow.to_source(step.server)
     if step.asks_verifier:

@@ -1,10 +1,11 @@
-"""Recognises the statements that the commander answers itself; everything else is not ours.
+"""Parser of the statements that the commander handles itself; all others are relayed.
 
-``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)``
-(or another verb that is selected from) when they are the only statement of a text.  It need not
-understand every spelling: what it does not recognise is relayed, and the procedures in the
-database carry it out through the command table.  So ``None`` is always a correct answer, and a
-wrong reading never is.
+``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)`` (or
+another verb that is selected from) when they are the only statement of a text.
+
+It need not understand every spelling.  A statement that it does not recognise is relayed, and the
+procedures in the database run it through the command table.  So ``None`` is always a correct
+answer, and a wrong parse never is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SCHEMA: Final = "headrace"
 
 
 class Lexeme(NamedTuple):
-    """A token as it means; ``kind``: word, quoted, string, parameter, number or symbol."""
+    """A token with its value; ``kind``: word, quoted, string, parameter, number or symbol."""
 
     kind: str
     value: str
@@ -42,7 +43,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``kind`` is ``call`` or ``explain``; ``text`` the whole statement."""
+    """A Headrace statement; ``kind`` is ``call`` or ``explain``, ``text`` the whole statement."""
 
     kind: str
     procedure: str
@@ -51,12 +52,12 @@ class Statement:
 
 
 STEPS_MAX: Final = 500
-"""Lexemes, comments and pieces of strings in a text: no call has more, and each takes time."""
+"""Limit of lexemes, comments and string pieces in a text: calls have fewer, and each takes time."""
 _SELECTED: Final = frozenset(verb.name for verb in VERBS.values() if verb.selected)
 _PARAMETER_MAX: Final = len("$65535")
 _READ: Final = frozenset(("plain", "escape", "dollar"))
 _LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))
-"""Rare enough to leave to Postgres."""
+"""Kinds of tokens that are rare enough to leave to Postgres."""
 _SEMICOLON, _CLOSING = Lexeme("symbol", ";"), Lexeme("symbol", ")")
 _COMMA, _CAST = Lexeme("symbol", ","), Lexeme("symbol", "::")
 _DOT, _OPENING = Lexeme("symbol", "."), Lexeme("symbol", "(")
@@ -67,7 +68,7 @@ _CASTS: Final = frozenset(
 
 
 def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
-    """The statement of ours that ``text`` consists of, or None."""
+    """Return the Headrace statement that ``text`` consists of, or None."""
     try:
         lexemes = tokenize(text, standard_strings=standard_strings)
     except Unreadable:
@@ -78,7 +79,7 @@ def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
 
 
 def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
-    """Name of the first ``CALL headrace.name`` among several statements, if any."""
+    """Return the name in the first ``CALL headrace.name`` among several statements, if any."""
     try:
         lexemes = tokenize(text, standard_strings=standard_strings)
     except Unreadable:
@@ -92,7 +93,11 @@ def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
 
 
 def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
-    """Lexemes of ``text``; raises Unreadable where Postgres has to read it."""
+    """Return the lexemes of ``text``.
+
+    Raises:
+        Unreadable: only Postgres can read the text.
+    """
     tokens = [*scan(text, standard_strings=standard_strings, steps=STEPS_MAX)]
     left = STEPS_MAX - len(tokens)
     out: list[Lexeme] = []
@@ -116,7 +121,7 @@ def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
 
 
 def _is_ours(lexemes: Sequence[Lexeme]) -> bool:
-    """Whether ``lexemes`` begin with ``headrace . name (``."""
+    """Return whether ``lexemes`` begin with ``headrace . name (``."""
     return (
         len(lexemes) > 3
         and lexemes[0].kind in ("word", "quoted")
@@ -134,7 +139,7 @@ def _call(lexemes: list[Lexeme], text: str) -> Statement | None:
 
 
 def _explain(lexemes: list[Lexeme], text: str) -> Statement | None:
-    """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``), and its like."""
+    """Parse ``SELECT * FROM headrace.explain_view(…)``, also with ``plan``, and similar queries."""
     words = [(t.kind, t.value) for t in lexemes[:3]]
     if words not in (
         [("word", "select"), ("symbol", "*"), ("word", "from")],
@@ -169,7 +174,7 @@ def _invocation(kind: str, lexemes: list[Lexeme], text: str) -> Statement | None
 
 
 def _argument(lexemes: list[Lexeme], at: int) -> tuple[Argument | None, int]:
-    """The argument at ``at`` and the position behind it; None when it is no constant."""
+    """Return the argument at ``at`` and the position after it; None if it is not a constant."""
     name = None
     if at + 1 < len(lexemes) and lexemes[at + 1] in _ARROWS:
         if lexemes[at].kind not in ("word", "quoted"):

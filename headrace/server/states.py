@@ -1,4 +1,4 @@
-"""Where a client session can be, and what leads from one state to the next."""
+"""States of a client session, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 
 class SessionState(enum.Enum):
-    """Where the session is."""
+    """State of a client session."""
 
     START = enum.auto()
     TLS = enum.auto()
     NAMED = enum.auto()
-    """Whether the name of the admin database is a database's is being asked."""
+    """The source is asked whether the admin database's name is that of a database."""
     LOGIN = enum.auto()
     RELAY = enum.auto()
     BARRIER = enum.auto()
@@ -21,11 +21,11 @@ class SessionState(enum.Enum):
     SKIP = enum.auto()
     ADMIN = enum.auto()
     ORDERED = enum.auto()
-    """A command of the admin database is carried out."""
+    """A command of the admin database is running."""
     CLOSED = enum.auto()
 
 
-# What happened -> (state it happens in -> next state).  Anything else is a bug, not input.
+# Trigger -> (state it occurs in -> next state). Any other combination is a bug.
 TRANSITIONS: Final[dict[str, dict[SessionState, SessionState]]] = {
     "tls_requested": {SessionState.START: SessionState.TLS},
     "tls_ready": {SessionState.TLS: SessionState.START},

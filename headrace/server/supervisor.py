@@ -1,8 +1,8 @@
 """Keeps the workers and the builder running, and the control connections to them.
 
-A dead child is started again after a back-off that grows from 0.2 s to 5 s and starts over
-once a child has lived for ten seconds.  They are forked by the nursery, and end with it when
-this process dies.
+A dead child is restarted after a back-off that grows from 0.2 s to 5 s; it starts over once a child
+has lived for ten seconds.  Children are forked by the fork server (``Nursery``), and end with it
+when this process dies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONNECT_S: Final = 60.0
 _POLL_S: Final = 0.02
 _TOLD_S: Final = 5.0
 _UP_S: Final = 30.0
-"""Seconds in which a worker should be there."""
+"""Seconds within which a worker should be up."""
 
 OnUp = Callable[[rpc.Peer], Awaitable[None]]
 
@@ -50,9 +50,9 @@ class Child:
         on_up: OnUp,
         kind: str | None = None,
     ) -> None:
-        """``on_up`` runs on each new process before anybody else may ask it.
+        """Take ``on_up``, which runs on each new process before any other caller may use it.
 
-        ``kind``: what the nursery calls such a process, if that is not ``name``.
+        ``kind``: the fork server's name for such a process, if it is not ``name``.
         """
         self.name = name
         self._kind = kind or name
@@ -70,12 +70,12 @@ class Child:
 
     @property
     def up(self) -> bool:
-        """Whether the process can be asked now."""
+        """Whether the process can be called now."""
         return self._peer is not None and not self._peer.closed.is_set()
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None: there is none."""
+        """Process id; None: no process runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -85,14 +85,14 @@ class Child:
         self._task = asyncio.create_task(loop)
 
     async def peer(self) -> rpc.Peer:
-        """The control connection, as soon as there is one."""
+        """Return the control connection, once there is one."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.up)
             assert self._peer is not None, "it is up"
             return self._peer
 
     async def set_log_level(self, level: str) -> bool:
-        """Have it log at ``level``, and whoever follows it; whether it could be told."""
+        """Set the log level of this process and later ones; return whether it could be told."""
         self._settings = self._settings.replace(log_level=level)
         try:
             if self._peer is None or not self.up:
@@ -104,7 +104,7 @@ class Child:
         return True
 
     async def stop(self) -> None:
-        """SIGTERM, wait, SIGKILL."""
+        """Stop the process: SIGTERM, wait, SIGKILL."""
         self._stopping = True
         if self._task:
             process = self._process
@@ -188,12 +188,12 @@ class Supervisor:
     """The worker and the builder of one engine."""
 
     def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
-        """``before_builder`` tidies up after a dead builder, before it takes new jobs."""
+        """Take ``before_builder``, which cleans up after a dead builder."""
         self._before_builder = before_builder
         self._settings = settings
         self._nursery = nursery
         self.others: dict[str, Child] = {}
-        """The processes besides, as ``worker w1`` or ``source eu``."""
+        """Further processes, named like ``worker w1`` or ``source eu``."""
         self._seeing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
         socket = settings.worker_socket
@@ -208,11 +208,11 @@ class Supervisor:
 
     @property
     def children(self) -> list[Child]:
-        """All of them."""
+        """All children."""
         return [self.worker, self.builder, *self.others.values()]
 
     async def ready(self) -> None:
-        """Wait until all can be asked."""
+        """Wait until all are up; for the further processes at most ``_UP_S``."""
         await self.worker.peer()
         await self.builder.peer()
         await asyncio.gather(*self._looking)
@@ -222,22 +222,22 @@ class Supervisor:
                     await child.peer()
 
     async def stop(self) -> None:
-        """Stop all: the builder first, because it calls the worker, which calls the others."""
+        """Stop all: the builder first, because it calls the worker, which calls the rest."""
         await self.builder.stop()
         await self.worker.stop()
         await asyncio.gather(*(child.stop() for child in self.others.values()))
 
     async def set_log_level(self, level: str) -> list[str]:
-        """Have all log at ``level``; the names of those that could not be told yet."""
+        """Set the log level of all; return the names of those that could not be told yet."""
         self._settings = self._settings.replace(log_level=level)
         children = (self.worker, self.builder, *self.others.values())
         told = await asyncio.gather(*(child.set_log_level(level) for child in children))
         return [child.name for child, done in zip(children, told, strict=True) if not done]
 
     async def see(self, others: Mapping[str, Collection[str]]) -> str | None:
-        """Other processes are these, by kind: start who is new, end who is not among them.
+        """Start and stop further processes so that exactly ``others``, names by kind, run.
 
-        Returns what there is to say of it.
+        Returns a notice if some are not up in time.
         """
         names = {f"{kind} {name}" for kind in others for name in others[kind]}
         async with self._seeing:
@@ -266,7 +266,7 @@ class Supervisor:
         return child
 
     def _tidy(self, others: Mapping[str, Collection[str]]) -> None:
-        """Remove what processes have left that are no more."""
+        """Remove the directories of processes that no longer exist."""
         homes = {"worker": self._settings.workers_dir, "source": self._settings.sources_dir}
         for kind, home in homes.items():
             for folder in home.glob("*"):
@@ -274,14 +274,14 @@ class Supervisor:
                     shutil.rmtree(folder, ignore_errors=True)
 
     async def _worker_up(self, peer: rpc.Peer) -> None:
-        """Tell a new worker which WAL populations still need."""
+        """Start a new worker, and tell it which WAL populations still need."""
         await peer.call("start", {"holds": await self._holds()})
 
     async def _holds(self) -> list[Any]:
-        """Holds of the builder's jobs, as far as it can tell.
+        """Return the LSN pins of the builder's jobs; none if the builder cannot be asked.
 
-        A hold that is missing costs a population a second attempt, never rows: before a
-        view appears the builder proves that the slot was not confirmed past its snapshot.
+        A missing pin costs a population a second attempt, never rows: before a view appears the
+        builder proves that the slot was not confirmed past its snapshot.
         """
         if not self.builder.up:
             return []
@@ -296,13 +296,13 @@ class Supervisor:
         # Its catalog clean-up needs the objects that a first worker may still be creating.
         await self.worker.peer()
         await self._before_builder(peer)
-        # Who is not up yet is waited for by those who need it.
+        # Do not wait for the further processes here: their callers wait if needed.
         look = asyncio.create_task(self._look(peer))
         self._looking.add(look)
         look.add_done_callback(self._looking.discard)
 
     async def _look(self, peer: rpc.Peer) -> None:
-        """Find out which other processes there are to be."""
+        """Ask the builder which further processes should run, and start those."""
         try:
             await self.see(await peer.call("nodes", {}))
         except HeadraceError as error:
@@ -310,4 +310,4 @@ class Supervisor:
 
 
 async def _nothing(peer: rpc.Peer) -> None:
-    """Nobody has anything to tell it."""
+    """Do nothing: the process needs no first message."""

@@ -1,7 +1,7 @@
-"""Which combinations of TLS on the two sides of the port can work; the others do not start.
+"""Check that the TLS of the port's two sides can work together; else the port does not start.
 
-A client that asked for TLS must not find its words in the clear behind the commander, and a
-login that cannot succeed must not make it try again without TLS (libpq's ``prefer`` does).
+If a client asked for TLS, its data must not go to the source in the clear.  And a login that cannot
+succeed must not make the client try again without TLS (libpq's ``prefer`` does).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _log = structlog.get_logger(__name__)
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """TLS for clients, if it is configured.
+    """Return the TLS context for clients; None: TLS is not configured.
 
     Raises:
-        PrerequisiteError: the certificate or its key cannot be used, or others may read the key.
+        PrerequisiteError: the certificate or key cannot be used, or other users may read the key.
     """
     if not settings.tls_cert:
         return None
@@ -49,7 +49,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def own_binding(settings: Settings) -> bytes:
-    """Channel binding data of our certificate (the first of its file)."""
+    """Return the channel binding data of our certificate (the first of its file)."""
     if not settings.tls_cert:
         return b""
     text = Path(settings.tls_cert).read_text()
@@ -58,10 +58,10 @@ def own_binding(settings: Settings) -> bytes:
 
 
 async def checked(settings: Settings, target: SourceAddress, roles: Roles) -> SourceAddress:
-    """``target``, which from now on must be as it is found now.
+    """Return ``target`` pinned: the source must go on to speak TLS, if it does now.
 
     Raises:
-        PrerequisiteError: 55000, what is configured cannot work.
+        PrerequisiteError: 55000, the configuration cannot work.
         TransientError: the source cannot be reached.
     """
     _warn(settings)
@@ -104,7 +104,7 @@ def _warn(settings: Settings) -> None:
 
 
 def _local(peer: object) -> bool:
-    """Whether an address is this computer's own."""
+    """Return whether an address is this computer's own."""
     if not isinstance(peer, tuple) or not peer:
         return True  # a Unix socket
     try:

@@ -4,10 +4,10 @@
       gather                    until it was taken
       process, wait, write      as in ``batches()``
 
-Its attributes say which batch it was, and which views it has changed: a few by name.
+Its attributes identify the batch and the views that it has changed, a few of them by name.
 
-The worker is asked every second for its last batches, which it keeps anyway; spans are sent by a
-thread of the library's.  Who has not set it up pays nothing: nothing of the library is imported.
+The worker is asked every second for its last batches, which it keeps anyway.  A thread of the
+library sends the spans.  Without the setting nothing of the library is imported.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LIBRARY: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto
 
 
 def check(settings: Settings) -> None:
-    """Make sure that there is what traces need.
+    """Check that the library for traces is installed, if the setting needs it.
 
     Raises:
-        PrerequisiteError: they are wanted, and the library is not installed.
+        PrerequisiteError: traces are wanted, and the library is not installed.
     """
     if not settings.otlp_endpoint:
         return
@@ -54,28 +54,27 @@ def check(settings: Settings) -> None:
 
 
 class Traces:
-    """Of one engine."""
+    """The exporter of one engine's traces."""
 
     def __init__(
         self, settings: Settings, version: str, worker: Callable[[], Awaitable[CommandPeer]]
     ) -> None:
-        """``worker``: who is asked."""
         self._settings = settings
         self._version = version
         self._worker = worker
         self._last = (0, 0)
-        """When the last batch that was sent was taken in, in microseconds since 1970; its txid."""
+        """(``at_us``, txid) of the last batch sent; ``at_us`` is in microseconds since 1970."""
         self._provider: TracerProvider | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, where that is wanted."""
+        """Start, if the setting is given."""
         if self._settings.otlp_endpoint:
             loop = tasks.forever("traces", self._run, _RETRY_S)
             self._task = asyncio.create_task(loop)
 
     async def stop(self) -> None:
-        """End; what was not sent is, if that takes no longer than a moment."""
+        """Stop, after sending the remaining spans for at most a second."""
         if self._task is None:
             return
         self._task.cancel()
@@ -111,9 +110,9 @@ class Traces:
         return self._provider.get_tracer("headrace", self._version)
 
     def _send(self, tracer: Tracer, told: list[dict[str, Any]]) -> None:
-        """The batches that are new among the last ones."""
+        """Send the committed batches that were not sent yet."""
         done = [row for row in told if row["state"] == "committed"]
-        for row in reversed(done):  # the eldest first
+        for row in reversed(done):  # the oldest first
             at = (row["at_us"], row["txid"])
             if at > self._last:
                 self._last = at

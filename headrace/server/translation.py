@@ -1,4 +1,4 @@
-"""Errors of the database about a call of ours that was relayed, in our words."""
+"""Our own errors in place of the database's, for Headrace calls that were relayed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Translation:
     fields: dict[str, str]
 
     def of(self, message: bytes, encoding: str) -> bytes:
-        """An ErrorResponse as the client is to see it."""
+        """Return the ErrorResponse to show to the client."""
         if m.read_report(message[5:]).get("C") in self.codes:
             return m.error_response(self.fields, encoding=encoding)
         return message
 
 
 def translation(text: str, *, standard_strings: bool) -> Translation | None:
-    """What to say when the database refuses ``text``; None if it has no call of ours."""
+    """Return the translation of errors about ``text``; None if it has no Headrace call."""
     name = contains_call(text, standard_strings=standard_strings)
     if name is None:
         return None

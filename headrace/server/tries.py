@@ -1,11 +1,11 @@
-"""How often one stopped view is filled anew by itself: bounded, so that nobody is fought for ever.
+"""Limits how often one stopped view is refilled automatically, so that it cannot go on for ever.
 
-What fails is tried again after a pause that doubles.  Where the tries are bounded, so many in a
-while are all there are: those that failed, and those after which the view stopped again.  Then it
-stays stopped, until something of it is altered in the catalog (its *mark* is another one), or
-somebody fills it by a call.  What passes by itself (a lost connection) does not count.
+A failed try is repeated after a pause that doubles.  If the tries are bounded, failed tries count,
+and for ``WINDOW_S`` so do successful ones, because the view stopped again.  At the bound the view
+stays stopped, until its catalog state (its *mark*) changes or a user refills it by a call.
+Transient failures, such as a lost connection, do not count.
 
-A state machine without a clock: the time is told.
+This is a state machine without a clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from collections import deque
 from typing import Final
 
 WINDOW_S: Final = 600.0
-"""A try that succeeded so long ago is forgotten."""
+"""Seconds after which a successful try is forgotten."""
 _PAUSE_S_MIN: Final = 2.0
 _PAUSE_S_MAX: Final = 300.0
 
 
 class Tries:
-    """Those of one view, of which there are at most ``bound`` in a while; None: any number."""
+    """Tries of one view: at most ``bound`` that count at one time; None: no bound."""
 
     def __init__(self, bound: int | None = None) -> None:
         self.bound = bound
         self.view_id = 0
-        """Of the view when it was last seen: filled anew, it gets another one."""
+        """Id of the view when it was last seen; a refill gives it another one."""
         self._filled: deque[float] = deque()
-        """When those ended that succeeded, as long as that counts."""
+        """End times of the successful tries that still count."""
         self._failed = 0
         self._pause_s = _PAUSE_S_MIN
         self._due = 0.0
         self._mark: str | None = None
-        """What the catalog has said of the view; None: what it says next is nothing new."""
+        """Last mark from the catalog; None: the next mark is not compared."""
         self._altered = False
         """Whether the mark has changed since the last try."""
         self.over = False
-        """No more are made."""
+        """Whether no more tries are made."""
 
     @property
     def spent(self) -> int:
-        """How many count."""
+        """Number of tries that count."""
         return self._failed + len(self._filled)
 
     def due(self, now: float, mark: str) -> bool:
-        """Whether to try now.  The view has stopped, and the catalog says ``mark`` of it."""
+        """Return whether to try now, with the view stopped and its catalog state ``mark``."""
         self.forget(now)
         if self._mark is not None and mark != self._mark:
-            # What stood against it may be gone.  That it did not last is not forgotten.
+            # The cause of failures may be gone; successful tries that did not last still count.
             self._failed, self._pause_s, self._due = 0, _PAUSE_S_MIN, now
             self._altered, self.over = True, False
         self._mark = mark
@@ -59,7 +59,7 @@ class Tries:
         return now >= self._due
 
     def filled(self, now: float) -> None:
-        """It succeeded; if the view stops again, that was no help."""
+        """Record a successful try; it counts if the view stops again."""
         self._failed, self._mark, self._altered = 0, None, False
         if self.bound is None:
             self._due, self._pause_s = now, _PAUSE_S_MIN
@@ -68,13 +68,13 @@ class Tries:
         self._pause(now)
 
     def failed(self, now: float, *, passing: bool) -> None:
-        """It failed; ``passing``: for a reason that has nothing to do with the view."""
+        """Record a failed try; ``passing``: for a reason that has nothing to do with the view."""
         self._altered = False
         self._failed += not passing
         self._pause(now)
 
     def forget(self, now: float) -> bool:
-        """Forget what succeeded long ago; whether nothing of it is left."""
+        """Forget old successful tries; return whether none is left."""
         while self._filled and self._filled[0] <= now - WINDOW_S:
             self._filled.popleft()
         return not self._filled

@@ -1,7 +1,7 @@
-"""Where the source is and how to reach it: the commander's side of a relayed session.
+"""Address of the source, and how relayed sessions connect to it.
 
-The engine's own credentials in the DSN (password, client certificate) are never used here:
-a relayed session logs in as whoever the client says it is, and the source decides.
+The engine's own credentials in the DSN (password, client certificate) are never used here: a
+relayed session logs in as the role that the client names, and the source decides.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.server.messages import SSL_REQUEST
 
 CONNECT_TIMEOUT_S: Final = 10.0
 ALPN: Final = "postgresql"
-"""The protocol's name within TLS."""
+"""Name of the protocol in ALPN."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """The source's addresses (tried in order) and how its TLS is checked."""
+    """The source's addresses (tried in order), and how its TLS is checked."""
 
     addresses: tuple[tuple[str, int], ...]
     sslmode: str = "prefer"
@@ -34,11 +34,11 @@ class SourceAddress:
     direct: bool = False
     """TLS from the first byte on (sslnegotiation=direct)."""
     pinned: bool = False
-    """The source has been seen to speak TLS: it must, whatever sslmode says."""
+    """Whether the source must speak TLS, regardless of sslmode, because it has done so."""
 
     @classmethod
     def of(cls, dsn: str) -> Self:
-        """From a libpq DSN, with libpq's own environment and defaults."""
+        """Parse a libpq DSN, with libpq's own environment and defaults."""
         values = {o.keyword.decode(): (o.val or b"").decode() for o in pq.Conninfo.get_defaults()}
         given = conninfo_to_dict(dsn)
         values |= {k: str(v) for k, v in given.items() if v is not None}
@@ -58,10 +58,10 @@ class SourceAddress:
         )
 
     async def open(self, protocol: asyncio.Protocol) -> tuple[asyncio.WriteTransport, bool]:
-        """Connect ``protocol``; returns its transport and whether TLS is on.
+        """Connect ``protocol``; return its transport and whether TLS is on.
 
         Raises:
-            TransientError: when no address answers.
+            TransientError: no address answers.
         """
         problems: list[str] = []
         for host, port in self.addresses:
@@ -108,7 +108,7 @@ class SourceAddress:
         return _hand_over(transport, protocol), False
 
     def _context(self) -> ssl.SSLContext:
-        """As libpq: certificates are checked where sslmode or a root file asks for it."""
+        """Return the TLS context; as in libpq, sslmode or a root file asks for verification."""
         root = self.sslrootcert or str(Path.home() / ".postgresql" / "root.crt")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -133,20 +133,20 @@ class _Answer(asyncio.Protocol):
         self.received = received
 
     def data_received(self, data: bytes) -> None:
-        """More than one byte could come from anybody (CVE-2021-23222)."""
+        """Accept a single byte; more could come from an attacker (CVE-2021-23222)."""
         if self.received.done() or len(data) != 1:
             self._fail(ConnectionAbortedError("unexpected data before TLS"))
         else:
             self.received.set_result(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server did not even answer."""
+        """Fail: the server closed the connection without an answer."""
         self._fail(exc or ConnectionResetError("connection closed"))
 
     def _fail(self, error: Exception) -> None:
         if not self.received.done():
             self.received.set_exception(error)
-            # Looked at, for nobody waits where no TLS was asked for.
+            # Mark it as retrieved: nothing awaits it if no TLS was asked for.
             self.received.exception()
 
 

@@ -1,8 +1,8 @@
-"""wait_for: which position a caller means, and until when.
+"""wait_for: finds the position that a caller means, and waits until the view covers it.
 
-One connection of its own answers in one statement which view is meant and where the source is
-now.  A position beyond what is flushed is flushed by a tiny transaction: the stream sends nothing
-that is not, and the caller may have committed asynchronously.  The rest is the worker's.
+One separate connection answers in one statement which view is meant and where the source is now.
+The stream sends only flushed WAL, and the caller may have committed asynchronously.  So a position
+that is not flushed yet is flushed by a tiny transaction.  The worker does the rest.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
 _POLL_S: Final = 0.01
 _MENDING_S: Final = 0.1
-"""Seconds between two looks at a view that is being filled anew."""
+"""Seconds between two looks at a view that is being refilled."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTarget:
-    """What is waited for."""
+    """View and position that a call waits for."""
 
     view_id: int
     name: str
@@ -57,9 +57,9 @@ class WaitTarget:
     owns: bool
     """Whether the caller may see why the view does not run."""
     beyond: bool
-    """Whether other databases have to come as far as they are."""
+    """Whether other databases must also come as far as they are now."""
     mending: bool
-    """Whether the view has stopped and is filled anew without a call."""
+    """Whether the view has stopped and is refilled automatically."""
 
 
 class SessionWaits:
@@ -71,9 +71,9 @@ class SessionWaits:
         worker: Callable[[], Awaitable[rpc.Peer]],
         mends: Callable[[WaitedView], bool],
     ) -> None:
-        """``worker`` waits until the worker can be asked and gives its peer.
+        """Take ``worker``, which waits until the worker is up and returns its peer.
 
-        ``mends`` tells whether a stopped view is filled anew without a call.
+        ``mends`` returns whether a stopped view is refilled automatically.
         """
         self._dsn = dsn
         self._mends = mends
@@ -93,7 +93,7 @@ class SessionWaits:
 
         Raises:
             QueryCancelled: 57014, it did not within the time-out.
-            DefiniteFailure: 55000, it has stopped until somebody resyncs it, or is paused.
+            DefiniteFailure: 55000, the view has stopped until a user resyncs it, or is paused.
             UndefinedError: 42P01, there is no such view.
         """
         target = await self._target(request)
@@ -105,7 +105,7 @@ class SessionWaits:
                     for name, dsn in (await self._sources(target)).items():
                         late = f'Changes of source "{name}" have not come.'
                         await self._reached(name, dsn)
-                    # What has come of them is before now.
+                    # The changes that have come from them are before this new position.
                     target = await self._mended(await self._target(request), request)
                     late = f"It does not cover {format_lsn(target.lsn)}."
                 await self._covered(target, request)
@@ -117,17 +117,17 @@ class SessionWaits:
             ) from error
 
     async def _sources(self, target: WaitTarget) -> dict[str, str]:
-        """The other databases that the view reads, and how they are reached."""
+        """Return the other databases that the view reads: their DSNs by name."""
         async with self._lock:
             conn = await self._connected()
             return await self._asking(origins.read_by(conn, target.view_id))
 
     async def _reached(self, name: str, dsn: str) -> None:
-        """Wait until what is committed in a source by now is in our stream."""
+        """Wait until all that is committed in a source by now is in our stream."""
         try:
             there = await async_session(dsn, name="headrace waits")
             async with there:
-                # Flushed with it is all that was before, which is all that the source sends.
+                # This flushes all earlier WAL as well; the source sends only flushed WAL.
                 cursor = await there.execute(
                     "SELECT pg_logical_emit_message(true, 'headrace', '')::text"
                 )
@@ -160,7 +160,7 @@ class SessionWaits:
             raise
 
     async def _mended(self, target: WaitTarget, request: WaitFor) -> WaitTarget:
-        """Wait while the view is being filled anew; return its target after that."""
+        """Wait while the view is being refilled; return its target after that."""
         while target.mending:
             await asyncio.sleep(_MENDING_S)
             target = await self._target(request)
@@ -173,12 +173,12 @@ class SessionWaits:
             try:
                 await worker.call("wait", {"view_id": view_id, "lsn": target.lsn})
             except UndefinedError:
-                # A resync has given the view another id; else this raises.
+                # A resync has given the view another id; otherwise this raises.
                 view_id = (await self._target(request)).view_id
             except TransientError as error:
                 _log.info("waiting again", view=target.name, reason=error.message)
             except DefiniteFailure:
-                # Of a view that mends itself the catalog tells; else this raises.
+                # Wait if the view is refilled automatically; otherwise this raises.
                 found = await self._mended(await self._target(request), request)
                 view_id = found.view_id
             except HeadraceError as error:
@@ -239,23 +239,23 @@ class SessionWaits:
             except psycopg.Error as error:
                 raise failures.classify(error) from error
             except asyncio.CancelledError:
-                # Given up in the middle of an answer.
+                # The answer has not been read completely.
                 await self._disconnect()
                 raise
         raise AssertionError("the last attempt returns or raises")
 
     async def _flush(self) -> None:
-        """Have everything before now on the source's disk, which is all it sends."""
+        """Flush all earlier WAL to the source's disk: the source sends only flushed WAL."""
         conn = await self._connected()
         try:
             await conn.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")
         except psycopg.Error as error:
-            # It is flushed by itself, in a while.
+            # Postgres flushes it by itself after a while.
             _log.warning("WAL not flushed", reason=str(error).strip())
 
     async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         if self._conn is None or self._conn.closed:
-            # Flushed here is enough: no standby need have it.
+            # A local flush is enough: no standby need have it.
             settings = {"synchronous_commit": "local"}
             conn = await async_session(self._dsn, name="headrace waits", settings=settings)
             cursor = await conn.execute(
@@ -275,7 +275,7 @@ class SessionWaits:
 
 
 def search_path(text: str, user: str) -> list[str]:
-    """Schemas named by a ``search_path`` setting; ``$user`` is ``user``."""
+    """Return the schemas in a ``search_path`` setting; ``$user`` is ``user``."""
     names = []
     for found in _ENTRY.finditer(text):
         quoted, plain = found.groups()
@@ -286,7 +286,7 @@ def search_path(text: str, user: str) -> list[str]:
 
 def _check_status(view: WaitedView) -> None:
     if view.status == Status.ERROR:
-        # It may have a value of a row in it.
+        # The message may contain a value of a row.
         why = view.message if view.owns else None
         raise DefiniteFailure(f"view {view.name} has stopped", detail=why)
     if view.status == Status.PAUSED:
