@@ -1,24 +1,24 @@
-"""Source transactions become batches: gathered until the interval is over, never split.
+"""Batches of whole source transactions: gathered until the interval is over, never split.
 
     stream thread ── add(), keepalive() ──► Batcher ── take() ──► engine thread
 
-The engine says from when on it takes what there is: at once if it has rested, not while
-something is under way.  Until then a batch gathers transactions, for at most the interval since
-the first of them, or up to ``rows_max``: so batches grow by themselves with the load.  Where all
-views may be late by more than that, it gathers for longer.
-During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
+The engine says when it can take a batch: at once if it has rested, not while others are in
+flight.  Until then a batch gathers transactions, for at most the interval since the first of
+them, or up to ``rows_max``.  So batches grow with the load.  If all views may be later than that
+interval, a batch gathers for longer.  During replay (``cuts``) batches end exactly at the
+recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
 * Invariant 2: a transaction that committed before the start position is dropped, by our own
-  position (H17): its Relation messages are kept, since the server will not send them again.
-* Invariant 3: memory is bounded: ``add`` says to wait while more than ``bytes_max`` are
-  buffered, and one transaction's bytes beyond ``spool_bytes_min`` go to a file.
+  position (H17).  Its Relation messages are kept, since the server will not send them again.
+* Invariant 3: memory is bounded.  ``add`` asks the caller to wait while more than ``bytes_max`` are
+  buffered; one transaction's bytes beyond ``spool_bytes_min`` go to a file.
 * Invariant 4: ``idle_lsn`` is a keepalive position before which nothing is left to process
   once all taken batches are processed (H15).
 
-Somebody who waits for a position (``hurry``) need not wait for the interval: the batch that has
-everything before it is closed at once.  While ``single`` is on, every transaction is a batch of
-its own, so that any position is the boundary of two batches.
+A caller that waits for a position (``hurry``) need not wait for the interval: the batch that has
+everything before it is closed at once.  While ``single`` is on, every transaction is a separate
+batch, so that any position is a boundary between two batches.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _BEGIN: Final = struct.Struct("!cQqI")
 _COMMIT: Final = struct.Struct("!cBQQq")
 _B, _C, _R, _Y = b"BCRY"
 _MESSAGE_BYTES: Final = 64
-"""What a message in memory costs beyond its content."""
+"""Memory overhead of a message beyond its content."""
 _IDLE_S: Final = 0.5
-"""The engine is woken for the position of a keepalive at most this often."""
+"""Minimum time between two wake-ups of the engine for a keepalive position."""
 _CHUNK_MESSAGES: Final = 100_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 
 
 class Stored(Protocol):
-    """Messages that are read from where they are kept, any number of times."""
+    """Messages outside the batch, which can be read any number of times."""
 
     def read(self, bytes_max: int) -> Iterator[list[bytes]]:
-        """All of them in order, in pieces of bounded size."""
+        """Yield all messages in order, in chunks of bounded size."""
 
     def close(self) -> None:
-        """They are not read any more."""
+        """Release the messages; they are not read any more."""
 
 
 Part = list[bytes] | Stored
@@ -63,7 +63,7 @@ Part = list[bytes] | Stored
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A recorded batch: it must end at ``end_lsn`` again."""
+    """A recorded batch, which must end at ``end_lsn`` again."""
 
     txid: int
     end_lsn: int
@@ -75,7 +75,7 @@ class Batch:
 
     end_lsn: int = 0
     commit_time_us: int = 0
-    """Of its last transaction, microseconds since 2000-01-01."""
+    """Commit time of its last transaction, in microseconds since 2000-01-01."""
     transactions: int = 0
     messages: int = 0
     size: int = 0
@@ -84,11 +84,11 @@ class Batch:
     """The recorded txid during replay."""
     opened_at: float = 0.0
     oldest_us: int = 0
-    """When the first of its transactions was committed; 0: nobody knows (A-42)."""
+    """Commit time of its oldest transaction, likewise; 0: unknown (A-42)."""
     parts: list[Part] = field(default_factory=list)
 
     def chunks(self) -> Iterator[list[bytes]]:
-        """All messages, in pieces of bounded size; may be read again."""
+        """Yield all messages, in chunks of bounded size; may be read again."""
         for part in self.parts:
             if not isinstance(part, list):
                 yield from part.read(_CHUNK_BYTES)
@@ -97,7 +97,7 @@ class Batch:
                 yield part[start : start + _CHUNK_MESSAGES]
 
     def due(self, interval_s: float, rested_at: float, gather_s: float) -> float:
-        """When it need not gather any more (see ``Batcher.take``)."""
+        """Return the time at which it stops gathering (see ``Batcher.take``)."""
         return max(self.opened_at + gather_s, min(self.opened_at + interval_s, rested_at))
 
     @property
@@ -115,20 +115,20 @@ class Batch:
 
 @dataclass(slots=True)
 class Backlog:
-    """Recorded batches that come before what a stream sends: somebody has kept them."""
+    """Recorded batches from storage, which come before the batches of the stream."""
 
     left: int
     _batches: Iterator[Batch]
 
     def take(self) -> Batch:
-        """The next one; REQUIRES: one is left."""
+        """Return the next batch; REQUIRES: one is left."""
         batch = next(self._batches)
         self.left -= 1
         return batch
 
 
 class Batcher:
-    """Between the stream of one connection and the engine; see the module text."""
+    """The buffer between the stream of one connection and the engine; see the module text."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Batcher:
         spool_bytes_min: int = 32 * 1024 * 1024,
         spool_dir: Path | None = None,
     ) -> None:
-        """Transactions that ended at or before ``start_lsn`` are dropped."""
+        """Create a batcher that drops transactions which ended at or before ``start_lsn``."""
         self._start_lsn = start_lsn
         self._cuts = deque(cuts)
         self._interval_s = interval_s
@@ -158,12 +158,12 @@ class Batcher:
         self._poked = False
         self._idle_lsn = 0
         self.accepted = 0
-        """Where the last transaction that was received has ended; to read, for any thread."""
+        """End LSN of the last transaction received; any thread may read it."""
         self._kept_alive = 0
         self._urgent = 0
         self._single = False
         self._buffered = 0
-        # The transaction being received: the stream thread's own.
+        # The transaction being received; used by the stream thread only.
         self._tx: list[bytes] = []
         self._tx_bytes = 0
         self._tx_messages = 0
@@ -172,12 +172,12 @@ class Batcher:
         self._tx_late = False
         self._final_lsn = 0
         self.duplicates = 0
-        """Transactions dropped because they had been processed before."""
+        """Number of transactions dropped because they had been processed before."""
 
     # --- the stream's side
 
     def add(self, messages: Sequence[bytes]) -> bool:
-        """Take messages in stream order; false: wait with ``wait_for_room`` before more."""
+        """Add messages in stream order; returns False if ``wait_for_room`` must be called first."""
         tx = self._tx
         for message in messages:
             kind = message[0]
@@ -197,7 +197,7 @@ class Batcher:
             return not self._full()
 
     def keepalive(self, lsn: int) -> None:
-        """The server has sent everything before ``lsn`` that it will ever send."""
+        """Note that the server has sent everything before ``lsn`` that it will ever send."""
         if self._tx_open:
             return
         with self._lock:
@@ -208,12 +208,12 @@ class Batcher:
             self._tell(opens=False)
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Whether there is room again, after waiting for at most ``timeout_s``."""
+        """Wait for room for at most ``timeout_s``; returns whether there is room."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._full(), timeout_s)
 
     def fail(self, error: HeadraceError) -> None:
-        """The stream has ended; ``take`` raises ``error`` once the rest is taken."""
+        """Note that the stream has ended; ``take`` raises ``error`` after the remaining batches."""
         with self._lock:
             self._error = self._error or error
             self._lock.notify_all()
@@ -223,13 +223,13 @@ class Batcher:
     def take(
         self, timeout_s: float, *, rested_at: float = math.inf, gather_s: float = 0.0
     ) -> Batch | None:
-        """The next batch; None when poked or when ``timeout_s`` has passed.
+        """Return the next batch; None when poked or after ``timeout_s``.
 
-        ``rested_at``: from this moment (``clock.monotonic``) on nothing is gathered any more;
-        ``gather_s``: but for so long since the first transaction, as long as nobody is in a hurry.
+        ``rested_at``: time (``clock.monotonic``) from which batches stop gathering.
+        ``gather_s``: gather at least this long since the first transaction, if no caller hurries.
 
         Raises:
-            HeadraceError: what ended the stream.
+            HeadraceError: the stream has ended.
         """
         until = clock.monotonic() + timeout_s
         with self._lock:
@@ -254,10 +254,10 @@ class Batcher:
                 self._lock.wait(max(wait, 0.0))
 
     def relieve(self, keep: Callable[[Batch], bool]) -> bool:
-        """Have the next batch kept elsewhere, if half of what may wait here does.
+        """Move the next batch to other storage, if more than half of the buffer is in use.
 
-        ``keep`` has it recorded, and tells whether it stands elsewhere; if not, it is taken next,
-        with the txid that it has got.  Returns whether it was relieved.
+        ``keep`` records the batch and returns whether it is stored elsewhere.  If not, it is taken
+        next, with the txid that it got.  Returns whether the batch was moved.
         """
         with self._lock:
             waiting = self._buffered + _spooled((*self._closed, self._open))
@@ -265,7 +265,7 @@ class Batcher:
                 return False
             if not self._closed:
                 self._close_open()
-            batch = self._closed[0]  # others only append
+            batch = self._closed[0]  # other threads only append
         if batch.txid is not None or not keep(batch):
             return False
         with self._lock:
@@ -276,7 +276,7 @@ class Batcher:
         return True
 
     def hurry(self, lsn: int) -> None:
-        """Somebody waits for everything before ``lsn``; 0: nobody waits any more."""
+        """Hurry until everything before ``lsn`` is received and taken; 0: stop hurrying."""
         with self._lock:
             self._urgent = lsn
             if 0 < lsn <= self._idle_lsn:
@@ -284,7 +284,7 @@ class Batcher:
             self._lock.notify_all()
 
     def single(self, *, on: bool) -> None:
-        """From here on, make every transaction a batch of its own (or no longer)."""
+        """Make every later transaction a separate batch (``on``), or stop doing so."""
         with self._lock:
             self._single = on
             if on and self._open.transactions and not self._cuts:
@@ -293,12 +293,12 @@ class Batcher:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for a position that the server has not told us of."""
+        """Whether a caller waits for a position that the server has not reported yet."""
         with self._lock:
             return self._urgent > self._seen()
 
     def poke(self) -> None:
-        """Let ``take`` return: there is something else to do."""
+        """Make ``take`` return, so that the engine can do other work."""
         with self._lock:
             self._poked = True
             self._lock.notify_all()
@@ -316,7 +316,7 @@ class Batcher:
             return bool(self._cuts) or any(b.txid is not None for b in self._closed)
 
     def statistics(self) -> dict[str, int]:
-        """Numbers for the status."""
+        """Return counters for the status."""
         with self._lock:
             return {
                 "buffered_bytes": self._buffered,
@@ -329,7 +329,7 @@ class Batcher:
             }
 
     def close(self) -> None:
-        """Drop whatever is buffered."""
+        """Drop all buffered messages."""
         with self._lock:
             for batch in (*self._closed, self._open, Batch(parts=self._tx_parts)):
                 batch.close()
@@ -342,7 +342,8 @@ class Batcher:
             raise ContinuityLost("the stream has a malformed or nested Begin")
         self._final_lsn = _BEGIN.unpack(message)[1]
         self._tx_open = True
-        # The start position is a transaction's end: what committed before it also ended by it.
+        # The start position is the end of a transaction: one that committed before it also ended
+        # at or before it.
         self._tx_late = self._final_lsn < self._start_lsn
 
     def _commit(self, message: bytes) -> None:
@@ -356,7 +357,7 @@ class Batcher:
             )
         self._tx_open = False
         if self._tx_late:
-            # Tables that it describes are not described again: that stays, without the rows.
+            # The server does not describe its tables again: keep the descriptions without the rows.
             self._tx_late = False
             self.duplicates += 1
             if self._tx and self._tx[-1][0] == _B:
@@ -413,7 +414,7 @@ class Batcher:
         batch = self._open
         if self._cuts or batch.transactions == 0:
             return None
-        # A stream that has ended sends no more: what is complete need not wait.
+        # A stream that has ended sends no more: complete transactions need not wait.
         if (
             clock.monotonic() < batch.due(self._interval_s, rested_at, gather_s)
             and self._error is None
@@ -426,33 +427,33 @@ class Batcher:
         return batch
 
     def _tell(self, *, opens: bool) -> None:
-        """Wake who waits in ``take``, if he can go on or (``opens``) has to wait for less long.
+        """Wake a caller of ``take`` if a batch is ready or (``opens``) its wait becomes shorter.
 
-        Under load there are a thousand commits and keepalives a second, of which few matter.
+        Under load there are a thousand commits and keepalives a second; few of them matter here.
         """
         hurried = 0 < self._urgent <= self._seen()
         if opens or self._closed or self._poked or hurried or self._full():
             self._lock.notify_all()
 
     def _seen(self) -> int:
-        """Every transaction that ended before this position has been received."""
+        """Return the position before which every ended transaction has been received."""
         return max(self._kept_alive, self._open.end_lsn)
 
     def _note_idle(self) -> None:
-        """Invariant 4: nothing waits here, so all before the last keepalive is taken."""
+        """Set ``idle_lsn`` to the last keepalive if nothing is buffered (Invariant 4)."""
         if self._closed or self._open.transactions or self._cuts:
             return
         if self._kept_alive > self._idle_lsn:
             self._idle_lsn = self._kept_alive
             now = clock.monotonic()
-            # The engine moves its position on: a lag is measured from there.  A server that only
-            # writes what is not published sends a keepalive for each flush.
+            # The engine advances its position, from which lag is measured.  A server that writes
+            # only unpublished changes sends a keepalive for each flush.
             if 0 < self._urgent <= self._idle_lsn or now - self._idle_at >= _IDLE_S:
                 self._poked = True
                 self._idle_at = now
 
     def _full(self) -> bool:
-        # An open recorded batch cannot be taken before it is complete: it must get room.
+        # An open recorded batch cannot be taken before it is complete, so it must get room.
         takeable = bool(self._closed) or (self._open.transactions > 0 and not self._cuts)
         return takeable and self._buffered > self._bytes_max
 

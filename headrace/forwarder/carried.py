@@ -1,10 +1,10 @@
-"""Changes of another database, as logical messages in the WAL of the one whose stream we read.
+"""Changes of another database, as logical messages in the WAL of the database that we stream.
 
     source eu ──stream──► carrier ──pg_logical_emit_message──► WAL of main ──stream──► batcher
 
-A message of ours has a prefix that nobody else knows, for everybody may emit some, and holds
-messages of the other stream, which say that they are of tables that we have made for them
-(``sources/``).  They stand within a transaction of main's, and are taken as if written there.
+Our messages have a secret prefix, since any user may emit logical messages.  Each holds messages of
+the other stream, which name tables that we have made for them (``sources/``).  They are part of a
+transaction of main, and are processed as if written there.
 
     bytes of a message = (length: 4 bytes, big-endian; the message)*
 
@@ -28,19 +28,19 @@ _M, _R = b"MR"
 
 
 def prefix(token: str) -> str:
-    """That of messages of ours."""
+    """Return the prefix of our messages."""
     return f"headrace carrier {token}"
 
 
 def packed(messages: Iterable[bytes]) -> bytes:
-    """The contents of a message that holds ``messages``."""
+    """Pack ``messages`` into the content of one message."""
     return b"".join(part for m in messages for part in (_SIZE.pack(len(m)), m))
 
 
 class Opener:
-    """Finds messages of ours in the stream of one connection, and opens them.
+    """Unpacks our messages in the stream of one connection.
 
-    Each says of its tables what they are like; who has heard the same is not told again.
+    Each message describes its tables again; a description that has not changed is not passed on.
     """
 
     def __init__(self, token: str) -> None:
@@ -49,7 +49,7 @@ class Opener:
         self._described: dict[bytes, bytes] = {}
 
     def opened(self, messages: list[bytes]) -> list[bytes]:
-        """``messages``, with what is inside of those of ours in their place."""
+        """Return ``messages`` with ours unpacked in place, and without foreign logical ones."""
         if not any(m[0] == _M for m in messages):
             return messages
         out: list[bytes] = []

@@ -1,7 +1,7 @@
-"""One replication connection: started at a position, read message by message, answered.
+"""One replication connection: started at a position, read message by message, and answered.
 
-Who has one reads it in a thread of its own, and decides what is confirmed; a connection that has
-ended is not mended.
+The owner reads it in a separate thread and decides which LSN is confirmed.  A connection that has
+ended is not reused.
 
 Source: Postgres manual, "Streaming Replication Protocol".
 """
@@ -40,7 +40,7 @@ _ACTIVE_ATTEMPTS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The server a stream comes from; LSNs mean nothing on another (H24, H25)."""
+    """The server that a stream comes from; LSNs mean nothing on another one (H24, H25)."""
 
     system_id: str
     timeline: int
@@ -48,23 +48,23 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is read, and who reads it."""
+    """Parameters of the connection: the source, the slot, the publication and the limits."""
 
     dsn: str
     name: str
-    """Of the connections, as the server shows them."""
+    """Application name of the connections, as the server shows it."""
     slot: str
     publication: str
     spool_dir: Path
-    """Where what is too large for memory waits for the end of its transaction."""
+    """Folder for uncommitted transactions that are too large for memory."""
     bytes_max: int
-    """Memory for that, in bytes."""
+    """Bytes of uncommitted transactions that may be in memory."""
     messages: bool = False
     """Whether logical messages are sent as well (pg_logical_emit_message)."""
 
 
 class Receiver:
-    """A running replication connection; but for ``wake`` and ``received`` of one thread."""
+    """A running replication connection for one thread, except ``wake`` and ``received``."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Receiver:
         on_keepalive: Callable[[list[bytes], int, bool], None],
         expected: Identity | None = None,
     ) -> None:
-        """Connect and start; ``ordinary`` is a connection to the same database, used now only.
+        """Connect and start; ``ordinary`` is a connection to the same database, used only here.
 
-        ``on_keepalive`` is given the messages that came before it, its position, and whether the
-        server asks for an answer at once.
+        ``on_keepalive`` gets the messages before the keepalive, its position, and whether the
+        server asks for an immediate reply.
 
         Raises:
             ContinuityLost: it cannot be continued at ``start_lsn`` without loss.
@@ -91,7 +91,7 @@ class Receiver:
         """Last position that the server has sent."""
         self._streams = streamed.Streams(origin.spool_dir, origin.bytes_max)
         self._whole: Iterator[list[bytes]] | None = None
-        """Of a transaction that has ended: it comes before all that the server sends next."""
+        """Messages of a streamed transaction that has ended; they precede all that arrives next."""
         self._notice: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._conn = self._connect()
@@ -163,7 +163,7 @@ class Receiver:
         self._check_position(ordinary)
 
     def _free(self, ordinary: psycopg.Connection[Any], attempt: int) -> None:
-        """End our own walsender of an earlier connection, which has not noticed yet."""
+        """Terminate our own walsender of an earlier connection that has not noticed its end yet."""
         try:
             state = setup.slot_state(ordinary, self._origin.slot)
             if state is not None and state.active_pid is not None:
@@ -179,7 +179,7 @@ class Receiver:
         clock.sleep(min(0.005 * (attempt + 1), 0.2))
 
     def _check_position(self, ordinary: psycopg.Connection[Any]) -> None:
-        """Being started further on is silent (E17): look after starting."""
+        """Check the slot's position after the start: the server skips ahead silently (E17)."""
         try:
             state = setup.slot_state(ordinary, self._origin.slot)
         except psycopg.Error as error:
@@ -201,10 +201,10 @@ class Receiver:
     # --- reading
 
     def gather(self) -> tuple[list[bytes], bool]:
-        """Messages that have arrived, and whether there are no more now.
+        """Return the messages that have arrived, and whether no more are there now.
 
         Raises:
-            HeadraceError: the server has ended the stream, and why.
+            HeadraceError: the server has ended the stream, with the reason.
         """
         if self._whole is not None:
             more = next(self._whole, None)
@@ -243,20 +243,20 @@ class Receiver:
 
     @property
     def streamed(self) -> tuple[int, int]:
-        """Bytes that transactions which have not ended take in memory and on disk."""
+        """Bytes that open streamed transactions take in memory and on disk."""
         return self._streams.held
 
     def check_notices(self) -> None:
         """Raise ContinuityLost if the server has sent one.
 
-        18 skips changes of a publication that is missing, with a notice only (E12).
+        Postgres 18 skips changes of a missing publication with only a notice (E12).
         """
         if self._notice is not None:
             raise ContinuityLost(f"the server sent a notice within the stream: {self._notice}")
 
     def feedback(self, confirmed: int, *, ask: bool) -> None:
-        """Tell the server what may be forgotten; ``ask``: it answers with its position."""
-        # "written" must not be 0 for ever: the server shows it, and counts our replies by it.
+        """Send the confirmed LSN to the server; with ``ask`` it replies with its position."""
+        # "written" must not stay 0: the server shows it, and counts our replies by it.
         message = _FEEDBACK.pack(
             b"r", max(confirmed, self.received), confirmed, confirmed, 0, int(ask)
         )
@@ -266,11 +266,11 @@ class Receiver:
     def wait(self, timeout_s: float, *others: int) -> bool:
         """Wait for input, ``wake``, one of the ``others`` (files) or the time-out.
 
-        Whether there was input.
+        Returns whether there was input.
         """
         handle = self._conn.pgconn.socket
         wake = self._wake_in.fileno()
-        # Not select(): a worker has a file open for each piece of state, and it stops at 1 024.
+        # Not select(), which stops at 1 024 files: a worker has a file open for each state.
         wanted = select.poll()
         for number in (handle, wake, *others):
             wanted.register(number, select.POLLIN)
@@ -283,7 +283,7 @@ class Receiver:
         return False
 
     def wake(self) -> None:
-        """Have ``wait`` return; for any thread."""
+        """Make ``wait`` return; from any thread."""
         try:
             self._wake_out.send(b"x")
         except OSError:
@@ -297,7 +297,7 @@ class Receiver:
         self._wake_out.close()
 
     def _ended(self, pgconn: Any) -> HeadraceError:
-        """Why the server ended the stream."""
+        """Return the error with which the server ended the stream."""
         result = pgconn.get_result()
         code = _code(result) if result is not None else None
         text = _text(result) if result is not None else "the server closed the stream"

@@ -1,8 +1,8 @@
 """A file for the messages of one transaction that is too large for memory.
 
-It holds the raw messages, each after its length: smaller than decoded columns, and decoding
-them chunk by chunk later costs the same.  It has no name: the space is free again when the batch is
-done, or the process ends, however it does.
+The file holds the raw messages, each after its length.  These are smaller than decoded columns, and
+decoding them later in chunks costs the same.  The file has no name, so its space is freed when the
+batch is done or the process ends in any way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Between two messages of a spool: how many come before, with how many bytes."""
+    """A position between two messages of a spool: the messages and bytes before it."""
 
     messages: int = 0
     size: int = 0
@@ -53,7 +53,7 @@ class Spool:
         self.messages, self.bytes = place.messages, place.size
 
     def read(self, bytes_max: int) -> Iterator[list[bytes]]:
-        """All messages in order, in chunks of about ``bytes_max``."""
+        """Yield all messages in order, in chunks of about ``bytes_max``."""
         self._file.flush()
         self._file.seek(0)
         chunk: list[bytes] = []
@@ -75,5 +75,5 @@ class Spool:
             yield chunk
 
     def close(self) -> None:
-        """Give the space back."""
+        """Close the file, which frees its space."""
         self._file.close()

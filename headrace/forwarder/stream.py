@@ -1,8 +1,8 @@
 """One replication connection: from START_REPLICATION to its end, in a thread of its own.
 
-The thread reads, answers, and confirms; it never processes.  So feedback goes on while the
-batcher is full or the engine is busy (H34).  A stream that has ended is not mended: the engine
-opens the next one at its own position, which is also how it goes back (rewind).
+The thread reads, answers, and confirms; it never processes.  So feedback continues while the
+batcher is full or the engine is busy (H34).  A stream that has ended is not restarted: the engine
+opens a new one at its own position.  A rewind works the same way.
 
 Source: Postgres manual, "Streaming Replication Protocol".
 """
@@ -27,14 +27,14 @@ from headrace.forwarder.receiver import Identity, Origin, Receiver
 _log = structlog.get_logger(__name__)
 
 _SILENCE_S_MAX: Final = 90.0
-"""We ask for an answer every second; decoding a huge transaction may delay it."""
+"""Silence that ends the stream.  We ask every second; decoding may delay the answer."""
 _ASK_S_MIN: Final = 0.002
 _ASK_S_MAX: Final = 0.05
-"""How often the server is asked for its position while somebody waits for one."""
+"""Bounds of the pause between requests for the server's position while a caller waits for one."""
 
 
 class Stream:
-    """A running stream from ``start_lsn``; ``batcher`` gives what it receives.
+    """A running stream from ``start_lsn``; ``batcher`` returns the received batches.
 
     ``source`` is an ordinary connection to the same database, used while starting only.
     """
@@ -49,10 +49,10 @@ class Stream:
         backlog: Backlog | None = None,
         token: str | None = None,
     ) -> None:
-        """Connect and start; what is kept in ``backlog`` is taken first.
+        """Connect and start; the batches of ``backlog`` are taken first.
 
-        ``token``: that of the messages by which other databases' changes come (``carried.py``);
-        None: there are none.
+        ``token``: the token of the messages that carry other databases' changes
+        (``carried.py``); None: there are none.
 
         Raises:
             ContinuityLost: it cannot be continued at ``start_lsn`` without loss.
@@ -90,19 +90,19 @@ class Stream:
     def take(
         self, timeout_s: float, *, rested_at: float = math.inf, gather_s: float = 0.0
     ) -> Batch | None:
-        """The next batch: see ``Batcher.take``.
+        """Return the next batch; see ``Batcher.take``.
 
         Raises:
-            HeadraceError: what ended the stream; what is kept cannot be read.
+            HeadraceError: the stream has ended, or the backlog cannot be read.
         """
         if self._backlog is not None and self._backlog.left:
             return self._backlog.take()
         return self.batcher.take(timeout_s, rested_at=rested_at, gather_s=gather_s)
 
     def relieve(self, keep: Callable[[Batch], Backlog | None]) -> bool:
-        """Have a batch that waits kept elsewhere: see ``Batcher.relieve``.
+        """Move a waiting batch to other storage; see ``Batcher.relieve``.
 
-        ``keep`` says where it is to be taken, should nothing before it be left there.
+        ``keep`` returns where to take the batch from once everything before it is taken.
         """
 
         def kept(batch: Batch) -> bool:
@@ -123,9 +123,9 @@ class Stream:
         return bool(self._backlog is not None and self._backlog.left) or self.batcher.replaying
 
     def confirm(self, lsn: int) -> None:
-        """Everything before ``lsn`` is durable on our side: the source may forget it.
+        """Confirm that everything before ``lsn`` is durable on our side: the source may discard it.
 
-        The only way a position is ever confirmed (H14).
+        No other method confirms a position (H14).
         """
         assert lsn >= self._confirmed, "confirmed positions only grow"
         self._confirmed = lsn
@@ -153,16 +153,16 @@ class Stream:
 
     @property
     def asked(self) -> int:
-        """How often the server has asked for an answer at once (it does when it stops)."""
+        """Number of times the server asked for an immediate reply (it does so when it stops)."""
         return self._asked
 
     def hurry(self, lsn: int) -> None:
-        """Somebody waits for everything before ``lsn``: the server is asked where it is."""
+        """Ask the server for its position: a caller waits for everything before ``lsn``."""
         self.batcher.hurry(lsn)
         self._wake()
 
     def stop(self) -> None:
-        """End the stream and wait for its thread; what is buffered is dropped."""
+        """End the stream and wait for its thread; buffered messages are dropped."""
         self._stopping = True
         self._wake()
         self._thread.join()
@@ -192,7 +192,7 @@ class Stream:
         pause = _ASK_S_MIN
         while not self._stopping:
             now = clock.monotonic()
-            # It tells its position when asked; it may not have come as far as is waited for.
+            # The server replies with its position, which may still be before the one waited for.
             urgent = batcher.urgent
             pause = pause if urgent else _ASK_S_MIN
             every = min(pause, interval) if urgent else interval
@@ -218,7 +218,7 @@ class Stream:
             self._feedback(ask=False)
 
     def _add(self, messages: list[bytes]) -> bool:
-        """Hand messages on, and what is within them; whether there is room for more."""
+        """Pass messages on, carried ones unpacked; returns whether there is room for more."""
         if self._opener is not None:
             messages = self._opener.opened(messages)
         return self.batcher.add(messages)

@@ -1,16 +1,16 @@
-"""Transactions that the server sends before they are committed: kept until they are, or are not.
+"""Transactions that the server sends before their commit: kept until they commit or roll back.
 
-What the server decodes beyond its ``logical_decoding_work_mem`` it would write to its disk, change
-by change, also what nobody has asked for: our own rows, of which it is known only at the end.  It
-sends that instead, in blocks of one transaction each, and forgets it; here it is kept, in memory
-or on disk, and handed on as if it had been sent at its end.
+Changes that the server decodes beyond its ``logical_decoding_work_mem`` would go to its disk one by
+one.  That includes changes nobody subscribes to: only at the end is it known that rows are our own.
+With streaming, the server sends and forgets them, in blocks of one transaction each.  Here they are
+kept in memory or on disk, and passed on as if sent at the commit.
 
     S 7 … E   S 8 … E   B … C   A 8   S 7 … E   c 7        ──►  B … C   B (all of 7) C
 
-Messages within a block tell which subtransaction they are of.  When one is rolled back all that
-came since its first change goes: nobody else has written meanwhile.
+Messages within a block name their subtransaction.  A rollback of a subtransaction removes
+everything since its first change, since no other subtransaction has written meanwhile.
 
-* Invariant: what is handed on is what a server gives that streams nothing.
+* Invariant: the messages passed on are those of a server that does not stream.
 
 Source: Postgres manual, "Logical Replication Message Formats"; ``worker.c``, which does the same.
 """
@@ -27,7 +27,7 @@ from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.spool import Place, Spool
 
 OPTIONS: Final = "proto_version '2', streaming 'on'"
-"""Of START_REPLICATION, for a stream that is read through here."""
+"""Options of START_REPLICATION for a stream that is read through this module."""
 
 _START: Final = struct.Struct("!cIB")
 _COMMIT: Final = struct.Struct("!cIBQQq")
@@ -37,28 +37,28 @@ _BEGIN: Final = struct.Struct("!cQqI")
 _END: Final = struct.Struct("!cBQQq")
 _S, _E, _A, _C, _O = b"SEAcO"
 _MESSAGE_BYTES: Final = 64
-"""What a message in memory costs beyond its content."""
+"""Memory overhead of a message beyond its content."""
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 KINDS: Final = frozenset((_S, _A, _C))
-"""Letters of messages that are for here where no block is open."""
+"""Letters of messages that this module handles outside a block."""
 
 
 @dataclass(slots=True)
 class _Transaction:
-    """What has come of one that has not ended."""
+    """The messages received of a transaction that has not ended."""
 
     messages: list[bytes] = field(default_factory=list)
-    """After those in ``spool``."""
+    """Messages in memory; they follow those in ``spool``."""
     size: int = 0
-    """Bytes of these in memory."""
+    """Bytes that ``messages`` take in memory."""
     spool: Spool | None = None
     count: int = 0
-    """Of all of them."""
+    """Number of all messages."""
     content: int = 0
-    """Bytes in all of them."""
+    """Bytes of all messages."""
     firsts: dict[int, Place] = field(default_factory=dict)
-    """By subtransaction: where it begins; in that order, for there may be a million of them."""
+    """Start of each subtransaction, in order of start; there may be a million of them."""
 
     def add(self, xid: int, message: bytes) -> None:
         """Append a message of a subtransaction, or of the transaction itself."""
@@ -71,7 +71,7 @@ class _Transaction:
         self.content += length
 
     def undo(self, xid: int) -> None:
-        """Forget all from where a subtransaction begins, if it does."""
+        """Remove everything since a subtransaction began; no effect if it has no messages."""
         at = self.firsts.get(xid)
         if at is None:
             return
@@ -90,7 +90,7 @@ class _Transaction:
         self.count, self.content = at.messages, at.size
 
     def spill(self, folder: Path) -> None:
-        """Move what is in memory to disk."""
+        """Move the messages in memory to disk."""
         if self.spool is None:
             self.spool = Spool(folder)
         self.spool.write(self.messages)
@@ -98,13 +98,13 @@ class _Transaction:
         self.size = 0
 
     def read(self) -> Iterator[list[bytes]]:
-        """All of it, in pieces of bounded size if it is large."""
+        """Yield all messages, in chunks of bounded size if there are many."""
         if self.spool is not None:
             yield from self.spool.read(_CHUNK_BYTES)
         yield self.messages
 
     def close(self) -> None:
-        """Give its space back."""
+        """Free its space on disk."""
         if self.spool is not None:
             self.spool.close()
 
@@ -113,7 +113,7 @@ class Streams:
     """The open transactions of one connection."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
-        """What is more than ``bytes_max`` of all together goes to a file in ``folder``."""
+        """Spill to files in ``folder`` when all transactions together exceed ``bytes_max``."""
         self._folder = folder
         self._bytes_max = bytes_max
         self._open: dict[int, _Transaction] = {}
@@ -123,22 +123,22 @@ class Streams:
 
     @property
     def inside(self) -> bool:
-        """Whether a block is open: all that comes is of it."""
+        """Whether a block is open: every message received now belongs to it."""
         return self._block is not None
 
     @property
     def held(self) -> tuple[int, int]:
-        """What open transactions take in memory and on disk."""
-        # Asked by other threads: those that are open now.
+        """Bytes that open transactions take in memory and on disk."""
+        # Called from other threads: a copy of the transactions that are open now.
         spools = [t.spool.bytes for t in list(self._open.values()) if t.spool is not None]
         return self._size, sum(spools)
 
     def take(self, message: bytes) -> Iterator[list[bytes]] | None:
-        """Take a message, of ``KINDS`` or ``inside``; what is to be handed on before all others.
+        """Take a message, of ``KINDS`` or in a block; returns messages to pass on first.
 
         Raises:
-            ContinuityLost: it makes no sense here.
-            TransientError: there is no room for it on disk.
+            ContinuityLost: the message is out of place.
+            TransientError: the disk has no room for it.
         """
         try:
             return self._take(message[0], message)
@@ -152,7 +152,7 @@ class Streams:
             return self._between(kind, message)
         if kind == _E:
             self._block = None
-        elif kind == _O:  # nobody asks where it was written first
+        elif kind == _O:  # the origin is not used
             return None
         elif kind in KINDS:
             raise ContinuityLost("the stream has a block within a block")
@@ -175,7 +175,7 @@ class Streams:
                 )
             self._block = self._open.setdefault(self._top, _Transaction())
         elif kind == _A:
-            # Later versions of the protocol say more.
+            # Later protocol versions add fields.
             _, top, xid = _ABORT.unpack_from(message)
             self._undo(top, xid)
         else:
@@ -210,7 +210,7 @@ class Streams:
         largest.spill(self._folder)
 
     def close(self) -> None:
-        """Forget all: the server sends again what has not ended."""
+        """Forget all: the server resends transactions that have not ended."""
         for found in self._open.values():
             found.close()
         self._open.clear()
@@ -219,7 +219,7 @@ class Streams:
 
 
 def _whole(begin: bytes, found: _Transaction, end: bytes) -> Iterator[list[bytes]]:
-    """A transaction as it is sent at its end."""
+    """Yield the messages of a transaction as a server without streaming sends them."""
     try:
         yield [begin]
         yield from found.read()

@@ -1,14 +1,14 @@
-"""Checkpoints: what became different since the last one, durable at once or not at all.
+"""Checkpoints: the changes since the last one, made durable atomically.
 
-A small one is one write batch.  A large one would hold the interpreter lock for seconds (RocksDB's
-binding keeps it while a batch is written, as it does while a file is taken in) and its batch in
-memory, so it goes a longer way:
+A small checkpoint is one write batch.  A large one would hold the interpreter lock for seconds, since
+RocksDB's binding keeps it while a batch is written, and its batch in memory.  So it is written in
+steps:
 
     changes ─► sorted files in ``checkpoint/`` ─► one write batch: metadata and the list
     of files, synced (from here on it counts) ─► RocksDB takes the files in ─► list deleted
 
-Killed before the batch: the files are garbage.  Killed after it: opening takes them in, again
-if need be; their pairs are absolute, so that changes nothing.
+After a kill before the batch the files are garbage.  After a kill later, opening ingests them, again
+if need be; their pairs are absolute, so repetition is harmless.
 
 * Invariant 1: nothing else writes to the column families of states, so the pairs of a listed
   file are the newest until it is taken in.
@@ -58,7 +58,7 @@ _LIST: Final = b"\x00checkpoint"
 
 
 class RocksCheckpoint:
-    """A checkpoint under way: ``RocksDatabase.begin_checkpoint`` makes it."""
+    """A checkpoint in progress; ``RocksDatabase.begin_checkpoint`` creates it."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RocksCheckpoint:
         finish(disk, self.pace)
 
     def _make_files(self, folder: Path, changes: Iterator[Changed]) -> list[tuple[str, str]]:
-        """(Column family, file name) of sorted files of ``changes``, which are on disk."""
+        """Write sorted files of ``changes`` and sync them; returns (column family, file name)."""
         with columns.writing():
             folder.mkdir(exist_ok=True)
             made = [
@@ -140,7 +140,7 @@ class Pace:
 
 
 def under_way() -> BugError:
-    """What is wrong when something has to wait for the checkpoint."""
+    """Return the error for an operation that must wait for the end of the checkpoint."""
     return BugError("a checkpoint is under way")
 
 
@@ -182,7 +182,7 @@ def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
 def _files(
     disk: Disk, folder: Path, changes: Iterator[Changed], pace: Pace
 ) -> Iterator[tuple[Family, Path]]:
-    """Sorted files of ``changes``; a key that is in several has the same value in all."""
+    """Write sorted files of ``changes``; a key in several files has the same value in all."""
     file: _File | None = None
     number = 0
     for section, keys, values in _sortable(changes, pace):
@@ -219,7 +219,7 @@ class _File:
         self._writer.open(str(path))
 
     def takes(self, section: Section, key: bytes) -> bool:
-        """Whether pairs of ``section`` from ``key`` on may follow here."""
+        """Return whether pairs of ``section`` from ``key`` on may follow in this file."""
         return (
             section.family is self._family
             and self._bytes < _FILE_BYTES
@@ -244,7 +244,7 @@ class _File:
 def _sortable(
     changes: Iterator[Changed], pace: Pace
 ) -> Iterator[tuple[Section, pa.Array, pa.Array]]:
-    """Changes of one state together, as far as they may be in memory."""
+    """Yield the changes of one state together, up to the memory limit."""
     held: list[tuple[pa.Array, pa.Array]] = []
     of: Section | None = None
     size = 0
@@ -268,7 +268,7 @@ def _joined(held: list[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
 
 
 def _cut(array: pa.Array) -> list[bytes]:
-    """The values of a binary array, empty where NULL."""
+    """Return the values of a binary array, empty where NULL."""
     bounds = buffers.offsets(array).astype("int64")
     out: list[bytes] = buffers.cut(buffers.data(array).tobytes(), buffers.view(bounds))
     return out

@@ -94,7 +94,7 @@ class Family:
         return out
 
     def estimate(self) -> int:
-        """About how many bytes all pairs would take in memory."""
+        """Return the estimated size of all pairs in memory, in bytes."""
         count = self.rows.property_int_value("rocksdb.estimate-num-keys") or 0
         size = self.rows.property_int_value("rocksdb.estimate-live-data-size") or 0
         return 2 * int(size) + NODE_BYTES * int(count)
@@ -159,11 +159,11 @@ class StatePlace:
         return layout.owner_bounds(self.prefix)
 
     def section(self, state: str) -> Section:
-        """One of its states."""
+        """Return one of its states."""
         return Section(self.family, self.prefix, state)
 
     def states(self) -> list[str]:
-        """Names of the states that have a pair, in order."""
+        """Return the names of the states that have a pair, in order."""
         out: list[str] = []
         first = self.prefix.encode()
         with reading(self.family.name):
@@ -177,7 +177,7 @@ class StatePlace:
         return out
 
     def empty(self) -> bool:
-        """Whether there is no pair of any state."""
+        """Return whether no state has a pair."""
         first = self.prefix.encode()
         with reading(self.family.name):
             iterator = self.family.rows.iter()
@@ -206,7 +206,7 @@ class Section:
         self._iterator: Any = None
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Values of physical ``keys``, which should be in order."""
+        """Return the values of physical ``keys``, which should be in order."""
         if not keys:
             return []
         with reading(self.name):
@@ -214,22 +214,22 @@ class Section:
         return values
 
     def iterator(self) -> Any:
-        """An iterator shared by scans until ``refresh``; it sees no later write."""
+        """Return an iterator shared by scans until ``refresh``; it sees no later write."""
         if self._iterator is None:
             self._iterator = self.own_iterator()
         return self._iterator
 
     def own_iterator(self) -> Any:
-        """A new iterator over what is there now."""
+        """Return a new iterator over the current pairs."""
         with reading(self.name):
             return keygroups.Within(self.family.rows.iter(), self.prefix, self.end)
 
     def groups(self, first: int, last: int) -> Groups:
-        """The pairs of key groups ``first`` … ``last`` as they are now."""
+        """Return a reader of the current pairs of key groups ``first`` … ``last``."""
         return Groups(self, first, last)
 
     def empty(self) -> bool:
-        """Whether there is no pair."""
+        """Return whether there is no pair."""
         with reading(self.name):
             iterator = self.own_iterator()
             iterator.seek(b"")
@@ -239,7 +239,7 @@ class Section:
         return True
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs in key order, by an iterator of their own."""
+        """Yield all pairs in key order, with a separate iterator."""
         iterator = self.own_iterator()
         iterator.seek(b"")
         yield from pairs_from(iterator, self.name)
@@ -309,13 +309,13 @@ def close(database: Any) -> None:
 
 
 def _damage(error: Exception) -> bool:
-    """Whether what was written is spoilt or gone: no later try finds it."""
+    """Return whether stored data is damaged or missing, so that a retry cannot help."""
     return isinstance(error, FileNotFoundError) or str(error).startswith(_DAMAGED)
 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Errors of RocksDB as ours: rocksdict raises bare Exception."""
+    """Convert errors of RocksDB to ours; rocksdict raises bare Exception."""
     try:
         yield
     except HeadraceError:
@@ -355,7 +355,7 @@ def writing() -> Iterator[None]:
 
 
 def opening_error(path: Path, error: Exception) -> Exception:
-    """What to raise when the database at ``path`` cannot be opened."""
+    """Return the error for a database at ``path`` that cannot be opened."""
     if str(error).startswith(_DAMAGED):
         return StateDamaged(f'the state database "{path}" is damaged', detail=f"{error}.")
     return OSError(f'cannot open the state database "{path}": {error}')

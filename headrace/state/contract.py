@@ -1,12 +1,12 @@
-"""What a stateful collection may ask of its state: arrays of bytes in, arrays of bytes out.
+"""Interfaces of the state of stateful collections: arrays of bytes in, arrays of bytes out.
 
-Two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key -> row ->
-weight; keys are prefix-free (``kernels.keys.encode_keys`` makes them so) and rows come back in byte
-order. A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
-and is checkpointed as of a committed one while later ones are processed.
+There are two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key
+-> row -> weight; keys are prefix-free (``kernels.keys.encode_keys`` makes them so) and rows are
+returned in byte order.  A ``VersionedStore`` records which txid wrote each value: it can roll back
+the last ones, and is checkpointed as of a committed txid while later ones are processed.
 
-Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
-``state.rocks`` (one database, atomic checkpoints of all).
+Two implementations: ``state.memory`` (tests, Spark executors) and ``state.rocks`` (one database,
+atomic checkpoints of all states).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class MapState(Protocol):
     """key -> value."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of ``keys`` in order; ``None`` where absent."""
+        """Return the values of ``keys`` in order; ``None`` where absent."""
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Set each key; ``None`` deletes it.  A later duplicate key wins."""
 
     def load(self, keys: Packed, values: Packed) -> None:
-        """Put keys none of which is there, as a population does, which reads no state of its own.
+        """Add keys that are all absent, without reading the state; for a population.
 
-        One that is loaded twice is a BugError: at once, or when the state is read or written.
+        A key that is loaded twice is a BugError, raised now or when the state is read or written.
         """
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All entries in physical order (``layout``), in bounded chunks of (keys, values).
+        """Yield all entries in physical order (``layout``), in bounded chunks of (keys, values).
 
-        Entries of a chunk that was given out may be put or deleted meanwhile.
+        Entries of a chunk that was yielded may be put or deleted meanwhile.
         """
 
 
@@ -44,14 +44,14 @@ class IndexState(Protocol):
     """key -> row -> weight (never 0)."""
 
     def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
-        """(position in ``keys``, row, weight) of all rows under each key, by position and row."""
+        """Return (position in ``keys``, row, weight) of every row, by position and row."""
 
     def first_many(
         self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """Like ``scan_many``, but at most ``count`` rows under each key.
+        """Return the result of ``scan_many`` limited to ``count`` rows under each key.
 
-        ``starts[i]``: rows before it in byte order are left out; it costs nothing to skip them.
+        ``starts[i]``: rows before it in byte order are left out; skipping them costs nothing.
         """
 
     def add_many(
@@ -60,26 +60,26 @@ class IndexState(Protocol):
         """Add ``weights`` to the rows' weights; a weight that becomes 0 disappears."""
 
     def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
-        """``add_many`` for a population."""
+        """Add rows as ``add_many`` does; for a population."""
 
     def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
-        """Current weight of each (key, row); 0 where absent."""
+        """Return the current weight of each (key, row); 0 where absent."""
 
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
-        """First (or last) row in byte order under each key; ``None`` where the key has no row."""
+        """Return the first or last row in byte order under each key; ``None``: it has no row."""
 
     def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
-        """Last row in byte order before ``bounds[i]`` under each key; ``None``: there is none."""
+        """Return the last row in byte order before ``bounds[i]`` under each key, or ``None``."""
 
 
 class StateStore(Protocol):
     """All state of one view."""
 
     def map(self, name: str) -> MapState:
-        """The map state called ``name`` (made when missing)."""
+        """Return the map state called ``name``, which is created if missing."""
 
     def index(self, name: str) -> IndexState:
-        """The index state called ``name`` (made when missing)."""
+        """Return the index state called ``name``, which is created if missing."""
 
 
 class VersionedStore(StateStore, Protocol):
@@ -89,47 +89,47 @@ class VersionedStore(StateStore, Protocol):
     """
 
     def begin(self, txid: int) -> None:
-        """What is written from now on belongs to ``txid``, which is above all before it.
+        """Begin ``txid``, to which later writes belong; it is above all earlier txids.
 
-        A txid may begin while earlier ones wait for their commit: it reads what they wrote.
+        A txid may begin while earlier ones wait for their commit; it reads their writes.
         """
 
     def prepare(self) -> None:
-        """The txid begun last is whole: nothing is written until the next one begins.
+        """Finish the txid that began last: nothing is written until the next one begins.
 
-        REQUIRES: called before the sink writes its diffs.
+        REQUIRES: called before the sink writes the diffs of the txid.
 
         Raises:
             BugError: a weight is negative.
-            StateDamaged: what is stored cannot be read.
+            StateDamaged: the stored state cannot be read.
         """
 
     def commit(self, txid: int) -> None:
-        """The sink has committed ``txid``, the least one in flight."""
+        """Mark ``txid``, the lowest one in flight, as committed by the sink."""
 
     def rollback(self, txid: int) -> int:
-        """Forget what every txid from ``txid`` on wrote; none of them is in flight any more.
+        """Discard the writes of ``txid`` and all later ones; none of them is in flight afterwards.
 
         Returns:
-            The txid whose state it has now: the one before ``txid``, or an earlier one (never
-            less than the last checkpoint's): the txids after it must be processed again.
+            The txid of the state now: the one before ``txid``, or an earlier one (never below
+            the last checkpoint's).  The txids after it must be processed again.
         """
 
 
 class Checkpoint(Protocol):
-    """A checkpoint under way."""
+    """A checkpoint in progress."""
 
     written: bool
     """Whether ``write`` has succeeded."""
 
     def write(self, *, sync: bool) -> None:
-        """Store it, on any one thread while the others go on; may be repeated if it fails.
+        """Write the checkpoint, on any one thread while other threads go on; may be retried.
 
-        ``sync`` waits for the disk; without it a crash of the machine (not of the process) may
-        lose the whole checkpoint, never a part of it.
+        With ``sync``, wait for the disk.  Without it a crash of the machine (not of the process)
+        may lose the whole checkpoint, never a part of it.
 
         Raises:
-            TransientError: it cannot be written now (53100: the disk is full); nothing was.
+            TransientError: it cannot be written now (53100: disk full); nothing was written.
             StateDamaged: the database is damaged.
         """
 
@@ -140,14 +140,14 @@ class VersionedDatabase(Protocol):
     def begin_checkpoint(
         self, stores: Sequence[tuple[Any, int]], meta: Mapping[bytes, bytes | None]
     ) -> Checkpoint:
-        """A checkpoint of stores at their committed txids, and of ``meta`` (None deletes).
+        """Return a new checkpoint of stores at their committed txids, and of ``meta``.
 
-        O(1) per state.  Everything becomes durable in one atomic write, or nothing.  At most
-        one checkpoint is under way at a time.
+        A ``None`` in ``meta`` deletes the entry.  O(1) per state.  The write is atomic.  At most
+        one checkpoint is in progress at a time.
         """
 
     def end_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Free what is durable now; if it was not written, all is as before it began.
+        """Free memory that is durable now; if the write failed, restore the state before it.
 
         REQUIRES: ``write`` is not running.
         """
@@ -155,5 +155,5 @@ class VersionedDatabase(Protocol):
     def put_meta(self, meta: Mapping[bytes, bytes | None], *, sync: bool) -> None:
         """Write small metadata at once, also while a checkpoint is being written.
 
-        With ``sync`` everything written before, checkpoints too, is on disk afterwards.
+        With ``sync`` all earlier writes, checkpoints included, are on disk afterwards.
         """

@@ -40,11 +40,11 @@ class Disk:
     """
 
     def __init__(self, path: Path, cache_bytes: int) -> None:
-        """Open the database at ``path``, or make it.
+        """Open or create the database at ``path``.
 
         Raises:
             OSError: the files cannot be used now: another process has them open, say.
-            StateDamaged: they do not hold what was written, or in another format.
+            StateDamaged: the files are damaged, or in another format.
         """
         self.path: Final = path
         self._memory = Memory.of(cache_bytes)
@@ -111,15 +111,15 @@ class Disk:
             return family
 
     def known(self, name: str) -> Family | None:
-        """The column family of that name, if there is one."""
+        """Return the column family of that name, or None."""
         return self._families.get(name)
 
     def file_writer(self) -> Any:
-        """A writer of a sorted file for ``Family.ingest``."""
+        """Return a writer of a sorted file for ``Family.ingest``."""
         return rocksdict.SstFileWriter(columns.options(None))
 
     def names(self) -> list[str]:
-        """Names of all that have states: by families of their own, or in the shared one."""
+        """Return the names of all owners of states, in their own families or the shared one."""
         own = [name for name in self._families if name != columns.SHARED]
         return own + self._shared.owners()
 
@@ -155,7 +155,7 @@ class Disk:
     # --- batches and metadata
 
     def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
-        """One atomic write batch of pairs per state and ``meta``; from any thread."""
+        """Write pairs per state and ``meta`` in one atomic batch; from any thread."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         touched = set()
         for section, keys, values in pairs:
@@ -200,13 +200,13 @@ class Disk:
             _log.warning("log of the state kept", family=name, reason=error.message)
 
     def get_meta(self, key: bytes) -> bytes | None:
-        """One entry of the metadata."""
+        """Return one entry of the metadata."""
         with reading("metadata"):
             value: bytes | None = self._db.get(key)
         return value
 
     def scan_meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries whose key starts with ``prefix``, in key order."""
+        """Return all entries whose key starts with ``prefix``, in key order."""
         out: list[tuple[bytes, bytes]] = []
         with reading("metadata"):
             iterator = self._db.iter()

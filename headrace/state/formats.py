@@ -1,19 +1,19 @@
-"""Which version's files a state database consists of: a file ``FORMAT`` beside RocksDB's.
+"""Format version of a state database: a file ``FORMAT`` beside RocksDB's files.
 
 ===========  ==================================================================================
-it has       what happens
+format       what happens
 ===========  ==================================================================================
 ours         it is used
-4            it is used, and has our number from then on: every view has a column family of its own,
-             which is one of the two places that we look at
-an earlier   the worker sets it aside, and every view is filled anew by itself: the log says
+4            it is used, and gets our number: every view has a column family of its own, which
+                          is one of the two places where states are looked up
+an earlier   the worker sets it aside and refills every view by itself: the log says
              why, and views show their last contents until then
-a later      the server does not start (55000): what a later version has made is not made anew
-             by mistake
+a later      the server does not start (55000), so that states of a later version are not
+                          refilled by mistake
 ===========  ==================================================================================
 
-``layout.FORMAT`` is the number.  Everything in the database can be made anew from the source, so
-there are no steps that change what is stored: a step that is wrong would be found by nobody.
+``layout.FORMAT`` is the current number.  Everything in the database can be rebuilt from the source.
+So there are no migrations of stored states, in which an error would go unnoticed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from headrace.state import layout
 _FILE: Final = "FORMAT"
 _BEFORE_NUMBERS: Final = b"1"
 _CONTAINED: Final = b"4"
-"""An earlier format, of which each database is also one of ours."""
+"""An earlier format; each database of that format is also valid in ours."""
 _SHOWN: Final = 20
 
 
 def check(path: Path) -> None:
-    """Make sure that the state at ``path`` has our format; a new one gets it.
+    """Check that the state at ``path`` has our format; a new one gets it.
 
     Raises:
-        OtherFormat: it has another.
+        OtherFormat: it has another format.
     """
     found = _written(path)
     if found in (None, _CONTAINED):
@@ -51,7 +51,7 @@ def check(path: Path) -> None:
 
 
 def later(paths: Iterable[Path]) -> PrerequisiteError | None:
-    """Why this version may not begin with the states at ``paths``; None: it may."""
+    """Return why this version must not open the states at ``paths``, or None if it may."""
     for path in paths:
         found = _written(path)
         if found is not None and found.isdigit() and int(found) > layout.FORMAT:
@@ -66,7 +66,7 @@ def later(paths: Iterable[Path]) -> PrerequisiteError | None:
 
 
 def _written(path: Path) -> bytes | None:
-    """What is there; None: nothing was made yet."""
+    """Return the content of the format file; None: there is no database yet."""
     file = path / _FILE
     if file.exists():
         return file.read_bytes().strip()

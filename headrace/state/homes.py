@@ -1,8 +1,8 @@
-"""Under which name the states of a view are on disk, where it is not the view's own name.
+"""Names under which the states of views are on disk, where these are not the views' own names.
 
-States are handed over without being touched: the new owner takes over the name.
+A hand-over does not touch the states: the new owner takes over the name.
 
-* Invariant: what is under a name belongs to the one store for which ``home`` gives that name.
+* Invariant: the states under a name belong to the one store for which ``home`` returns that name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from headrace.state.disk import Disk
 
 _HOME: Final = b"home/"
 _LEFT: Final = "+"
-"""Ends the home of a store whose former home another store has taken: no id ends so."""
+"""Suffix of the home of a store whose former home another store has taken; no id ends in it."""
 
 
 class Homes:
-    """The homes of one database; one thread at a time uses it."""
+    """The homes of one database; used by one thread at a time."""
 
     def __init__(self, disk: Disk) -> None:
         self._moved = {
@@ -34,14 +34,14 @@ class Homes:
         return [whose.get(home, home) for home in homes]
 
     def hand_over(self, name: str, taker: str) -> dict[bytes, bytes | None]:
-        """The metadata by which ``taker`` has the home of ``name``; see ``moved``."""
+        """Return the metadata that gives ``taker`` the home of ``name``; see ``moved``."""
         home = self.home(name)
         # By its own name: two stores that have had one home must not both get that of its rest.
         left = home if home.rstrip(_LEFT) == name else name
         return {_key(taker): home.encode(), _key(name): (left + _LEFT).encode()}
 
     def moved(self, meta: dict[bytes, bytes | None]) -> None:
-        """What ``hand_over`` or ``forget`` has answered is written."""
+        """Apply metadata of ``hand_over`` or ``forget``, once it is written."""
         for key, value in meta.items():
             name = key[len(_HOME) :].decode()
             if value is None:
@@ -50,9 +50,9 @@ class Homes:
                 self._moved[name] = value.decode()
 
     def forget(self, name: str) -> dict[bytes, bytes | None]:
-        """The metadata by which a store that is gone has no home; see ``moved``.
+        """Return the metadata that removes the home of a dropped store; see ``moved``.
 
-        If another store has its first home, that is kept: it must not get it again.
+        The entry stays if another store has its first home: it must not get that home again.
         """
         kept = name in self._moved.values()
         return {} if kept or name not in self._moved else {_key(name): None}

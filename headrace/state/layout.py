@@ -9,17 +9,17 @@ state          physical key                   value
 ``IndexState`` key group, key, then the row   the weight: int64, little-endian, never 0
 =============  =============================  ==========================================
 
-The key group is one byte, a hash of the key (``kernels.keygroups``): it is the unit that is kept in
-memory or not.  Everything about a key is in one group, whatever its rows.
+The key group is one byte, a hash of the key (``kernels.keygroups``).  A group is in memory or
+spilled as a whole.  A key and all its rows are in one group.
 
-On disk the state's name and a NUL stand before the physical key, and those keys are the state's
-*section*.  Small views share one column family (RocksDB's cost of making or dropping one grows with
-their number): there the view's name and a slash stand before that.  A view that began large has a
-family of its own.  Blocks store what neighbours have in common only once.
+On disk the physical key is preceded by the state's name and a NUL; those keys are the state's
+*section*.  Small views share one column family, since RocksDB's cost of creating or dropping one
+grows with their number; there the view's name and a slash come first.  A view that began large has
+a column family of its own.  Blocks store the common prefix of neighbouring keys only once.
 
-Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.keys.encode_keys``), so
-key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
-byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
+Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.keys.encode_keys``).  So key
+and row need no separator, and a scan by the prefix ``key`` finds exactly that key's rows, in byte
+order of the rows.  The one empty key of a cross product is prefix-free as the only key.
 Invariant 2: no name of a state has a byte below 2, so sections do not overlap.
 Invariant 3: no name of a view has a slash, so views do not overlap in the shared family.
 """
@@ -30,9 +30,10 @@ import struct
 from typing import Final
 
 FORMAT: Final = 5
-"""Version of this layout and of the key encoding, and of what collections keep in it.
+"""Version of this layout, of the key encoding, and of the values that collections store.
 
-1 had no key groups, 2 one state per aggregate, 3 one column family per state, 4 one per view.
+Version 1 had no key groups, 2 one state per aggregate, 3 one column family per state, 4 one
+per view.
 """
 
 GROUPS: Final = 256
@@ -45,36 +46,36 @@ _WEIGHT: Final = struct.Struct("<q")
 Pair = tuple[bytes, bytes]
 """Physical key, value."""
 Pairs = list[Pair]
-"""In ascending key order: what ``dump`` yields."""
+"""Pairs in ascending key order, as ``dump`` returns them."""
 
 
 def section(state: str) -> bytes:
-    """What the keys of a state begin with on disk."""
+    """Return the prefix of the keys of a state on disk."""
     return state.encode() + b"\x00"
 
 
 def section_end(state: str) -> bytes:
-    """The least bytes above every key of a state on disk."""
+    """Return the exclusive upper bound of the keys of a state on disk."""
     return state.encode() + b"\x01"
 
 
 def owner_bounds(owner: str) -> tuple[bytes, bytes]:
-    """The half-open range of the keys below ``owner``, which ends with ``OWNER_END``."""
+    """Return the half-open range of keys with the prefix ``owner`` (it ends in ``OWNER_END``)."""
     first = owner.encode()
     return first, first[:-1] + bytes((first[-1] + 1,))
 
 
 def state_of(key: bytes) -> str:
-    """The name of the state that has a key on disk."""
+    """Return the name of the state that a key on disk belongs to."""
     return key.partition(b"\x00")[0].decode()
 
 
 def encode_weight(weight: int) -> bytes:
-    """Value of an ``IndexState`` entry."""
+    """Encode a weight as the value of an ``IndexState`` entry."""
     return _WEIGHT.pack(weight)
 
 
 def decode_weight(value: bytes) -> int:
-    """Inverse of ``encode_weight``."""
+    """Decode the value of an ``IndexState`` entry."""
     weight: int = _WEIGHT.unpack(value)[0]
     return weight

@@ -1,6 +1,6 @@
-"""What a population puts into a state, packed as it came: put in order when it is written.
+"""Pairs that a population loads into a state, packed in arrival order and sorted when written.
 
-Whoever asks for one of the entries meanwhile has them all unpacked first.
+A read of one of the entries before that unpacks all of them first.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from headrace.state import layout
 from headrace.state.map import keygroups
 
 Pieces = Iterator[tuple[list[bytes], list[bytes]]]
-"""(keys, values) in ascending order of the keys, some at a time."""
+"""Chunks of (keys, values), in ascending order of the keys."""
 
 _PAIRS_PER_PIECE: Final = 4096
 _NO_ROWS: Final = Packed(np.zeros(0, np.uint8), np.zeros(0, np.int64))
 
 
 def twice() -> BugError:
-    """A population brings each key once."""
+    """Return the error for a key that a population has loaded twice."""
     return BugError("a row was loaded twice")
 
 
 def map_pieces(keys: Packed, values: Packed) -> Pieces:
-    """What a ``MapState`` of these keys, which may stand in any order, is when written.
+    """Yield the sorted pairs of a ``MapState`` with these keys, which may be in any order.
 
     Raises:
-        BugError: a key stands there twice.
+        BugError: a key occurs twice.
     """
     found = _physical(keys, None)
     order = packed.sorted_order(found)
@@ -44,7 +44,7 @@ def map_pieces(keys: Packed, values: Packed) -> Pieces:
 
 
 def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
-    """What an ``IndexState`` of these rows is when written; weights of equal ones are summed.
+    """Yield the sorted pairs of an ``IndexState`` of these rows; weights of equal ones are summed.
 
     Raises:
         BugError: a sum is negative.
@@ -69,7 +69,7 @@ def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
 
 
 def pieces(keys: list[bytes], values: list[bytes]) -> Pieces:
-    """Pairs of physical keys, none of them twice, in order."""
+    """Yield pairs of distinct physical keys, in order."""
     order = packed.sorted_order(packed.pack(keys))
     for part in _parts(order):
         numbers = part.tolist()
@@ -77,7 +77,7 @@ def pieces(keys: list[bytes], values: list[bytes]) -> Pieces:
 
 
 def pairs(found: Pieces) -> Iterator[layout.Pair]:
-    """The pairs one by one."""
+    """Yield the pairs one by one."""
     for keys, values in found:
         yield from zip(keys, values, strict=True)
 
@@ -88,7 +88,7 @@ def _parts(order: Int64s) -> Iterator[Int64s]:
 
 
 def _physical(keys: Packed, rows: Packed | None) -> Packed:
-    """Key group, key, then the row if there are any, of each."""
+    """Return the physical keys: key group, key, then the row if there are rows."""
     sizes = np.diff(keys.bounds) + 1
     if rows is not None:
         sizes += np.diff(rows.bounds)

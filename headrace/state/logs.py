@@ -1,11 +1,11 @@
-"""RocksDB's write-ahead log: on disk when we say so, and never in many files.
+"""RocksDB's write-ahead log: synced on request, and limited to few files.
 
-RocksDB begins a new file of the log whenever it flushes a column family, and keeps a file until
-every family has flushed what stands in it.  It counts bytes only: a family with one unflushed
-pair would keep a thousand small files, all of which each sync goes through.
+RocksDB begins a new log file whenever it flushes a column family, and keeps a file until every
+family has flushed its pairs in it.  RocksDB limits only the bytes of the log.  So a family with one
+unflushed pair would keep a thousand small files, and each sync goes through all of them.
 
-* Invariant 1: a family whose unflushed pairs are older than the last sync has an entry, with a
-  number of which the file that they stand in, or one soon after it, is the bearer.
+* Invariant 1: a family whose unflushed pairs are older than the last sync has an entry.  Its
+    number is that of the file with these pairs, or of one soon after it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final
 from headrace.state import files
 
 LOGS_MAX: Final = 16
-"""Files of the log that may be there, but for those whose pairs are being flushed."""
+"""Maximum number of log files, apart from those whose pairs are being flushed."""
 _LOGS_KEPT: Final = LOGS_MAX // 4
-"""Families with pairs in older files are flushed, when half of that is there."""
+"""Files kept once half of the maximum exists; families with pairs in older ones are flushed."""
 
 
 class Logs:
-    """The files of the log, and the families whose pairs stand in them; from any thread."""
+    """The log files, and the families that have pairs in them; from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path: Final = path
@@ -33,16 +33,16 @@ class Logs:
         self._since: dict[str, int] = {}
 
     def wrote(self, families: Iterable[str]) -> None:
-        """They have pairs in the newest file: called after the write.
+        """Record that ``families`` have pairs in the newest file; called after the write.
 
-        So a flush that begins meanwhile takes no entry along that it does not do for.
+        So a flush that begins meanwhile does not remove an entry whose pairs it does not flush.
         """
         with self._lock:
             for name in families:
                 self._since.setdefault(name, self._newest)
 
     def sync(self) -> list[str]:
-        """Wait until all is on disk; returns the families to flush, of which it forgets."""
+        """Sync the log; returns the families to flush, whose entries are removed."""
         numbers = files.sync_log(self._path)
         with self._lock:
             self._newest = max([self._newest, *numbers])
@@ -55,6 +55,6 @@ class Logs:
             return old
 
     def forget(self, family: str) -> None:
-        """It was dropped."""
+        """Remove the entry of a dropped family."""
         with self._lock:
             self._since.pop(family, None)

@@ -1,13 +1,13 @@
 """State in RocksDB: one database per worker, whose views have places in its column families.
 
-What the txids write is in memory (``tiers``) until a checkpoint makes it durable, for all views
-together with metadata, at once (``checkpoint``).  Killing the process at any moment leaves the
-last checkpoint whole (the write-ahead log is always on).
+The writes of txids are in memory (``tiers``) until a checkpoint (``checkpoint``) makes them
+durable atomically, for all views together with metadata.  After a kill at any moment the last
+checkpoint is complete (the write-ahead log is always on).
 
 * Invariant 1: the column families hold only checkpointed states: nothing else writes to them,
   except ``ingest``, which makes all states of a view that has none yet, and their removal.
 * Invariant 2: no stored weight is 0 or negative: ``prepare`` proves it before the sink writes.
-* Invariant 3: what cannot be read is never taken for absent (``columns``, H22).
+* Invariant 3: data that cannot be read is never taken for absent (``columns``, H22).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class RocksDatabase:
     """
 
     def __init__(self, path: Path, *, memory_bytes: int = BUDGET_BYTES) -> None:
-        """Open the database at ``path``, or make it.
+        """Open or create the database at ``path``.
 
         ``memory_bytes`` is a budget for maps, caches and write buffers of all states together.
 
         Raises:
             OSError: the files cannot be used now: another process has them open, say.
-            StateDamaged: they do not hold what was written, or in another format.
+            StateDamaged: the files are damaged, or in another format.
         """
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
@@ -79,10 +79,10 @@ class RocksDatabase:
     # --- views
 
     def view(self, view_id: int | str, txid: int = 0) -> RocksStore:
-        """The states of one view as of the last checkpoint, which was of ``txid``.
+        """Return the states of one view as of the last checkpoint, which was of ``txid``.
 
-        A store of the view that was given out before is void from now on.  REQUIRES: no
-        checkpoint is under way (so for ``drop_view`` and ``ingest``).
+        An earlier store of the view becomes invalid.  REQUIRES: no checkpoint is in progress (also
+        for ``drop_view`` and ``ingest``).
         """
         checkpoint.finish(self.disk)
         name = f"v{view_id}"
@@ -96,7 +96,7 @@ class RocksDatabase:
         return store
 
     def views(self) -> set[int]:
-        """Ids of the views that have states here, whether or not a checkpoint counts them."""
+        """Return the ids of the views that have states here, checkpointed or not."""
         names = self._homes.names(self.disk.names())
         found = (name.removeprefix("v") for name in names)
         return {int(view_id) for view_id in found if view_id.lstrip("-").isdigit()}
@@ -113,11 +113,11 @@ class RocksDatabase:
             self._homes.moved(gone)
 
     def hand_over(self, view_id: int | str, taker: int | str, meta: Meta) -> None:
-        """Make all states of a view those of ``taker``, and write ``meta``, at once and synced.
+        """Give all states of a view to ``taker``, and write ``meta``, atomically and synced.
 
-        The view has none then.  Stores of both that were given out are void from now on.
+        The view has no states afterwards.  Earlier stores of both become invalid.
 
-        REQUIRES: nothing is in flight, all is in a checkpoint, none is under way, and ``taker``
+        REQUIRES: nothing is in flight, all is in a checkpoint, none is in progress, and ``taker``
         has no states.
         """
         checkpoint.finish(self.disk)
@@ -136,7 +136,7 @@ class RocksDatabase:
         keep: Callable[[str], bool],
         meta: Meta,
     ) -> None:
-        """Make those states of a view that are to ``keep`` those of ``taker``; see ``hand_over``.
+        """Give the states of a view that match ``keep`` to ``taker``; see ``hand_over``.
 
         A repetition after a crash is harmless, as long as ``meta`` is not written.
 
@@ -150,7 +150,7 @@ class RocksDatabase:
         self.hand_over(view_id, taker, meta)
 
     def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
-        """Drop the states of a view but for those to ``keep``, and write ``meta``, all at once.
+        """Drop the states of a view that do not match ``keep``, and write ``meta``, atomically.
 
         It is not synced: a crash of the machine may undo it all.
 
@@ -166,7 +166,7 @@ class RocksDatabase:
     def ingest(
         self, view_id: int | str, runs: Iterable[Path], keep: Callable[[str], bool] | None = None
     ) -> None:
-        """Make the states of a view out of runs of ``write_run``, of which it may ``keep`` some.
+        """Create the states of a view from runs of ``write_run``, limited to those in ``keep``.
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
         The files are linked or copied and stay.  Not synced: the next sync makes it durable.
@@ -199,7 +199,7 @@ class RocksDatabase:
     def export(
         self, view_id: int | str, path: Path, keep: Callable[[str], bool] = lambda _: True
     ) -> int:
-        """Write the states of a view to ``keep``, as of the last checkpoint, as a run.
+        """Write the states of a view that match ``keep``, as of the last checkpoint, as a run.
 
         Returns the pairs.  From any thread.  REQUIRES: no checkpoint that has it is written
         meanwhile.
@@ -256,7 +256,7 @@ class RocksDatabase:
             raise checkpoint.under_way()
 
     def forget(self, tiers: Iterable[Tier]) -> None:
-        """These tiers are going away."""
+        """Forget tiers that are about to be closed."""
         self.schedule.touch_none()
         self._regulator.forget(tiers)
 
@@ -315,15 +315,15 @@ class RocksDatabase:
         self.disk.write([], meta, sync=sync)
 
     def sync(self) -> None:
-        """All metadata that was written is durable afterwards; from any thread."""
+        """Sync all metadata that was written; from any thread."""
         self.disk.write([], {_SYNCED: b""}, sync=True)
 
     def get_meta(self, key: bytes) -> bytes | None:
-        """One entry of the metadata."""
+        """Return one entry of the metadata."""
         return self.disk.get_meta(key)
 
     def scan_meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries whose key starts with ``prefix``, in key order."""
+        """Return all entries whose key starts with ``prefix``, in key order."""
         return self.disk.scan_meta(prefix)
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None)
 
 
 def _pieces(section: Section) -> Pieces:
-    """All pairs of a state on disk."""
+    """Yield all pairs of a state on disk."""
     groups = section.groups(0, layout.GROUPS - 1)
     try:
         while (piece := groups.read(_PAIRS_PER_PIECE, _BYTES_PER_PIECE))[0]:

@@ -16,7 +16,7 @@ from headrace.state.tiers import Tier, TieredIndex, TieredMap
 
 
 class Database(Protocol):
-    """What a store asks of its database."""
+    """The part of the database that a store uses."""
 
     @property
     def disk(self) -> Disk:
@@ -24,13 +24,13 @@ class Database(Protocol):
 
     @property
     def schedule(self) -> RegulatorSchedule:
-        """Is told which states are used."""
+        """The regulator's record of which states are used."""
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
 
     def forget(self, tiers: Iterable[Tier]) -> None:
-        """These tiers are going away."""
+        """Forget tiers that are about to be closed."""
 
 
 class RocksStore:
@@ -38,7 +38,7 @@ class RocksStore:
 
     def __init__(self, database: Database, name: str, txid: int) -> None:
         self.name: Final = name
-        """By which its place on disk is found."""
+        """The name by which its place on disk is found."""
         self.txid = txid
         """The last txid committed."""
         self.durable = txid
@@ -58,7 +58,7 @@ class RocksStore:
         return self._state(name, TieredIndex)
 
     def listed(self) -> list[Tier]:
-        """Its tiers as they are just now; from any thread."""
+        """Return a copy of the list of tiers; from any thread."""
         return list(self.tiers.values())
 
     @property
@@ -67,14 +67,14 @@ class RocksStore:
         return sum(tier.map.live_bytes for tier in self.listed())
 
     def unpack(self, pack: Pack) -> Iterator[tuple[Tier, PackedPairs]]:
-        """The states of a pack that are on disk, with what they have there.
+        """Yield the states of a pack that are on disk, with their pairs there.
 
-        REQUIRES: it was just made, of what was just ingested.
+        REQUIRES: the store was just made, from pairs that were just ingested.
         """
         for name in pack.states:
             section = self._section(name)
             if not section.empty():
-                with contextlib.suppress(OSError):  # it is read like any other
+                with contextlib.suppress(OSError):  # the state is read from disk like any other
                     pairs = pack.pairs(name)
                     self.tiers[name] = self._tier(section)
                     yield self.tiers[name], pairs
@@ -111,9 +111,9 @@ class RocksStore:
             tier.commit(txid)
 
     def rollback(self, txid: int) -> int:
-        """See ``VersionedStore``; a committed ``txid`` takes it back to the last checkpoint.
+        """Roll back (see ``VersionedStore``); a committed ``txid`` reverts to the last checkpoint.
 
-        REQUIRES, if so: no checkpoint is under way.
+        REQUIRES, for a committed ``txid``: no checkpoint is in progress.
         """
         if txid <= self.txid and self.txid > self.durable:
             self._reopen()
@@ -126,7 +126,7 @@ class RocksStore:
         return first - 1
 
     def _reopen(self) -> None:
-        """Forget everything that is in no checkpoint."""
+        """Discard every write that is in no checkpoint."""
         self._database.demand_rest()
         self._in_flight = []
         self.txid = self.durable
@@ -141,22 +141,22 @@ class RocksStore:
     # --- checkpoints
 
     def snapshot(self, txid: int) -> list[tuple[Tier, int]]:
-        """The tiers, each with its snapshot of committed ``txid`` (O(1) for each)."""
+        """Return the tiers, each with its snapshot of committed ``txid`` (O(1) for each)."""
         if txid < self.txid or (self._in_flight and txid >= self._in_flight[0]):
             raise BugError(f"a checkpoint of {txid}, committed is {self.txid}")
         self.txid = txid
         return [(tier, tier.snapshot(txid)) for tier in self.tiers.values()]
 
     def dump(self) -> dict[str, layout.Pairs]:
-        """Every checkpointed pair of every state, in physical key order (for tests)."""
+        """Return every checkpointed pair of every state, in physical key order (for tests)."""
         place = self._database.disk.place(self.name)
         names = sorted({*place.states(), *self.tiers})
         return {name: list(place.section(name).pairs()) for name in names}
 
     def forget(self, names: Iterable[str]) -> list[Tier]:
-        """These states are gone from disk; their tiers, which are closed.
+        """Forget states that are gone from disk; returns their tiers, which are closed.
 
-        REQUIRES: nothing is in flight, and who has used them does so no more.
+        REQUIRES: nothing is in flight, and no collection uses these states any more.
         """
         gone = [self.tiers.pop(name) for name in names if name in self.tiers]
         for name in names:
@@ -166,7 +166,7 @@ class RocksStore:
         return gone
 
     def close(self) -> None:
-        """Free what is in memory; REQUIRES: no checkpoint of it is under way."""
+        """Free all memory; REQUIRES: no checkpoint of the store is in progress."""
         self._closed = True
         for tier in self.tiers.values():
             tier.close()

@@ -1,10 +1,10 @@
-"""Frames: what stands in a queue, one message each.
+"""Frames: the units of a queue, one message each.
 
     | 64 bytes of header | body | zeros up to a multiple of 64 |
 
 The body is an Arrow IPC record batch message, uncompressed, so that a mapped frame is read as a
-record batch without copying; its schema stands beside the queues once (``schemas.py``).  A TimeEnd
-has no body.  The checksum is over the header before it and all that follows.
+record batch without copying.  The schema is stored once, outside the queue (``schemas.py``).  A
+TimeEnd has no body.  The checksum covers the rest of the header and all that follows it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PADDING: Final = bytes(ALIGN)
 
 
 Place = tuple[int, int, int]
-"""Offset, gap and schema of a frame: what its queue says of it."""
+"""Offset, gap and schema of a frame, which its queue assigns."""
 
 
 class Kind(IntEnum):
-    """What a frame tells."""
+    """The kind of message in a frame."""
 
     DIFFS = 1
     TABLE_DIFFS = 2
@@ -37,39 +37,39 @@ class Kind(IntEnum):
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """What is said of a frame before its body."""
+    """The header of a frame."""
 
     kind: Kind
     txid: int
     attempt: int
     rows: int
-    """Rows of the body; of a TimeEnd: those sent since the one before."""
+    """Rows of the body; for a TimeEnd: the rows sent since the previous one."""
     commit_us: int = 0
-    """When the oldest of its changes was committed, microseconds since 2000-01-01 UTC (A-42)."""
+    """Commit time of its oldest change, in microseconds since 2000-01-01 UTC (A-42)."""
     table_oid: int = 0
     schema: int = 0
     """Number of the body's schema."""
     gap: int = 0
-    """Bytes between the end of the frame before it and this one: no frame can be left out."""
+    """Bytes between the previous frame's end and this one, so that a missing frame is noticed."""
     offset: int = 0
-    """Where in the queue it stands."""
+    """Its offset in the queue."""
     body_bytes: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes it takes in a queue."""
+        """Bytes that the frame takes in a queue."""
         return size(self.body_bytes)
 
 
 def size(body_bytes: int) -> int:
-    """Bytes that a frame with such a body takes in a queue."""
+    """Return the bytes that a frame with a body of that size takes in a queue."""
     return HEADER_BYTES + -(-body_bytes // ALIGN) * ALIGN
 
 
 def made(
     header: Header, place: Place, body: memoryview | None
 ) -> tuple[bytes, memoryview | None, bytes]:
-    """A frame as it is written: its header, its body, and what fills it up."""
+    """Return a frame as it is written: its header, its body, and its padding."""
     body_bytes = 0 if body is None else len(body)
     offset, gap, schema = place
     head = _HEADER.pack(
@@ -84,7 +84,7 @@ def made(
 
 
 def read(memory: memoryview) -> Header | None:
-    """The header at the start of ``memory``; None if there is none."""
+    """Return the header at the start of ``memory``; None if there is none."""
     if len(memory) < HEADER_BYTES:
         return None
     magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, oid = (
@@ -97,7 +97,7 @@ def read(memory: memoryview) -> Header | None:
 
 
 def whole(memory: memoryview) -> bool:
-    """Whether the frame in ``memory``, which is of its size, is as it was written."""
+    """Return whether the checksum of the frame in ``memory``, which has its size, is right."""
     (told,) = _SUM.unpack_from(memory, _HEADER.size)
     found = crc32c.crc32c(memory[HEADER_BYTES:], crc32c.crc32c(memory[: _HEADER.size]))
     return bool(told == found)

@@ -1,4 +1,4 @@
-"""All queues of a worker: their file, their schemas, and their names (seed A's storage manager)."""
+"""All queues of a worker: their file, schemas and names (seed A's storage manager)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from headrace.storage.queue import Queue
 from headrace.storage.schemas import Schemas
 
 QUEUES_MAX: Final = 65_536
-"""Queues that there may be at a time."""
+"""Maximum number of queues at a time."""
 
 _SPARE: Final = 64
-"""Blocks that nobody has and that keep their space on the disk."""
+"""Free blocks that keep their space on the disk."""
 _HINTS: Final = np.dtype((np.uint64, 3))
-"""What a queue's process leaves about it: its base, its front, the last txid before the base."""
+"""Hints about a queue for the next process: its base, front, and last txid before the base."""
 _names = msgspec.json.Decoder(dict[str, int])
 
 
 class Storage:
-    """The queues in a folder, by name; those that an earlier process has left are found again."""
+    """The queues in a folder, by name; the queues of an earlier process are opened again."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Storage:
         block_bytes: int = BLOCK_BYTES,
         memory_bytes: int = 0,
     ) -> None:
-        """``bytes_max``: what all queues together may hold; ``memory_bytes``: in memory (0: any).
+        """Open the folder; all queues hold ``bytes_max``, ``memory_bytes`` in memory (0: no limit).
 
         Raises:
             OSError: the folder cannot be used.
@@ -57,26 +57,26 @@ class Storage:
         self._queues: Final[dict[str, Queue]] = {}
         self.pool: Final = BufferPool(self.file, self.lock, self._queues, memory_bytes)
         self._leaving: list[Queue] = []
-        """Queues that were dropped while somebody held a batch of theirs."""
+        """Dropped queues of which a reader still holds a batch."""
         self._recover()
 
     @property
     def queues(self) -> list[Queue]:
-        """All of them, in order of number."""
+        """All queues, in order of number."""
         with self.lock:
             return sorted(self._queues.values(), key=lambda queue: queue.number)
 
     def get(self, name: str) -> Queue | None:
-        """The queue of that name, if there is one."""
+        """Return the queue of that name, or None."""
         with self.lock:
             return self._queues.get(name)
 
     def make(self, name: str) -> Queue:
-        """A new queue, with one block (A-11).
+        """Create a queue, with one block (A-11).
 
         Raises:
-            BugError: there is one of that name.
-            NoRoom: no block can be had.
+            BugError: a queue of that name exists.
+            NoRoom: no block is available.
         """
         with self.lock:
             if name in self._queues:
@@ -89,7 +89,7 @@ class Storage:
             return queue
 
     def drop(self, name: str) -> None:
-        """A queue is needed no more, if there is one."""
+        """Drop a queue if it exists."""
         with self.lock:
             queue = self._queues.pop(name, None)
             if queue is not None:
@@ -99,7 +99,7 @@ class Storage:
                 self._let_go()
 
     def tend(self) -> None:
-        """Give back what is not needed; to be called now and then."""
+        """Release unneeded blocks, space and memory; to be called periodically."""
         with self.lock:
             for queue in self._queues.values():
                 queue.check()
@@ -112,15 +112,15 @@ class Storage:
 
     @property
     def unsynced(self) -> bool:
-        """Whether something was put that is not on the disk, as for a crash of the machine."""
+        """Whether a queue has frames that are not synced, which a machine crash would lose."""
         with self.lock:
             return any(queue.synced < queue.front for queue in self._queues.values())
 
     def sync(self) -> None:
-        """Have all that was put until now on the disk, as for a crash of the machine.
+        """Sync all frames put until now, so that they survive a crash of the machine.
 
         Raises:
-            TransientError: it cannot be written now.
+            TransientError: they cannot be written now.
         """
         with self.lock:
             fresh = [(q, q.synced, q.front) for q in self._queues.values() if q.synced < q.front]
@@ -139,7 +139,7 @@ class Storage:
             queue.synced = end
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self.file.close()
         self._schemas.close()
         if self._hints_file >= 0:
@@ -154,7 +154,7 @@ class Storage:
         names = _names.decode(path.read_bytes()) if path.exists() else {}
         found = self.file.owners()
         for number in set(found) - set(names.values()):
-            # Its name was never written, or is gone already.
+            # The queue's name was never written, or has been removed already.
             self.file.give(self.file.owned(number))
         for name, number in names.items():
             self._queues[name] = self._queue(number, name, found.get(number))

@@ -1,13 +1,13 @@
-"""The memory that queues may take, and who of them has it (A-15 … A-24).
+"""The memory of the queues, and its distribution among them (A-15 … A-24).
 
-The least urgent leave it first, by the priorities in the shared table; within a queue what is read
-last.  What comes for a successor that is at work may take the memory of anybody who is not; what is
-read ahead of that takes it only of who is clearly less urgent, and has had it for a while, so that
-priorities that swing do not make the disk swing with them (A-24).
+The least urgent queues lose memory first, by the priorities in the shared table; within a queue,
+the blocks that are read last.  A read for a running successor may take the memory of any queue
+that is not being read.  Read-ahead may take only memory that a clearly less urgent queue has had
+for a while, so that swinging priorities do not cause disk traffic (A-24).
 
-With a mapped file nothing depends on it that a block is in memory.  So where everybody is at work,
-nothing leaves, and who reads gets his blocks beside: that is counted, and made good when queues are
-tended.
+With a mapped file, correctness does not depend on a block being in memory.  So when every queue is
+being read, nothing is evicted, and the reader exceeds the limit.  ``overdrawn`` counts these cases,
+and ``tend`` corrects them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headrace.storage.shelf import Shelf
 from headrace.storage.table import SharedTable
 
 _SPILL_TO: Final = 0.8
-"""The part of the memory that may be in use after it was too much (A-24)."""
+"""Target part of the memory after the limit was exceeded (A-24)."""
 _AHEAD_BYTES: Final = 16 << 20
-"""What is asked back from the disk at once, at most ..."""
+"""Maximum bytes read back from the disk at once ..."""
 _AHEAD_PART: Final = 4
-"""... and of the memory, one part in so many."""
+"""... and at most the memory divided by this number."""
 _MARGIN: Final = 1.25
-"""By how much more urgent who gets memory ahead of its turn must be than who loses it."""
+"""Minimum ratio of the priorities of the queues that gain and lose memory by read-ahead."""
 _STAY_S: Final = 0.1
-"""For how long what has come to memory is not exchanged."""
+"""Time in seconds for which a block read back is not exchanged."""
 
 
 class Paged(Protocol):
-    """What is asked of a queue here; its lock is held."""
+    """The part of a queue that the pool uses; the caller holds its lock."""
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class BufferPool:
     def __init__(
         self, file: BlockFile, lock: threading.RLock, queues: Mapping[str, Paged], memory_bytes: int
     ) -> None:
-        """``memory_bytes``: what they may take together; 0: any.  ``lock`` is that of ``file``."""
+        """Create a pool of ``memory_bytes`` (0: no limit); ``lock`` is that of ``file``."""
         self.file: Final = file
         self.lock: Final = lock
         self.table: Final = SharedTable()
@@ -93,26 +93,26 @@ class BufferPool:
         if memory_bytes:
             window = min(window, memory_bytes // _AHEAD_PART)
         self.window_bytes: Final = max(window, file.block_bytes)
-        """How much is read ahead of a successor that reads on."""
+        """Bytes that are read ahead for a sequential reader."""
         self.upgrades = 0
-        """Times that memory went to who was more urgent, ahead of its turn (A-20)."""
+        """Number of times that a more urgent queue got memory for read-ahead (A-20)."""
         self.overdrawn = 0
-        """Times that what was read found no memory, for everybody was at work."""
+        """Number of reads beyond the limit, because nothing could be evicted."""
 
     @property
     def used_bytes(self) -> int:
-        """What all queues have in memory."""
+        """Bytes of all queues in memory."""
         with self.lock:
             return sum(queue.resident_bytes for queue in self._queues.values())
 
     def is_crowded(self) -> bool:
-        """Whether that is more than they may."""
+        """Return whether the queues exceed the limit."""
         return 0 < self._memory_bytes < self.used_bytes
 
     def read(self, queue: Paged, at: int, whole: int = 0) -> None:
-        """Have in memory what is about to be read at ``at``, and some of what comes behind.
+        """Load the blocks about to be read at ``at``, and some of the following ones.
 
-        ``whole``: the bytes of a frame that is larger than that.
+        ``whole``: the bytes of a frame that is larger than that window.
         """
         size = self.file.block_bytes
         if whole:
@@ -120,13 +120,13 @@ class BufferPool:
         else:
             places = queue.residence.wanted(at, self.window_bytes)
         if len(places):
-            # It was asked back when what is before it was read.
+            # These blocks were requested when the ones before them were read.
             queue.residence.map_in(at, int(places[0]) * size)
             self._admit(queue, len(places) * size, (at, (int(places[-1]) + 1) * size))
             queue.residence.load(places, clock.monotonic())
 
     def _admit(self, queue: Paged, size: int, kept: tuple[int, int]) -> None:
-        """Make room for what a queue is read for, but not by what is ``kept`` of it (A-19)."""
+        """Make room for a read of ``queue``, without evicting its part ``kept`` (A-19)."""
         over = self.used_bytes + size - self._memory_bytes
         if not self._memory_bytes or over <= 0:
             return
@@ -137,7 +137,7 @@ class BufferPool:
         self.overdrawn += 1
 
     def tend(self) -> None:
-        """Keep to the memory there is, and write into the table who has how much of it."""
+        """Evict down to the limit, and write the resident share of each queue into the table."""
         with self.lock:
             if self.is_crowded():
                 used = self.used_bytes
@@ -151,14 +151,14 @@ class BufferPool:
                 self.table.follow(queue.name, queue.successors.keys(), percent)
 
     def leave_again(self) -> bool:
-        """Leave to the disk what came after it was left; whether to come by again for that."""
+        """Evict blocks that arrived after their eviction; returns whether to call again."""
         with self.lock:
             return any([queue.residence.leave_again() for queue in self._queues.values()])
 
     def upgrade(self) -> bool:
-        """Exchange memory of a less urgent queue for what a more urgent one reads next (A-20).
+        """Move memory from less urgent queues to the read-ahead of a more urgent one (A-20).
 
-        Returns whether something was read ahead; to be called when there is nothing else to do.
+        Returns whether blocks were read ahead; to be called when idle.
         """
         with self.lock:
             urgent = [(self.table.priority(q.name), q) for q in self._queues.values()]
@@ -178,7 +178,7 @@ class BufferPool:
         ]
         places = next((found for found in ahead if len(found)), np.zeros(0, np.int64))
         need = len(places) * size
-        # Not up to the brim: what is written next would drive it out again.
+        # Leave some room: the next writes would evict these blocks again.
         room = max(int(self._memory_bytes * _SPILL_TO) - self.used_bytes, 0) // size * size
         if not self._memory_bytes:
             room = need
@@ -192,7 +192,7 @@ class BufferPool:
         return len(places) > 0
 
     def _order(self, reading: Paged | None = None) -> list[Paged]:
-        """Who loses memory first; not those who are at work, but for who is ``reading``."""
+        """Return the queues in order of eviction, without those being read except ``reading``."""
         may = [
             queue
             for queue in self._queues.values()
@@ -207,10 +207,10 @@ class BufferPool:
         before: float = math.inf,
         kept: tuple[int, int] | None = None,
     ) -> int:
-        """Leave ``size`` bytes of a queue to the disk, or as many as may leave; returns how many.
+        """Evict ``size`` bytes of a queue, or as many as possible; returns how many.
 
-        What is not synced stays, what somebody holds (A-37), what is ``kept``, and what has come
-        to memory at ``before`` or later.  What was only kept decoded is checked again.
+        Blocks stay that are not synced, are held (A-37), are ``kept``, or came to memory at
+        ``before`` or later.
         """
         with self.lock:
             was = queue.resident_bytes
@@ -227,7 +227,7 @@ class BufferPool:
             return was - queue.resident_bytes
 
     def statistics(self) -> dict[str, int]:
-        """Numbers for the status; from any thread."""
+        """Return counters for the status; from any thread."""
         return {
             "upgrades": self.upgrades,
             "overdrawn": self.overdrawn,

@@ -1,13 +1,13 @@
 """A queue: the frames of one output, for all of its successors (A-4, A-5).
 
-    base ≤ tail ≤ head ≤ front, offsets in bytes since the queue was made, which never wrap
+        base ≤ tail ≤ head ≤ front, offsets in bytes since the queue was created, which never wrap
 
-A successor's *head* is what it reads next, its *tail* the first thing it would need again: what
-came after the last txid that is durable in it.  What is before every tail goes (A-7).  A fan-out
-writes once; a successor that is slow, gone for a while or set back is a pointer further back.
+A successor's *head* is its next position to read.  Its *tail* is the first position that it may
+need again: the end of the last txid durable in it.  Frames before every tail are removed (A-7).
+A fan-out writes once; a successor that is slow, absent or rewound is a pointer further back.
 
-* Invariant 1: frames come out in the order they were put, once per successor, whole.
-* Invariant 2: what somebody holds a batch of is not written again.
+* Invariant 1: frames are read whole, in the order of their puts, once per successor.
+* Invariant 2: bytes of a batch that a reader holds are not overwritten.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from headrace.storage.schemas import Schemas
 from headrace.storage.shelf import Damaged, Frame, Shelf
 
 _NOWHERE: Final = 1 << 62
-"""Behind whatever there may be."""
+"""An offset beyond the end of any queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a queue holds at a moment."""
+    """The contents of a queue at one time."""
 
     rows: int
     bytes: int
     blocks: tuple[Extent, ...]
-    """All that it has, also those that hold nothing."""
+    """All its blocks, including the empty ones."""
     base_txid: int
-    """What came up to it is gone."""
+    """The contents up to this txid are gone."""
     last_txid: int
     held_bytes: int
-    """Of what was read and is in use."""
+    """Bytes of frames that were read and are in use."""
     behind: dict[Hashable, tuple[int, int]]
-    """Of each successor: the last txid that is durable in it, and the bytes that came later."""
+    """For each successor: the last txid durable in it, and the bytes that came later."""
 
 
 @dataclass(slots=True)
 class _Successor:
-    """How far one is."""
+    """The position of one successor."""
 
     tail: int
     head: int
@@ -74,9 +74,9 @@ class Queue:
         hints: npt.NDArray[Any],
         found: Mapping[int, int] | None = None,
     ) -> None:
-        """``hints``: three numbers that outlive the process: base, front, and txid of the base.
+        """Open a queue; ``hints`` (base, front, txid of the base) outlive the process.
 
-        ``found``: the blocks of a queue that an earlier process has left, by place in it.
+        ``found``: the blocks of a queue of an earlier process, by place in the queue.
         """
         self.number: Final = number
         self.name: Final = name
@@ -85,30 +85,30 @@ class Queue:
         self._pool: Final = pool
         self._hints: Final = hints
         self.ends: Final = Ends(int(hints[2]) if found is not None else 0)
-        """Where txids end in it, and when they were committed."""
+        """The ends of its txids, with their commit times."""
         self.front = 0
-        """Where the next frame is put."""
+        """Offset at which the next frame is put."""
         self.base = 0
-        """The oldest tail: what is before it is gone."""
+        """The oldest tail; frames before it are gone."""
         self._least = _NOWHERE
-        """The oldest tail, when the base was moved last ..."""
+        """The oldest tail when the base was last moved ..."""
         self._oldest = 0
-        """... and how many successors have had it since, at least."""
+        """... and a lower bound on the successors that are there."""
         self._schema: tuple[pa.Schema, int] | None = None
-        """Of the last batch, and its number."""
+        """Schema of the last batch, and its number."""
         self._successors: dict[Hashable, _Successor] = {}
         self.written_bytes = 0
         """Bytes of frames put since it was opened (A-4: once, however many successors)."""
         self.rows = 0
-        """Rows put since it was opened, and those that it held then."""
+        """Rows put since it was opened, plus the rows found then."""
         self.synced = 0
-        """Up to where it is known to be on the disk."""
+        """Offset up to which the frames are known to be on the disk."""
         self.lost = False
-        """Whether what had been put before a kill was not all found again."""
+        """Whether some frames put before a kill were not found again."""
         if found is None:
             hints[:] = 0
         self.read_at: int | None = None
-        """Behind what was read last, by whomever; None: nothing was."""
+        """End of the frame that was read last, by any successor; None: none was."""
         self.ring: Final = Ring(number, pool.file, found, int(hints[0]))
         self.residence: Final = Residence(self.ring, pool.file)
         self.shelf: Final = Shelf(self.ring, pool.file, schemas)
@@ -118,12 +118,12 @@ class Queue:
 
     @property
     def base_txid(self) -> int:
-        """What came up to this txid is gone."""
+        """The contents up to this txid are gone."""
         return self.ends.base_txid
 
     @property
     def last_txid(self) -> int:
-        """The last txid that has ended in it, or that it began after."""
+        """The last txid that has ended in the queue, or after which the queue began."""
         return self.ends.last_txid
 
     @property
@@ -133,7 +133,7 @@ class Queue:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes between base and front that are in memory, or may be."""
+        """Bytes between base and front that are, or may be, in memory."""
         with self._lock:
             return self.residence.bytes(self.base, self.front)
 
@@ -144,7 +144,7 @@ class Queue:
             return {name: (place.tail, place.head) for name, place in self._successors.items()}
 
     def contents(self) -> Contents:
-        """What it holds now; for whoever wants to know."""
+        """Return the current contents, for status views."""
         with self._lock:
             self._pass_by()
             blocks = self.ring.blocks
@@ -159,28 +159,28 @@ class Queue:
     # --- successors
 
     def open(self, successor: Hashable, after_txid: int | None = None) -> None:
-        """Have a successor, which reads from the front on, or what came after ``after_txid``.
+        """Add a successor, which reads from the front on, or after ``after_txid``.
 
-        What nobody else needs stays until one of them moves on: after a start all of them open
-        it first.
+        Frames that no other successor needs stay until a successor moves on; so after a start
+        every successor opens the queue first.
 
         Raises:
-            LookupError: that is not held (any more).
+            LookupError: the queue does not hold these frames (any more).
         """
         with self._lock:
             at = self.front if after_txid is None else self._after(after_txid)
             self._successors[successor] = _Successor(at, at)
-            # Where the oldest is, is looked at again when one of them moves.
+            # The oldest tail is determined again when a successor moves.
             self._least = _NOWHERE
 
     def leave(self, successor: Hashable) -> None:
-        """A successor is gone; nothing is kept for it."""
+        """Remove a successor; no frames are kept for it any more."""
         with self._lock:
             self._successors.pop(successor, None)
             self._move_base()
 
     def keep_after(self, successor: Hashable, txid: int) -> None:
-        """Everything up to ``txid`` is durable in a successor: its tail moves (A-7)."""
+        """Move the tail of a successor, in which everything up to ``txid`` is durable (A-7)."""
         with self._lock:
             place = self._successors[successor]
             if txid <= self.ends.base_txid:
@@ -193,16 +193,16 @@ class Queue:
                 place.head = at
             if before > self._least:
                 return
-            # It was one of the oldest.
+            # This successor had the oldest tail.
             self._oldest -= 1
             if self._oldest <= 0 or before < self._least:
                 self._move_base()
 
     def rewind(self, successor: Hashable, after_txid: int | None = None) -> None:
-        """Let a successor read on behind a txid, or again what it has read since its tail.
+        """Move the head of a successor to just after a txid, or back to its tail.
 
         Raises:
-            LookupError: that is before its tail.
+            LookupError: that position is before its tail.
         """
         with self._lock:
             place = self._successors[successor]
@@ -213,10 +213,10 @@ class Queue:
             place.head = at
 
     def begin_after(self, txid: int) -> None:
-        """What comes in is after ``txid``: what stands here of later ones was never put.
+        """Begin after ``txid``: discard all frames of later txids, as if they were never put.
 
-        An empty one is told nothing of ``txid``.  REQUIRES: it is empty, or holds ``txid``; nobody
-        has read what goes.
+        An empty queue gets ``txid`` as its base.  REQUIRES: the queue is empty, or holds ``txid``;
+        none of these frames has been read.
         """
         with self._lock:
             if txid < self.last_txid:
@@ -225,10 +225,10 @@ class Queue:
                 self._hints[2] = self.ends.base_txid = txid
 
     def sent(self, txid: int) -> list[Frame]:
-        """The frames of ``txid`` without its end; none if nothing was put for it.
+        """Return the frames of ``txid`` without its end; none if nothing was put for it.
 
         Raises:
-            LookupError: it is not held any more.
+            LookupError: the queue does not hold it any more.
             Damaged: one is not as it was written.
         """
         with self._lock:
@@ -248,7 +248,7 @@ class Queue:
             return out
 
     def _frame(self, at: int) -> Frame:
-        """The frame that comes at ``at``; where that is on the disk, with what comes behind."""
+        """Return the frame at ``at``; if it is on the disk, load it with the following blocks."""
         if at < self.residence.left:
             self._pool.read(self, at)
         frame = self.shelf.kept.get(at) or self.shelf.frame(at)
@@ -267,10 +267,10 @@ class Queue:
     # --- putting
 
     def put(self, header: Header, batch: pa.RecordBatch | None = None) -> int:
-        """Add a frame; returns where it stands.
+        """Add a frame; returns its offset.
 
         Raises:
-            NoRoom: no block can be had; nothing was put.
+            NoRoom: no block is available; nothing was put.
             OSError: its schema cannot be written; nothing was put.
         """
         body, schema, need = None, 0, frames.HEADER_BYTES
@@ -296,7 +296,7 @@ class Queue:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is put inside is there whole, or, after an error, not at all."""
+        """Make the puts within the context atomic: after an error none of them is there."""
         with self._lock:
             front, rows = self.front, self.rows
             try:
@@ -306,19 +306,19 @@ class Queue:
                 raise
 
     def bytes_after(self, txid: int) -> int:
-        """Bytes that came after ``txid``.
+        """Return the bytes after ``txid``.
 
         Raises:
-            LookupError: that is not held any more.
+            LookupError: the queue does not hold them any more.
         """
         with self._lock:
             return self.front - self._after(txid)
 
     def _cut(self, front: int, rows: int) -> None:
-        """What is from ``front`` on was never put; nobody has read it."""
+        """Discard the frames from ``front`` on, which have not been read."""
         self.rows = rows
         self.front = self._hints[1] = front
-        # What comes there is other bytes: not on the disk, not in memory, not known.
+        # Other bytes will be written there: forget that these are synced, resident or decoded.
         self.synced = min(self.synced, front)
         self.residence.cut(front)
         self.shelf.cut(front)
@@ -330,9 +330,9 @@ class Queue:
     def read(
         self, successor: Hashable, bytes_max: int | None = None, txid_max: int | None = None
     ) -> list[Frame]:
-        """The next frames for a successor, whose head moves: as many as ``bytes_max`` allows.
+        """Read the next frames for a successor and move its head; up to ``bytes_max`` bytes.
 
-        At least one, if there is one.  None of a txid after ``txid_max``.
+        At least one frame, if there is one, but none of a txid after ``txid_max``.
 
         Raises:
             Damaged: one is not as it was written; the head stays before it.
@@ -368,24 +368,24 @@ class Queue:
         self._oldest = tails.count(self._least)
         self.base = max(self.base, min(self._least, self.front))
         self.ends.forget(self.base)
-        # First, for nobody may take a later base for an earlier one.
+        # First, so that a new base is never read together with the old txid.
         self._hints[2] = self.ends.base_txid
         self._hints[0] = self.base
         self._pass_by()
 
     def _pass_by(self) -> int:
-        """Where what is needed, or held, begins."""
+        """Release the blocks before the first needed or held offset; returns that offset."""
         floor = self.shelf.held_from(self.base)
         self.ring.pass_by(floor)
         return floor
 
     def check(self) -> int:
-        """Give blocks back when it is near empty; returns how many.  To be called now and then."""
+        """Release blocks when it is almost empty; returns how many.  To be called periodically."""
         with self._lock:
             return self.ring.shrink(self.front - self._pass_by())
 
     def drop(self) -> bool:
-        """It is gone, with all that it holds; False: not yet, for somebody holds a batch of it."""
+        """Drop the queue and its contents; returns False if a reader still holds a batch of it."""
         with self._lock:
             self._successors.clear()
             if self.shelf.held:
@@ -396,7 +396,7 @@ class Queue:
     # --- after a kill
 
     def _recover(self) -> None:
-        """Find what stood in it when its process ended: frames that are whole, without a gap."""
+        """Find the frames of the earlier process: those that are whole, without a gap."""
         at = self.base = self.front = int(self._hints[0])
         told = int(self._hints[1])
         while at < told:
@@ -411,7 +411,7 @@ class Queue:
             else:
                 self.rows += header.rows
         self.lost = at < told
-        # A txid whose end did not come in is put again, from its beginning.
+        # A txid without an end is put again, from its beginning.
         if self.ends:
             self._cut(*self.ends.last)
         else:

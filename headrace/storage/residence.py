@@ -1,8 +1,8 @@
-"""Which blocks of a queue are in memory, which are left to the disk, and since when.
+"""Residency of the blocks of a queue: which are in memory, which are evicted, and since when.
 
-What is written is in memory; what was left comes back when it is read, or ahead of that.  The
-answers decide what is dropped and asked for, never what is read: a page that is not where it is
-said to be costs time only.
+Written blocks are in memory; evicted blocks return when they are read, or by read-ahead.  This
+information decides only which blocks are evicted and requested.  If it is wrong about a page, that
+costs time only.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from headrace.storage.blocks import BlockFile, runs
 from headrace.storage.ring import Ring
 
 _OUT: Final = np.inf
-"""Since when a block is in memory that is on the disk."""
+"""Value of ``_since`` for an evicted block."""
 _COMES_S: Final = 10.0
-"""What was asked for has come after so long, however busy the disk is."""
+"""Seconds after which a requested block has arrived, however busy the disk is."""
 _NEVER_READ: Final = 1 << 60
-"""How far a block is from who reads it when everybody is beyond."""
+"""Distance of a block from its reader if every reader is beyond it."""
 
 Places = npt.NDArray[Any]
 """Numbers of blocks, counted from the queue's beginning."""
 
 
 class Residence:
-    """Of one queue; its owner holds the lock of the file."""
+    """The residency of one queue; its owner holds the lock of the file."""
 
     def __init__(self, ring: Ring, file: BlockFile) -> None:
         self._ring: Final = ring
         self._file: Final = file
         self._size: Final = file.block_bytes
         self._first = 0
-        """The first place that ``_since`` tells of."""
+        """The place of the first entry of ``_since``."""
         self._since: npt.NDArray[np.float64] = np.zeros(0)
-        """Since when the block at a place is in memory: 0 if it was never out; those from the end
-        of it on never were."""
+        """Time since which the block at a place is in memory; 0 if it was never evicted.  Blocks
+        beyond the end of the array never were."""
         self._out = 0
-        """How many are out."""
+        """Number of evicted blocks."""
         self.left = 0
-        """Behind this offset nothing was left to the disk."""
+        """No block beyond this offset is evicted."""
         self._sure = (0, 0)
-        """Here nothing need be asked for."""
+        """Range of offsets for which no block need be requested."""
         self._lately: Places = np.zeros(0, np.int64)
-        """Left so soon after they were asked for that they may have come only then."""
+        """Blocks evicted so soon after their request that they may have arrived only afterwards."""
 
     def bytes(self, base: int, front: int) -> int:
-        """Bytes between base and front that are in memory, or may be."""
+        """Return the bytes between base and front that are, or may be, in memory."""
         self._pass_by(base)
         if not self._out:
             return front - base
@@ -62,14 +62,14 @@ class Residence:
         self, part: tuple[int, int], heads: Iterable[int], held: Iterable[tuple[int, int]],
         before: float,
     ) -> Places:  # fmt: skip
-        """The blocks inside of ``part`` that may leave, what is read last first.
+        """Return the blocks inside ``part`` that may be evicted, in reverse order of reading.
 
-        Not what lies in ``held``, nor what has come to memory at ``before`` or later, seconds on
-        the monotonic clock.
+        Blocks in ``held`` are left out, and those that came to memory at ``before`` or later
+        (seconds on the monotonic clock).
         """
         self._pass_by(part[0])
         first, last = part[0] // self._size, part[1] // self._size
-        # The oldest block may be the newest one too, which is written.
+        # The oldest block may also be the newest one, which is being written.
         first += self._ring.comes_round
         if last <= first:
             return np.zeros(0, np.int64)
@@ -86,9 +86,9 @@ class Residence:
         return places[np.argsort(-ahead, kind="stable")]
 
     def leave(self, places: Places, now: float) -> None:
-        """Leave blocks to the disk, those that follow each other there with one call (A-22).
+        """Evict blocks, with one call for each run of the file (A-22).
 
-        REQUIRES: ``choose`` has just told them.
+        REQUIRES: ``choose`` has just returned them.
         """
         if not len(places):
             return
@@ -103,7 +103,7 @@ class Residence:
             self._file.evict(run)
 
     def leave_again(self) -> bool:
-        """Leave what has come after it was left; returns whether something may still come."""
+        """Evict blocks that arrived after their eviction; returns whether more may arrive."""
         places = self._lately
         if not len(places):
             return False
@@ -116,7 +116,7 @@ class Residence:
         return len(self._lately) > 0
 
     def cut(self, front: int) -> None:
-        """What is from ``front`` on was never put: other bytes will be written there."""
+        """Forget the blocks from ``front`` on: other bytes will be written there."""
         kept = max(front // self._size - self._first, 0)
         if kept < len(self._since):
             self._out -= int(np.count_nonzero(self._since[kept:] == _OUT))
@@ -127,9 +127,9 @@ class Residence:
     # --- coming back
 
     def wanted(self, at: int, size: int) -> Places:
-        """The blocks to be asked for when ``at`` is read next: of ``size`` bytes from the first on.
+        """Return the blocks to request before a read at ``at``: ``size`` bytes from the first one.
 
-        None while half as much behind ``at`` is in memory: the disk works on while that is read.
+        None while half as much after ``at`` is in memory: the disk works while that is read.
         """
         begin, end = self._sure
         if begin <= at < end:
@@ -144,9 +144,9 @@ class Residence:
         return missing[:0]
 
     def missing(self, at: int, count: int, *, further: bool = False) -> Places:
-        """Those on the disk of the ``count`` blocks from ``at`` on.
+        """Return the evicted blocks among the ``count`` blocks from ``at`` on.
 
-        ``further``: the first ``count`` of those that are on the disk, however far.
+        ``further``: the first ``count`` evicted blocks from ``at`` on, however far away.
         """
         place = at // self._size
         begin = max(place - self._first, 0)
@@ -154,7 +154,7 @@ class Residence:
         return np.flatnonzero(seen == _OUT)[:count] + max(place, self._first)
 
     def load(self, places: Places, now: float) -> None:
-        """Ask for blocks that are on the disk; those that follow each other there at once."""
+        """Request evicted blocks, with one call for each run of the file."""
         if not len(places):
             return
         self._since[places - self._first] = now
@@ -166,7 +166,7 @@ class Residence:
             self._file.read_ahead(run)
 
     def map_in(self, at: int, end: int) -> None:
-        """Map in what was asked back before, of the blocks from that of ``at`` up to ``end``."""
+        """Map in the requested blocks from that of ``at`` up to ``end``."""
         begin = max(at // self._size, self._first)
         back = self._since[begin - self._first : end // self._size - self._first]
         came = np.flatnonzero((back > 0) & (back < _OUT)) + begin
@@ -176,7 +176,7 @@ class Residence:
     # --- inside
 
     def _pass_by(self, base: int) -> None:
-        """What is before ``base`` is gone."""
+        """Forget the blocks before ``base``."""
         gone = base // self._size - self._first
         if gone <= 0:
             return

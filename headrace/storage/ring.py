@@ -1,13 +1,13 @@
-"""The blocks of one queue: which of them holds which part, and where the next frame goes.
+"""The blocks of one queue: which block holds which part, and where the next frame goes.
 
 *Places* are numbered from the queue's beginning; a place has a block of the file as long as it
-holds something.  A queue begins with one block (A-11), used in a circle: the oldest block is
-also its newest one, up to what the oldest still holds.  When that does not do, as many blocks
-come as there are; when they stay near empty, half of them go.
+holds data.  A queue begins with one block (A-11), used as a ring: the oldest block is also the
+newest one, up to the data that it still holds.  If that is too small, the number of blocks is
+doubled; if they stay almost empty, half of them are released.
 
-* Invariant 1: a frame lies in blocks that follow each other in the file: it is read in place.
-* Invariant 2: bytes are not written again before ``floor`` has passed them.
-* Invariant 3: only the oldest block may stand there twice.
+* Invariant 1: a frame lies in blocks that are adjacent in the file, so it is read in place.
+* Invariant 2: bytes are not overwritten before ``floor`` has passed them.
+* Invariant 3: only the oldest block may be there twice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headrace.storage.blocks import BlockFile, Extent, NoRoom, runs
 
 _NO_HEADER: Final = bytes(frames.HEADER_BYTES)
 _SHRINK_PART: Final = 0.25
-"""A queue that is not fuller is too large ..."""
+"""A queue is too large if at most this part of it is used ..."""
 _SHRINK_CHECKS: Final = 2
-"""... when that was so at so many checks in turn."""
+"""... at this number of consecutive checks."""
 
 
 class Ring:
@@ -32,27 +32,27 @@ class Ring:
     def __init__(
         self, number: int, file: BlockFile, found: Mapping[int, int] | None, base: int
     ) -> None:
-        """``found``: the blocks that an earlier process has left, by place; None: a new queue."""
+        """Create a ring; ``found``: an earlier process's blocks, by place; None: a new queue."""
         self._number: Final = number
         self._file: Final = file
         self._bytes: Final = file.block_bytes
         self._first = base // self._bytes
-        """The oldest place that has a block."""
+        """The first place that has a block."""
         self._blocks: deque[int] = deque()
         """Blocks by place, from ``_first`` on."""
         self._idle: set[int] = set()
-        """Blocks that hold nothing."""
+        """Blocks that hold no data."""
         self._gaps: dict[int, int] = {}
-        """Where nothing more stands up to the end of a block: where it goes on."""
+        """Offset of each gap at the end of a block, with the offset of the next frame."""
         self._again = -1
-        """The place at which the oldest block stands once more; -1: it does not."""
+        """The second place of the oldest block, if it is used again; -1: it is not."""
         self._open = 0
-        """Up to here what comes next may be written behind what came last, at least."""
+        """Offset up to which the next frame may directly follow the last one, at least."""
         self._low = 0
         self.begin = 0
-        """Where the oldest block begins."""
+        """Offset at which the oldest block begins."""
         self.end = 0
-        """Where the newest block ends."""
+        """Offset at which the newest block ends."""
         self._moved()
         if found is None:
             self._idle.update(_listed(file.take(1, number)))
@@ -76,17 +76,17 @@ class Ring:
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len(self._blocks) - (self._again >= 0) + len(self._idle)
 
     @property
     def capacity(self) -> int:
-        """Bytes that they hold."""
+        """Capacity of the blocks in bytes."""
         return self.count * self._bytes
 
     @property
     def contiguous(self) -> bool:
-        """Whether they follow each other in the file (A-22)."""
+        """Whether the blocks are adjacent in the file (A-22)."""
         return len(runs(sorted(self.blocks))) <= 1
 
     def _moved(self) -> None:
@@ -94,51 +94,51 @@ class Ring:
         self.end = self.begin + len(self._blocks) * self._bytes
 
     def memory(self, at: int, size: int) -> memoryview:
-        """The bytes of a frame at ``at``."""
+        """Return the memory of a frame at ``at``."""
         place, inside = divmod(at, self._bytes)
         return self._file.memory(self._blocks[place - self._first] * self._bytes + inside, size)
 
     def where(self, at: int) -> int:
-        """Where in the file an offset is."""
+        """Return the position in the file of an offset."""
         place, inside = divmod(at, self._bytes)
         return self._blocks[place - self._first] * self._bytes + inside
 
     def extents(self, begin: int, end: int) -> list[Extent]:
-        """The blocks that hold what stands from ``begin`` up to ``end``, as runs in order."""
+        """Return the blocks that hold the offsets from ``begin`` to ``end``, as runs in order."""
         first, last = begin // self._bytes, -(-end // self._bytes)
         places = range(max(first, self._first), min(last, self._first + len(self._blocks)))
         return runs(self._blocks[place - self._first] for place in places)
 
     def blocks_at(self, places: Iterable[int]) -> list[int]:
-        """The blocks at places that have one."""
+        """Return the blocks at those of ``places`` that have one."""
         begin, count = self._first, len(self._blocks)
         inside = (int(place) - begin for place in places)
         return [self._blocks[number] for number in inside if 0 <= number < count]
 
     @property
     def comes_round(self) -> bool:
-        """Whether the oldest block is the newest one too."""
+        """Whether the oldest block is also the newest one."""
         return self._again >= 0
 
     def after_gap(self, at: int) -> int:
-        """Where the frame begins that comes after ``at``."""
+        """Return the offset of the frame that comes at ``at``, after a gap if there is one."""
         return self._gaps.get(at, at)
 
     def add_gap(self, at: int, begin: int) -> None:
-        """Between ``at`` and ``begin``, where a block begins, nothing stands."""
+        """Add a gap from ``at`` to ``begin``, where a block begins."""
         self._gaps[at] = begin
 
     # --- where the next frame goes
 
     def follows(self, front: int, need: int) -> bool:
-        """Whether a frame goes right behind the last one, so far as is known without ``room``."""
+        """Return whether a frame is known to fit directly after the last one, without ``room``."""
         return front + need <= self._open
 
     def room(self, front: int, need: int, floor: int) -> int:
-        """Where a frame of ``need`` bytes goes when the last one has ended at ``front``.
+        """Return the offset for a frame of ``need`` bytes after the last one's end, ``front``.
 
         Raises:
-            NoRoom: no block can be had.
+            NoRoom: no block is available.
         """
         while True:
             at = self._fitting(front, need, floor)
@@ -157,7 +157,7 @@ class Ring:
             more = -(-(front + need) // self._bytes) - place - 1
             if limit == begin and self._follow(self._blocks[-1] + 1, more):
                 return front
-        # What is left of the block stays empty.
+        # The rest of the block stays empty.
         count = -(-need // self._bytes)
         if not (
             self._follow(self._blocks[-1] + 1 if self._blocks else 0, count)
@@ -168,16 +168,16 @@ class Ring:
         if front < begin:
             self._gaps[front] = begin
             if front < limit:
-                # One that was taken back may stand there, and must not be found.
+                # A discarded frame may be there, which must not be found.
                 self.memory(front, frames.HEADER_BYTES)[:] = _NO_HEADER
         return begin
 
     def _idle_run(self, count: int) -> int:
-        """Where ``count`` idle blocks begin that follow each other; -1: there are none."""
+        """Return the start of ``count`` adjacent idle blocks; -1: there are none."""
         return next((run.start for run in runs(sorted(self._idle)) if run.size >= count), -1)
 
     def _follow(self, start: int, count: int) -> bool:
-        """Use ``count`` idle blocks from ``start`` next, if they are there."""
+        """Append the ``count`` blocks from ``start`` if all are idle; returns whether they were."""
         wanted = range(start, start + count)
         if not self._idle.issuperset(wanted):
             return False
@@ -189,7 +189,7 @@ class Ring:
         return True
 
     def _come_round(self, need: int, floor: int) -> bool:
-        """Use the oldest block again, up to what it still holds (A-12)."""
+        """Use the oldest block again, up to the data that it still holds (A-12)."""
         if floor // self._bytes != self._first or not self._blocks:
             return False
         if self._again >= 0 or floor % self._bytes < need:
@@ -201,13 +201,13 @@ class Ring:
         return True
 
     def _limit(self, place: int, floor: int) -> int:
-        """Up to where the block at ``place`` may be written."""
+        """Return the offset up to which the block at ``place`` may be written."""
         if place == self._again:
             return place * self._bytes + floor % self._bytes
         return (place + 1) * self._bytes
 
     def _grow(self, least: int) -> None:
-        """Take as many blocks as there are (A-13), or what a large frame needs."""
+        """Double the number of blocks (A-13), or take as many as a large frame needs."""
         count = max(self.count, least)
         try:
             found = self._file.take(count, self._number)
@@ -227,7 +227,7 @@ class Ring:
     # --- what is gone
 
     def pass_by(self, floor: int) -> None:
-        """Nothing before ``floor`` is needed: blocks that lie before it hold nothing."""
+        """Release the blocks before ``floor``, which is the first needed offset."""
         while self._blocks and self.begin + self._bytes <= floor:
             block = self._blocks.popleft()
             self._first += 1
@@ -241,7 +241,7 @@ class Ring:
             del self._gaps[at]
 
     def cut(self, front: int) -> None:
-        """What is from ``front`` on was never put."""
+        """Release the blocks from ``front`` on, as if nothing had been put there."""
         for at in [at for at in self._gaps if at >= front]:
             del self._gaps[at]
         self._open = 0
@@ -257,7 +257,7 @@ class Ring:
                 self._idle.add(block)
 
     def shrink(self, used: int) -> int:
-        """Give half of the blocks back if they are near empty for the second time (A-14)."""
+        """Release half of the blocks if they are almost empty for the second time (A-14)."""
         have = self.count
         if have == 1 or used > have * self._bytes * _SHRINK_PART:
             self._low = 0
@@ -272,7 +272,7 @@ class Ring:
         return len(gone)
 
     def give_up(self) -> None:
-        """Give all of them back."""
+        """Release all blocks."""
         self._file.give(self.blocks)
         self._open, self._again = 0, -1
         self._blocks.clear()

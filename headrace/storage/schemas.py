@@ -1,6 +1,6 @@
-"""The schemas of frames, each with a number, in a file that only grows.
+"""The schemas of frames, each with a number, in an append-only file.
 
-A schema is written before the first frame that has it: after a kill every frame can be read.
+A schema is written before the first frame that uses it, so after a kill every frame can be read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import crc32c
 import pyarrow as pa
 
 _HEAD: Final = struct.Struct("<II")
-"""Bytes of the schema, and their checksum."""
+"""Size of the schema in bytes, and its checksum."""
 
 
 class Schemas:
     """Schemas by number, and numbers by schema; safe between threads."""
 
     def __init__(self, path: Path) -> None:
-        """Those in ``path``; what a kill has left half written at its end goes."""
+        """Read the schemas in ``path``; a partial record that a kill left at the end is removed."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._lock = threading.Lock()
@@ -31,15 +31,15 @@ class Schemas:
         self._read(path)
 
     def __getitem__(self, number: int) -> pa.Schema:
-        """The schema of a number; IndexError if there is none."""
+        """Return the schema of a number; IndexError if there is none."""
         return self._schemas[number]
 
     def __len__(self) -> int:
-        """How many there are: their numbers are those below."""
+        """Return the number of schemas; they are numbered from 0."""
         return len(self._schemas)
 
     def number(self, schema: pa.Schema) -> int:
-        """The number of ``schema``, which it gets if it has none.
+        """Return the number of ``schema``, which is added if it is new.
 
         Raises:
             OSError: it cannot be written.
@@ -58,11 +58,11 @@ class Schemas:
         return number
 
     def sync(self) -> None:
-        """Have them on the disk."""
+        """Sync the file."""
         os.fdatasync(self._file)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

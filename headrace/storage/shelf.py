@@ -1,7 +1,7 @@
-"""Frames by where they stand in a ring, read in place; and who still holds what was read.
+"""Frames by their offset in a ring, read in place, with the readers' pins on them.
 
-A frame is checked whenever it is taken from its block, and then known while it is one of the last
-that were read, and still needed: successors that keep pace share the check, and what was decoded.
+A frame is checked whenever it is taken from its block.  The last frames read are cached while they
+are still needed, so that successors that keep pace share the check and the decoded batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
 
 _KEPT_MAX: Final = 32
-"""Frames that are kept though nobody holds them."""
+"""Maximum number of cached frames."""
 
 
 class Damaged(Exception):
-    """A frame is not as it was written: what the queue holds from there on is lost."""
+    """A frame is damaged; the contents of the queue from there on are lost."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -31,13 +31,13 @@ class Frame(msgspec.Struct, frozen=True):
 
     header: Header
     batch: pa.RecordBatch | None
-    """In place; None for a TimeEnd."""
+    """The record batch, read in place; None for a TimeEnd."""
     end: int
-    """Where the next one begins."""
+    """Offset at which the next frame begins."""
 
 
 class _Pin:
-    """Held by the batches that lie at ``offset``; when the last goes, it tells ``released``."""
+    """A pin of the batches at ``offset``; when the last one is freed, it notes in ``released``."""
 
     __slots__ = ("offset", "released", "size")
 
@@ -51,26 +51,26 @@ class _Pin:
 
 
 class Shelf:
-    """The frames of one queue; its owner holds the lock of the file."""
+    """The frame cache of one queue; its owner holds the lock of the file."""
 
     def __init__(self, ring: Ring, file: BlockFile, schemas: Schemas) -> None:
         self._ring: Final = ring
         self._file: Final = file
         self._schemas: Final = schemas
         self._pins: dict[int, tuple[int, int]] = {}
-        """How many pins there are of a frame, and where it ends."""
+        """For each pinned frame: its number of pins, and its end."""
         self._released: deque[tuple[int, int]] = deque()
-        """Place and size of batches that are gone."""
+        """Offset and size of batches that were freed."""
         self.held_bytes = 0
-        """Bytes of batches that somebody holds, or of frames that are kept."""
+        """Bytes of batches that are held by readers or cached."""
         self.kept: Final[dict[int, Frame]] = {}
-        """The last that were read, by where they were asked for."""
+        """The cached frames, by the offset at which they were requested."""
 
     def frame(self, at: int) -> Frame:
-        """The frame that comes at ``at``, checked, and decoded once for all who hold it.
+        """Return the frame at ``at``, checked, and decoded once for all its readers.
 
         Raises:
-            Damaged: it is not as it was written.
+            Damaged: its checksum or header is wrong.
         """
         kept = self.kept.get(at)
         if kept is not None:
@@ -97,9 +97,9 @@ class Shelf:
         return Frame(header, batch, at + header.size)
 
     def following(self, at: int) -> Header | None:
-        """The frame that was put when ``at`` was the front: there, or where the next block begins.
+        """Return the header of the frame put when ``at`` was the front, or None if it is damaged.
 
-        None if it is not whole.
+        The frame is at ``at``, or where the next block begins.
         """
         size = self._file.block_bytes
         for begin in (at, -(-at // size) * size):
@@ -109,14 +109,14 @@ class Shelf:
         return None
 
     def cut(self, front: int) -> None:
-        """What is from ``front`` on was never put; nobody holds it."""
+        """Forget the cached frames after ``front``; no reader holds them."""
         for at in [at for at, frame in self.kept.items() if frame.end > front]:
             del self.kept[at]
 
     def held_from(self, least: int) -> int:
-        """``least``, or where the first batch before it lies that somebody holds.
+        """Return ``least``, or the offset of the first held batch if that is lower.
 
-        What is only kept before ``least`` is let go.
+        Cached frames before ``least`` are released.
         """
         for at in [at for at in self.kept if at < least]:
             del self.kept[at]
@@ -129,22 +129,22 @@ class Shelf:
         return min((least, *self._pins))
 
     def held_parts(self, least: int) -> list[tuple[int, int]]:
-        """Where the frames begin and end that somebody holds.
+        """Return the begin and end of each held frame.
 
-        What is only kept before ``least`` is let go.
+        Cached frames before ``least`` are released.
         """
         self.held_from(least)
         return [(at, end) for at, (_, end) in self._pins.items()]
 
     @property
     def held(self) -> bool:
-        """Whether somebody holds a batch, of a queue that nobody needs."""
+        """Whether a reader holds a batch; for a queue that is being dropped, clears the cache."""
         self.kept.clear()
         self.held_from(0)
         return bool(self._pins)
 
     def _header(self, at: int) -> Header | None:
-        """The header at ``at`` if a frame of this queue begins there."""
+        """Return the header at ``at`` if a frame of this queue begins there."""
         ring = self._ring
         if not ring.begin <= at < ring.end:
             return None
