@@ -1,20 +1,20 @@
-"""What every collection shares: its verbs, the alignment of TimeEnds, and its metrics.
+"""Base class of all collections: interface, TimeEnd alignment over ports, and metrics.
 
-A subclass is a pure function of diffs and state: it implements ``apply`` (one record batch of
-diffs on one port) and ``time_end`` (all ports are done with a txid), both returning record
-batches of diffs.  It never sees an edge, a txid of a diff, a clock or another collection.
+A subclass is a pure function of diffs and state: it implements ``apply`` (one record batch of diffs
+on one port) and ``time_end`` (all ports have finished a txid), both returning record batches of
+diffs.  It never sees an edge, the txid of a diff, a clock or another collection.
 
-``receive`` is what an edge calls.  It keeps the contract of times:
+Edges call ``receive``, which enforces the contract of times:
 
 * Invariant 1: a txid is finished only when its TimeEnd has arrived on *all* ports (T-22, E-22);
   then, and only then, one TimeEnd goes out, after every diff of that txid.
-* Invariant 2: no diff at or below a txid that its port has ended may arrive (BugError).
-* Invariant 3: a port that runs ahead of the others is held back: what it sends after its
-  TimeEnd is applied only when the others have reached that txid too.
-* Invariant 4: a TimeEnd counts only when as many rows have come as it says were sent; if not,
+* Invariant 2: no diff may arrive at or below a txid that its port has ended (BugError).
+* Invariant 3: a port that runs ahead of the others is held back: messages after its TimeEnd
+  are applied only when the others have reached that txid too.
+* Invariant 4: a TimeEnd carries the number of rows sent.  If another number has arrived,
   the batch fails and is run again (T-29).
-* Invariant 5: one attempt of a txid: messages of an earlier one are dropped and counted; one of
-  a later one is a bug, for the state holds rows of the earlier (T-17).
+* Invariant 5: one attempt of a txid: messages of an earlier attempt are dropped and counted; one
+  of a later attempt is a bug, because the state holds rows of the earlier one (T-17).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headrace.state.contract import StateStore
 from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
 
 ROWS_PER_BATCH_MAX: Final = 65_536
-"""No collection sends a larger record batch, and the dataflow cuts larger ones."""
+"""Maximum rows of a record batch; the dataflow cuts larger ones."""
 
 Message = Diffs | TimeEnd
 
@@ -57,15 +57,15 @@ class Metrics:
     busy_ns: int = 0
     """Time spent inside ``apply`` and ``time_end``, in nanoseconds."""
     cpu_ns: int = 0
-    """What of it was its own: the rest was waited for Postgres."""
+    """``busy_ns`` without the time spent waiting for Postgres."""
 
     def took(self, busy_ns: int, waited_ns: int) -> None:
-        """A call has taken so long, in which it has waited for Postgres."""
+        """Add the duration of a call, of which ``waited_ns`` was spent waiting for Postgres."""
         self.busy_ns += busy_ns
         self.cpu_ns += max(busy_ns - waited_ns, 0)
 
     def as_dict(self) -> dict[str, int | list[int]]:
-        """Plain data for status views."""
+        """Return the numbers as plain data for status views."""
         return {
             "rows_in": list(self.rows_in),
             "batches_in": list(self.batches_in),
@@ -81,34 +81,35 @@ class Metrics:
 
 @dataclass(slots=True)
 class _Port:
-    """One input: how far it has come, and what it sent ahead of the others."""
+    """One input: its progress, and the messages that it sent ahead of the other inputs."""
 
     ended: int = -1
     arrived: int = -1
-    """The last TimeEnd that came; ``ended`` follows once it is not held back any more."""
+    """Txid of the last TimeEnd received; ``ended`` follows once that TimeEnd is no longer held
+    back."""
     rows: int = 0
-    """Rows that came since."""
+    """Rows received since the last TimeEnd."""
     held: deque[Message] = field(default_factory=deque)
 
 
 class Collection(ABC):
-    """A physical plan node at work: see the module text for who does what.
+    """A running node of the physical plan; the module docstring gives the contract.
 
     Attributes:
         id: The node's id; its states are called ``id`` or ``id.<part>``.
         schema: Columns of its output (``__weight`` comes last in every batch).
         ports: Number of inputs; a collection without inputs has one port for TimeEnds
-            (and, if it is a source, for what it reads).
+            (and, if it is a source, for the rows that it reads).
         metrics: Numbers since it was built.
-        insert_only: Set by the driver while population feeds one source snapshot: then every
-            row that comes by is a row of the result at that snapshot, and none is taken back.
+        insert_only: Set by the driver while population feeds one source snapshot: every row
+            is then a row of the result at that snapshot, and none is retracted.
     """
 
     words: ClassVar[str] = "an intermediate result"
-    """What it is in the query, for whoever hears that it gives too much."""
+    """Description of the node's output in the query, for the error about too many rows."""
 
     begins: ClassVar[bool] = False
-    """Whether what it gives are the transaction's rows, to which all else is in proportion."""
+    """Whether its output is the transaction's own rows, the base for limits on all other output."""
 
     def __init__(self, node_id: str, schema: Schema, ports: int = 1) -> None:
         self.id: Final = node_id
@@ -124,19 +125,19 @@ class Collection(ABC):
     # --- verbs of a subclass
 
     def open(self, store: StateStore) -> None:  # noqa: B027  stateless: nothing to take
-        """Take its states from ``store``; called once, before anything else."""
+        """Open its states in ``store``; called once, before anything else."""
 
     @abstractmethod
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Diffs that follow at once from diffs ``batch`` on ``port``."""
+        """Return the diffs that follow immediately from the diffs ``batch`` on ``port``."""
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """Diffs that follow only now that every input is complete up to ``txid``."""
+        """Return the diffs that follow only once every input is complete up to ``txid``."""
         return []
 
     @abstractmethod
     def describe(self) -> str:
-        """One deterministic line for EXPLAIN and logs."""
+        """Return one deterministic line for EXPLAIN and logs."""
 
     # --- the edge
 
@@ -147,11 +148,11 @@ class Collection(ABC):
 
     @final
     def receive(self, port: int, message: Message) -> list[Message]:
-        """Take one message from the edge at ``port``; returns what goes out, in order.
+        """Take one message from the edge at ``port``; return the outgoing messages, in order.
 
         Raises:
             BugError: a time moved backwards, or an attempt forward (Invariants 2 and 5).
-            RowsLost: not everything that was sent has come (Invariant 4).
+            RowsLost: fewer or more rows arrived than were sent (Invariant 4).
         """
         source = self._inputs[port]
         if self._is_old(message):
@@ -205,10 +206,11 @@ class Collection(ABC):
         self._done = txid
         out.append(TimeEnd(txid, attempt, self._sent))
         self._sent = 0
-        # The last one is kept, so that what comes late of an attempt before it is known.
+        # Keep the attempt of this txid too, so that late messages of an earlier attempt are
+        # recognised.
         self._attempts = {t: a for t, a in self._attempts.items() if t >= txid}
         for port, source in enumerate(self._inputs):
-            # Invariant 3: what ran ahead may go on now, until its port is ahead again.
+            # Invariant 3: release the held messages until the port is ahead again.
             while source.held and source.ended <= self._done:
                 self._take(port, source.held.popleft(), out)
 
@@ -246,7 +248,7 @@ class Collection(ABC):
 
 
 def cut(batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX) -> list[pa.RecordBatch]:
-    """``batch`` in pieces of at most ``rows_max`` rows, without copying; nothing if empty."""
+    """Cut ``batch`` into pieces of at most ``rows_max`` rows, without copying; none if empty."""
     rows = batch.num_rows
     if 0 < rows <= rows_max:
         return [batch]
@@ -254,12 +256,12 @@ def cut(batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX) -> list[pa.Re
 
 
 def encode(columns: list[pa.Array], count: int) -> list[bytes]:
-    """Exact identity of ``count`` rows (``kernels.rows``), also of rows without columns."""
+    """Return the exact identities of ``count`` rows (``kernels.rows``), also without columns."""
     return rows.encode_rows(columns) if columns else [b""] * count
 
 
 def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> list[bytes]:
-    """Canonical keys of ``count`` rows, in which NULLs are equal; also without columns."""
+    """Return canonical keys of ``count`` rows, in which NULLs are equal; also without columns."""
     if not columns:
         return [b""] * count
     keys: list[bytes] = rows.encode_keys(columns, oids, nulls=True)  # type: ignore[assignment]
@@ -267,37 +269,37 @@ def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> lis
 
 
 def decode(encoded: list[bytes], schema: Schema, weights: Iterable[int]) -> pa.RecordBatch:
-    """Diffs of rows that ``encode`` made of columns of ``schema``."""
+    """Return the diffs of rows that ``encode`` made from columns of ``schema``."""
     columns = rows.decode_rows(encoded, [arrow_type(f.oid) for f in schema])
     return diff_batch(schema, columns, pa.array(weights, pa.int64()))
 
 
 def columns_of(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The columns of a diff batch without ``__weight``."""
+    """Return the columns of a diff batch without ``__weight``."""
     columns: list[pa.Array] = batch.columns[:-1]
     return columns
 
 
 def weights_of(batch: pa.RecordBatch) -> list[int]:
-    """The weights of a diff batch."""
+    """Return the weights of a diff batch."""
     weights: list[int] = batch.columns[-1].to_numpy().tolist()
     return weights
 
 
 class Diffed:
-    """Diffs of one txid, consolidated: rows that came and went within it leave no trace."""
+    """Consolidated diffs of one txid: rows inserted and retracted within it cancel out."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._rows = rows.Consolidator()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take up the diffs of ``batch``."""
+        """Add the diffs of ``batch``."""
         encoded = encode(columns_of(batch), batch.num_rows)
         self._rows.add(encoded, weights_of(batch))
 
     def take(self) -> list[pa.RecordBatch]:
-        """Everything added since the last call, each row once, none with weight 0."""
+        """Return everything added since the last call: each row once, none with weight 0."""
         if not len(self._rows):
             return []
         encoded, weights = self._rows.items()

@@ -1,8 +1,8 @@
-"""A txid's diffs for the history: in parts of about a megabyte, in the order they stand in.
+"""Splits a txid's diffs for the history into parts of about a megabyte, in their order.
 
-In batches, as changes come and go (A-29, A-31).  Rows go there as literals of the table's row type,
-and Postgres prints them: a row has one text, however it has come about (our own kernels write
-floats in another way than it does).
+Diffs are handled in batches (A-29, A-31).  Rows are passed as literals of the table's row type, and
+Postgres prints them, so that a row always has the same text (our own kernels write floats
+differently).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE: Final = 65_536
 
 
 def parts(target: ResultTable, diffs: pa.RecordBatch) -> Iterator[Part]:
-    """The changes ``diffs``, which are consolidated."""
+    """Yield the parts of ``diffs``, which are consolidated."""
     weights = diffs.column(len(target.schema)).to_numpy()
     for start in range(0, diffs.num_rows, _ROWS_AT_ONCE):
         piece = diffs.slice(start, _ROWS_AT_ONCE)

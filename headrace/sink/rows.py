@@ -1,4 +1,4 @@
-"""Rows in statements: as parameters, and compared exactly."""
+"""Rows in statements: as parameters, and in exact comparisons."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, INT2, INT4, INT8, OID,
 
 _INTEGERS: Final = frozenset((INT2, INT4, INT8, OID))
 _FEW: Final = 32
-"""So few numbers are text sooner than a kernel is called."""
+"""Up to this many numbers are formatted in Python, which is faster than a kernel call."""
 _TEXTS: Final = frozenset((TEXT, VARCHAR))
 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """How rows of a table are given to a statement: as arrays, for ``unnest``."""
+    """Passes rows of a table to a statement: as arrays, for ``unnest``."""
 
     kinds: tuple[sql.Composable, ...]
     by_row: bool
-    """Whether as one array of the table's row type, or an array per column."""
+    """True: one array of the table's row type; False: one array per column."""
 
     @classmethod
     def of(cls, target: ResultTable, found: Sequence[table.ResultColumn]) -> Arrays:
-        """Those for a table with the columns ``found``."""
-        # A row type's array holds every kind of column, an array's elements only some.  And while
-        # the table is locked its name is that of its type: a name of a user's type may be that of
-        # another by now, with code of its owner's in it.
+        """Return the arrays for a table with the columns ``found``."""
+        # An array of the row type holds every kind of column; element types of arrays are limited.
+        # While the table is locked, its name is also the name of its row type.  The name of a
+        # user's type may by now belong to another type, with code of that type's owner.
         if any(a.array_name is None or a.base_oid >= FIRST_USER_OID for a in found):
             return cls((target.identifier + sql.SQL("[]"),), by_row=True)
         return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
 
     def parameters(self, first: int = 1, columns: Sequence[int] | None = None) -> sql.Composed:
-        """The arrays as parameters, numbered from ``first``; by column those of ``columns``."""
+        """Return the arrays as parameters, numbered from ``first``; by column only ``columns``."""
         kinds = self.kinds
         if columns is not None and not self.by_row:
             kinds = tuple(kinds[i] for i in columns)
@@ -53,7 +53,7 @@ class Arrays:
     def literals(
         self, target: ResultTable, diffs: pa.RecordBatch, columns: Sequence[int] | None = None
     ) -> list[str]:
-        """The values of the same ``parameters`` for the rows ``diffs``."""
+        """Return the values of the same ``parameters`` for the rows ``diffs``."""
         if self.by_row:
             return [copytext.array_literal(row_literals(texts(target, diffs)))]
         return [
@@ -65,7 +65,7 @@ class Arrays:
 
 
 def same(attribute: table.ResultColumn) -> sql.Composed:
-    """Whether column values of ``t`` and ``g`` are the same, exactly."""
+    """Return the condition that column values of ``t`` and ``g`` are exactly the same."""
     name = attribute.name
     form: LiteralString = "{} IS NOT DISTINCT FROM {}"
     if attribute.base_oid == BPCHAR:
@@ -85,7 +85,7 @@ def _few(column: pa.Array) -> str:
 
 
 def row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Rows as literals of a composite type; one without a value between its commas is NULL."""
+    """Return rows as literals of a composite type; an empty field between commas is NULL."""
     fields = []
     for column in columns:
         escaped = pc.replace_substring(column, "\\", "\\\\")
@@ -96,7 +96,7 @@ def row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
 
 
 def taken(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """The rows at ``places``, of which there are some."""
+    """Return the rows at ``places``, which must not be empty."""
     first, last = int(places[0]), int(places[-1])
     if last - first + 1 == len(places) and (len(places) == 1 or (np.diff(places) == 1).all()):
         return diffs.slice(first, len(places))
@@ -104,5 +104,5 @@ def taken(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatc
 
 
 def texts(target: ResultTable, diffs: pa.RecordBatch) -> list[pa.StringArray]:
-    """The columns of ``diffs`` as text."""
+    """Return the columns of ``diffs`` as text."""
     return [text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)]

@@ -1,4 +1,4 @@
-"""The statements that write a result table: made once, for the table as it was found then."""
+"""The statements that write a result table, made once for the table as it was then."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Those of one table."""
+    """The statements of one table."""
 
     name: str
-    """The table's, as statements spell it."""
+    """Qualified name of the table, quoted for SQL."""
     hold: sql.Composed
-    """Locks the table; then says whether its name is ours, and its mark."""
+    """Locks the table; then returns whether its name is still ours, and its mark."""
     mark: str
-    """What it was when it was found to be as we made it."""
+    """Mark of the table when it was checked to be as we made it."""
     copy: sql.Composed
     insert: bytes
     delete: bytes
     update: keyed.Update | None
-    """Only of a table with a key."""
+    """Only for a table with a key."""
     note: bytes
     """Keeps changes in the history."""
     arrays: Arrays
-    """How update, delete and insert take rows."""
+    """Form in which update, delete and insert take rows."""
 
 
 def compose(conn: Connection, target: ResultTable) -> Statements:
-    """Look at the table, lock it, and make its statements.
+    """Check the table, lock it, and make its statements.
 
     Raises:
         SinkTableError: it is not as we made it.
     """
     ask = table.asking_mark(conn, target)
     row = conn.execute(ask).fetchone()
-    # In this order: what is altered after the mark was taken shows in the next one.
+    # In this order: an alteration after the mark was taken changes the next mark.
     table.check(conn, target)
     assert row is not None, "a SELECT without FROM has one row"
     lock = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
@@ -98,10 +98,10 @@ def compose(conn: Connection, target: ResultTable) -> Statements:
 
 
 def _mark(target: ResultTable, found: Sequence[table.ResultColumn]) -> sql.Composed:
-    """A comment that makes a statement's text that of this table, with these types.
+    """Return a comment that ties a statement's text to this table and its types.
 
-    Statements are prepared by their text, with the types of their parameters as they are then:
-    another table of the name, or another type, is not seen by them.
+    Prepared statements are looked up by their text and keep the types of their parameters.  Without
+    the comment, another table of the name, or another type, would go unnoticed.
     """
     oids = [target.oid, *(a.base_oid for a in found)]
     return sql.SQL("/* {} */ ").format(sql.SQL(" ").join(map(sql.Literal, oids)))
@@ -110,7 +110,7 @@ def _mark(target: ResultTable, found: Sequence[table.ResultColumn]) -> sql.Compo
 def _found_by(
     conn: Connection, target: ResultTable, found: Sequence[table.ResultColumn]
 ) -> list[sql.Composed]:
-    """The conditions on rows ``t`` and ``g`` that an index of the table answers."""
+    """Return the conditions on rows ``t`` and ``g`` that an index of the table answers."""
     if target.key:
         operators = keys.equality(conn, target.oid)
         return [

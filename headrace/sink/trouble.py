@@ -1,8 +1,8 @@
-"""What it means to a view that its result table could not be written.
+"""Classifies errors from writing a result table.
 
-Code of users may run in a write (an index on a function, a trigger somebody planted), and raises
-whatever SQLSTATE it likes.  So "locked" is believed only of a wait that the server itself has
-ended and that no function was in; what else passes by itself is tried a bounded number of times.
+Code of users may run in a write (an index on a function, a trigger that a user added) and may raise
+any SQLSTATE.  So "locked" is believed only if the server itself has ended the wait and no function
+was running.  Other transient errors are retried a bounded number of times.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headrace.sink.table import ResultTable
 _WAITS: Final = ("ProcessInterrupts", "DeadLockReport")
 """Functions of the server that end a wait for a lock."""
 _OUR_CONTEXT: Final = ("COPY ", "while ")
-"""How lines of context begin that tell of our statement, and not of a function in it."""
+"""Prefixes of context lines that belong to our statement, not to a function in it."""
 
 
 def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
-    """The error of the view that is written to ``target``.  REQUIRES: the connection lives."""
+    """Return the error of the view of table ``target``.  REQUIRES: the connection lives."""
     code, diag = error.sqlstate, error.diag
     waiting = isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
     if waiting and _ours(error):

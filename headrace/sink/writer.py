@@ -1,15 +1,15 @@
-"""Writes a view's diffs into its result table; the caller owns the transaction.
+"""Writer of a view's diffs into its result table; the caller owns the transaction.
 
-Inserts go in by COPY.  A delete finds its row by the table's key, or else by the indexed hash of
-the row, compares every column exactly (two numerics of different scale are different rows), and
-deletes as many copies as the weight says, which is checked against the count.  A row whose key
-stays is updated (keyed.py).
+Rows are inserted by COPY.  A delete finds its row by the table's key, or else by the indexed hash
+of the row, and compares every column exactly (numerics of different scale are different rows).
+It deletes as many copies as the weight says, and checks the count.  A row whose key stays is
+updated (keyed.py).
 
-Nothing of a user runs here, where it would have our rights (E16):
+No code of a user runs here, because it would have our rights (E16):
 
-* Invariant 1: before a row is written the table is locked, and known to be ours by its OID and
-  unaltered by its mark: no other of its name can take its place, nothing changes rows on the way.
-* Invariant 2: values become text, and text values, by input and output functions alone, never by
+* Invariant 1: before a row is written the table is locked, identified by its OID, and shown to be
+  unaltered by its mark: no other table can take its place, and nothing changes rows on the way.
+* Invariant 2: values are converted to and from text by input and output functions alone, never by
   a cast, which the owner of a type may define at any time.
 """
 
@@ -37,46 +37,46 @@ from headrace.sql.history import Moment
 Connection = psycopg.Connection[Any]
 
 SINK_SETTINGS: Final = {
-    # Deletes look their rows up one by one in the hash index; statistics of a table that
-    # changes all the time must never turn that into a scan per row.
+    # Deletes look up their rows one by one in the hash index.  Statistics of a table that changes
+    # all the time must never turn that into a scan per row.
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
     "enable_hashjoin": "off",
     "jit": "off",
-    # So there is one plan for each statement, made once.
+    # One plan for each statement, made once.
     "plan_cache_mode": "force_generic_plan",
-    # Progress that could be lost with a crash of the server would let state run ahead of it.
+    # If a crash of the server could lose progress, the state could be ahead of it.
     "synchronous_commit": "on",
 }
-"""Settings of the sink connection on top of the pinned ones."""
+"""Settings of the sink connection in addition to the pinned ones."""
 
 _ROWS_PER_COPY: Final = 65_536
 _ROWS_PER_DELETE: Final = 20_000
 _LOOKS: Final = 3
-"""How often the table may change between a look and its lock."""
+"""Maximum number of attempts when the table changes between the check and its lock."""
 
 
 class SinkWriter:
-    """Writes diffs over one connection, which has ``SINK_SETTINGS`` and pinned settings."""
+    """Writer of diffs over one connection, which has ``SINK_SETTINGS`` and the pinned settings."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._statements: dict[int, Statements] = {}
 
     def forget(self, view_id: int) -> None:
-        """The view is gone or changed: its statements are made anew when needed."""
+        """Discard the statements of a dropped or changed view; they are made again when needed."""
         self._statements.pop(view_id, None)
 
     def write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
-        """Carry out consolidated ``diffs``; returns the rows written.
+        """Apply consolidated ``diffs``; return the number of rows written.
 
         REQUIRES: an open transaction; after an exception it must be rolled back to a savepoint.
 
         Raises:
-            SinkBlocked: the table is locked by somebody else.
-            SinkTableError: it is gone, altered, replaced by another of its name, or does not hold
+            SinkBlocked: another session has locked the table.
+            SinkTableError: the table is gone, altered, replaced by another of its name, or lacks
                 the rows to delete; or code of a user that runs in the write has failed.
-            Interrupted: something else that may pass by itself.
+            Interrupted: another error that may pass by itself.
             psycopg.Error: the connection is lost.
         """
         if diffs.num_rows == 0:
@@ -86,7 +86,7 @@ class SinkWriter:
         except psycopg.Error as error:
             if failures.is_lost(error) or self._conn.closed:
                 raise
-            # What has become of it is asked when the transaction allows: ``explained``.
+            # The cause is looked up when the transaction allows it: ``explained``.
             raise trouble.of_view(target, error) from error
 
     def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
@@ -96,7 +96,7 @@ class SinkWriter:
         try:
             if len(found.old):
                 self._update(target, statements, diffs, found)
-            # All that goes before all that comes: a key holds at each statement.
+            # All deletes before all inserts, so that the key holds after each statement.
             if len(gone):
                 self._delete(target, statements, diffs, weights, gone)
             if len(come):
@@ -109,21 +109,21 @@ class SinkWriter:
         return int(np.abs(weights).sum())
 
     def quick(self, target: ResultTable, diffs: pa.RecordBatch) -> QuickWrite | None:
-        """``write`` as statements for a pipeline; None: the table is to be looked at first."""
+        """Return the statements of ``write`` for a pipeline; None: check the table first."""
         made = self._statements.get(target.view_id)
         return None if made is None else QuickWrite.of(target, made, diffs)
 
     def notes(self, target: ResultTable, diffs: pa.RecordBatch, at: Moment) -> Iterator[Sent]:
-        """Statements that keep ``diffs`` in the view's history, after they were written.
+        """Return statements that keep ``diffs`` in the view's history, after they were written.
 
-        Each gives a row; or none, if the history has been taken away.
+        Each returns a row, or none if the history has been removed.
         """
         text = self._prepared(target).note
         for number, part in enumerate(changes.parts(target, diffs)):
             yield Sent(text, history.values(target.view_id, at, number, part), kept=True)
 
     def explained(self, target: ResultTable, error: SinkTableError) -> SinkTableError:
-        """What was done to the table that made ``error``, if that can be seen; else ``error``.
+        """Return the cause of ``error`` if a check of the table shows one; else ``error``.
 
         REQUIRES: a transaction that has not failed, or none.
         """
@@ -134,16 +134,16 @@ class SinkWriter:
         return error
 
     def _held(self, target: ResultTable) -> Statements:
-        """Lock the table and know it to be as we made it; the statements that fit it."""
+        """Lock the table, check that it is as we made it, and return its statements."""
         for _ in range(_LOOKS):
             made = self._prepared(target)
-            # Without parameters the simple protocol: both statements in one round trip.
+            # Without parameters the simple protocol is used: both statements in one round trip.
             cursor = self._conn.execute(made.hold)
             cursor.nextset()
             row = cursor.fetchone()
             if row == (True, made.mark):
                 return made
-            # Something harmless, or ``check`` will say what it is.
+            # The change is harmless, or ``check`` raises its error.
             self.forget(target.view_id)
             if row is None or not row[0]:
                 table.check(self._conn, target)
@@ -195,7 +195,7 @@ class SinkWriter:
         wanted: int,
         verb: str,
     ) -> None:
-        """Carry out ``statement``, which has to find ``wanted`` rows."""
+        """Execute ``statement``, which has to find ``wanted`` rows."""
         # Numbered parameters: a "%" in a column's name is no placeholder.
         with psycopg.RawCursor(self._conn) as cursor:
             cursor.execute(statement, parameters)
@@ -215,13 +215,13 @@ class SinkWriter:
         return made
 
     def blockers(self, target: ResultTable) -> list[int]:
-        """Processes whose lock keeps us from writing; not between an error and its rollback."""
+        """Return the PIDs whose locks block the sink.  REQUIRES: no failed transaction."""
         rows = self._conn.execute(
             "SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l"
             " WHERE l.relation = %s AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()"
             " AND l.database = (SELECT oid FROM pg_catalog.pg_database"
             "                    WHERE datname = current_database())"
-            # What a sink may not write beside.
+            # Lock modes that conflict with the sink's writes.
             " AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',"
             " 'AccessExclusiveLock') ORDER BY 1",
             (target.oid,),
