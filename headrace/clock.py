@@ -1,4 +1,4 @@
-"""The only clocks: durations are monotonic, and the time of day is never used for order."""
+"""The only clocks: durations are monotonic; the time of day never decides an order."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ monotonic = time.monotonic
 """Seconds from an arbitrary start; never jumps (H40)."""
 
 sleep = time.sleep
-"""Do nothing for so many seconds."""
+"""Block the thread for the given number of seconds."""
 
 
 def now() -> datetime:
-    """Time of day in UTC, for people to read."""
+    """Return the time of day in UTC, for people to read."""
     return datetime.now(UTC)
 
 
 def from_postgres(micros: int) -> datetime:
-    """Time of day of ``micros`` since 2000-01-01 UTC, as replication messages carry it."""
+    """Convert microseconds since 2000-01-01 UTC, as replication messages carry them."""
     return POSTGRES_EPOCH + timedelta(microseconds=micros)
 
 
 def text(micros: int) -> str:
-    """Time of day of ``micros`` since 1970, as people read it."""
+    """Format microseconds since 1970 as an ISO time in UTC."""
     return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(sep=" ", timespec="milliseconds")

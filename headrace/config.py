@@ -1,10 +1,10 @@
-"""The settings of one engine: typed, with unit, default and reason; one frozen value.
+"""The settings of one engine: one frozen value, each field with type, unit, default and reason.
 
-They come, later wins, from the defaults here, a TOML file, the environment (``HEADRACE_*``)
-and the command line.  The commander passes the result to its children as JSON in the
-environment variable ``HEADRACE_SETTINGS``: ``Settings.from_env()``.  In a TOML file tables
-join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an outer
-``[headrace]`` table is allowed.
+The sources are, in ascending priority, the defaults here, a TOML file, the environment
+(``HEADRACE_*``) and the command line.  The commander passes the result to its children as JSON
+in the environment variable ``HEADRACE_SETTINGS``: ``Settings.from_env()``.  In a TOML file
+table names are joined by an underscore (``[spark] master = "…"`` is ``spark_master``), and an
+outer ``[headrace]`` table is allowed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ ENV_PREFIX: Final = "HEADRACE_"
 ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
 
 MEMORY_BYTES_MIN: Final = 64 << 20
-"""With less, nothing else would be done than moving states between memory and disk."""
+"""With less, the engine would only move states between memory and disk."""
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
-"""Parts of a DSN that nobody is shown."""
+"""Parts of a DSN that are never shown."""
 _VALUES: Final = {
     "log_level": tuple(events.LEVELS),
     "log_format": events.FORMATS,
     "wal_retention": ("source", "local"),
 }
 _TYPO: Final = 0.85
-"""How alike a variable and a setting are called where one is taken for the other, misspelt."""
+"""Similarity from which a variable's name counts as a misspelt setting."""
 _WORKERS: Final = "workers"
 _SOURCES: Final = "sources"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
 def turns_dir(settings: Settings) -> Path:
-    """Return where all processes of this machine take turns with code of users."""
+    """Return the directory in which this machine's processes take turns to run users' code."""
     of_engine = settings.worker and settings.data_dir.parent.name == _WORKERS
     return settings.data_dir.parent.parent / "run" if of_engine else settings.run_dir
 
@@ -60,7 +60,7 @@ def _default_data_dir() -> Path:
 
 
 def redact(dsn: str) -> str:
-    """``dsn`` without its password: the only form that may be printed or logged."""
+    """Return ``dsn`` without secrets: the only form that may be printed or logged."""
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -69,7 +69,7 @@ def redact(dsn: str) -> str:
 
 
 def has_secret(dsn: str) -> bool:
-    """Whether ``dsn`` has a password in it; also where nobody can read the rest."""
+    """Return whether ``dsn`` contains a secret; True if the DSN is malformed."""
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -79,15 +79,15 @@ def has_secret(dsn: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What ``memory_bytes`` is given out to, each in bytes."""
+    """Shares of ``memory_bytes``, in bytes."""
 
     states: int
     queues: int
     batches: int
     changes: int
-    """That wait, in memory; as much again for rows to be written."""
+    """Changes waiting in memory; rows waiting to be written get as much again."""
     transaction: int
-    """Of one transaction's changes, and of those that are not committed; more goes to files."""
+    """Changes of one transaction, or of all uncommitted ones; more goes to files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class Settings:
     terminal, else json."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without opening anything."""
+        """Check the values, without opening a file or a connection."""
         for name in ("slot_name", "publication_name"):
             if not _SLOT.fullmatch(getattr(self, name)):
                 raise UserError(f'setting "{name}" must be 1 to 63 characters of a-z, 0-9 and _')
@@ -305,7 +305,7 @@ class Settings:
             try:
                 conninfo_to_dict(getattr(self, name))
             except psycopg.ProgrammingError:
-                # libpq's words would show a part of it, which may be the password.
+                # libpq's message would quote a part of it, perhaps the password.
                 raise UserError(
                     f'setting "{name}" is no connection string',
                     hint="Write it as key=value pairs, values with blanks or quotes in single"
@@ -330,7 +330,7 @@ class Settings:
 
     @property
     def memory(self) -> MemoryParts:
-        """What each part of the worker may have."""
+        """Memory budget of each part of the worker."""
         total = self.memory_bytes
         changes = self.buffer_bytes_max or total // 16
         return MemoryParts(
@@ -363,11 +363,11 @@ class Settings:
 
     @property
     def workers_dir(self) -> Path:
-        """A directory for each other worker."""
+        """Parent of the directories of the other workers."""
         return self.data_dir / _WORKERS
 
     def of_worker(self, name: str) -> Self:
-        """Those of another worker: a directory of its own, and the staged states of all."""
+        """Return another worker's settings: its own data directory, the shared staging one."""
         return self.replace(
             worker=name,
             data_dir=self.workers_dir / name,
@@ -376,15 +376,15 @@ class Settings:
 
     @property
     def sources_dir(self) -> Path:
-        """A directory for each other source."""
+        """Parent of the directories of the other sources."""
         return self.data_dir / _SOURCES
 
     def of_carrier(self, name: str) -> Self:
-        """Those of a source's carrier."""
+        """Return the settings of a source's replicator."""
         return self.replace(carrier=name, data_dir=self.sources_dir / name)
 
     def flight_socket(self, worker: str) -> Path:
-        """Where another worker listens for the one that writes, or for its own TLS listener."""
+        """Return the Unix socket on which a worker accepts the coordinator or its TLS listener."""
         if self.token_file:  # it is on another machine, and the directory is its own
             return self.run_dir / f"{worker}.flight"
         whole = self.data_dir.parent.parent if self.worker else self.data_dir
@@ -392,7 +392,7 @@ class Settings:
 
     @property
     def keys_dir(self) -> Path:
-        """What this end of a link to another machine is known by."""
+        """Keys that identify this end of a link to another machine."""
         return self.data_dir / "keys"
 
     @property
@@ -423,17 +423,17 @@ class Settings:
         return self.data_dir / "tmp"
 
     def to_json(self) -> str:
-        """All fields as JSON, secrets included: for a child's environment only."""
+        """Return all fields as JSON, with secrets: for a child's environment only."""
         return msgspec.json.encode(self, enc_hook=os.fspath).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Inverse of ``to_json``; unknown keys are refused."""
+        """Parse the output of ``to_json``; unknown keys are refused."""
         return cls.of(msgspec.json.decode(text))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings that the commander passed to this child process."""
+        """Return the settings that the commander passed to this child process."""
         text = env.get(ENV_SETTINGS)
         if text is None:
             raise PrerequisiteError(
@@ -444,7 +444,7 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Settings of ``values`` (texts are converted), defaults for the rest."""
+        """Return settings with ``values`` (texts are converted) and defaults for the rest."""
         known = {f.name: f for f in dataclasses.fields(cls)}
         given: dict[str, Any] = {}
         for name, value in values.items():
@@ -460,18 +460,18 @@ class Settings:
         file: Path | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Settings from defaults < ``file`` < ``HEADRACE_*`` of ``env`` < ``flags``.
+        """Load settings: defaults < ``file`` < ``HEADRACE_*`` of ``env`` < ``flags``.
 
         A flag that is None was not given.
         """
         return cls.of({name: value for name, (value, _) in changed(flags, file, env).items()})
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with ``changes``."""
+        """Return a copy with ``changes``."""
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """All fields, passwords blotted out."""
+        """Return all fields, without secrets."""
         shown = []
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -486,10 +486,10 @@ def changed(
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> dict[str, tuple[Any, str]]:
-    """The settings that are not left at their defaults: value and origin of each.
+    """Return the settings that are given explicitly, each with its value and origin.
 
     Raises:
-        UserError: a variable is all but called like a setting (42704); the file is wrong.
+        UserError: a variable is a misspelt setting (42704); the file is invalid.
     """
     values: dict[str, tuple[Any, str]] = {}
     if file is not None:
@@ -501,7 +501,7 @@ def changed(
         name = key.removeprefix(ENV_PREFIX).lower()
         if name in names:
             values[name] = (value, key)
-        # Others (HEADRACE_TEST_DSN, HEADRACE_FAULT, …) are not settings.
+        # Variables such as HEADRACE_TEST_DSN and HEADRACE_FAULT are not settings.
         elif near := difflib.get_close_matches(name, names, 1, _TYPO):
             raise UserError(
                 f'unrecognized setting "{name}" (variable {key})',
@@ -513,7 +513,7 @@ def changed(
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` (``[::1]:6432`` for IPv6)."""
+    """Parse ``HOST:PORT`` (``[::1]:6432`` for IPv6)."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65_535:
         raise UserError(f'invalid address "{text}"', hint="Write it as HOST:PORT.")
@@ -543,7 +543,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _convert(name: str, kind: str, value: Any) -> Any:
-    """``value`` as the type of setting ``name``; texts come from flags and environment."""
+    """Convert ``value`` to the setting's type; flags and the environment give texts."""
     try:
         match kind:
             case "Path":

@@ -1,13 +1,13 @@
 """One tree of errors; every class fixes an SQLSTATE and a family.
 
-Five families decide the reaction: *user* errors are reported and the
-session continues; *definite* failures stop one view and keep its state; *transient* ones are
-retried with bounded back-off; *session* errors end a client session; *bugs* stop the process.
+Five families decide the reaction.  *User* errors are reported and the session continues.
+*Definite* failures stop one view and keep its state.  *Transient* ones are retried with bounded
+back-off.  *Session* errors end a client session.  *Bugs* stop the process.
 Messages follow Postgres: lower-case, no full stop, names quoted; detail and hint are sentences.
 
-The class is what decides.  An SQLSTATE alone says nothing about who raised it: code of a user may
-raise any of them.  So ``family`` is asked once, where a server has answered (``pinned``,
-``expressions.session``), and an error keeps its class from process to process (``to_wire``).
+The class of the error decides, not its SQLSTATE: a user's function may raise any SQLSTATE.
+So ``family`` is called once, where a server has answered (``postgres.failures``,
+``expressions.session``), and an error keeps its class across processes (``to_wire``).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from enum import Enum
 from typing import ClassVar, Final, Self
 
 RESYNC: Final = "Drop the view and create it again."
-"""Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
+"""Placeholder hint; the caller replaces it with ``CALL headrace.resync_view('<name>')``."""
 
 THEN_RESYNC: Final = ", then create the view again."
-"""End of a hint that says first what else must be done; replaced like ``RESYNC``."""
+"""End of a hint that names another step first; replaced like ``RESYNC``."""
 
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
-"""Code of a user says what it likes; it must fit a control message and the catalog many times."""
+"""A user's function may raise texts of any length; a control message and the catalog must hold
+several of them."""
 
 
 class ErrorFamily(Enum):
-    """Which of them an answer of a server to a *statement of ours* is, and what it is about."""
+    """Family of an error that a server returned for one of Headrace's own statements."""
 
     TRANSIENT = "the server, or somebody in the way: it may answer otherwise later"
     DEFINITE = "the statement: no row is to blame, and it will not pass"
@@ -39,11 +40,11 @@ _FAMILIES: Final = {
     **dict.fromkeys(("25006", "55006", "55P03"), ErrorFamily.TRANSIENT),
     **dict.fromkeys(("0A", "25", "28", "2F", "3D", "3F", "42"), ErrorFamily.DEFINITE),
 }
-"""By SQLSTATE, or by its class; all others are about data."""
+"""Families by SQLSTATE or SQLSTATE class; all other errors are about data."""
 
 
 def family(sqlstate: str | None) -> ErrorFamily:
-    """The family of an answer; None: there was none."""
+    """Return the family of an SQLSTATE; None means that the server did not answer."""
     if sqlstate is None:
         return ErrorFamily.TRANSIENT
     default = _FAMILIES.get(sqlstate[:2], ErrorFamily.DATA)
@@ -51,7 +52,7 @@ def family(sqlstate: str | None) -> ErrorFamily:
 
 
 def transient(sqlstate: str | None) -> bool:
-    """Whether trying again may help."""
+    """Return whether a retry may succeed."""
     return family(sqlstate) is ErrorFamily.TRANSIENT
 
 
@@ -70,9 +71,10 @@ class HeadraceError(Exception):
         sqlstate: str | None = None,
         culprit: str | None = None,
     ) -> None:
-        """``position`` is the 1-based character position in the view's query text.
+        """Create the error; texts that are too long are cut.
 
-        ``culprit``: the row that it happened at, in words.
+        ``position`` is the 1-based character position in the view's query text.
+        ``culprit`` describes the row at which the error occurred.
         """
         self.message = _bounded(message, MESSAGE_CHARS_MAX)
         super().__init__(self.message)
@@ -84,11 +86,11 @@ class HeadraceError(Exception):
 
     @property
     def what(self) -> str:
-        """What has happened, and where."""
+        """The message, with the row if it is known."""
         return f"{self.message} at {self.culprit}" if self.culprit else self.message
 
     def again(self, **other: str | None) -> Self:
-        """A new one that says the same, but for ``other``."""
+        """Return a copy of the error with the fields in ``other`` replaced."""
         same = {
             "message": self.message,
             "detail": self.detail,
@@ -99,7 +101,7 @@ class HeadraceError(Exception):
         return type(self)(**(same | other))  # type: ignore[arg-type]
 
     def fields(self) -> dict[str, str]:
-        """Wire fields (``C``, ``M``, ``D``, ``H``, ``P``) of the error."""
+        """Return the error's wire fields (``C``, ``M``, ``D``, ``H``, ``P``)."""
         out = {"C": self.code, "M": self.what}
         if self.detail:
             out["D"] = self.detail
@@ -171,19 +173,19 @@ class DefiniteFailure(HeadraceError):
 
 
 class StructureChanged(DefiniteFailure):
-    """What the view reads was altered; its query stands, and a resync makes it right by itself."""
+    """An object that the view reads was altered; its query is still valid, so a resync repairs it."""
 
     sqlstate = "55H01"
 
 
 class RightEnded(DefiniteFailure):
-    """Who a view reads something for may not read it any more; it goes on when he may again."""
+    """The view's role lost the right to read an object; the view resumes when it has it again."""
 
     sqlstate = "42501"
 
 
 class OwnerGone(DefiniteFailure):
-    """The role that owned the view was dropped: nobody's rights are left to go on with."""
+    """The role that owned the view was dropped, so there are no rights to read with."""
 
     sqlstate = "42704"
 
@@ -195,32 +197,32 @@ class RowError(DefiniteFailure):
 
 
 class SinkBlocked(DefiniteFailure):
-    """The result table cannot be written now (locked); retried by itself."""
+    """The result table cannot be written now (locked); retried automatically."""
 
     sqlstate = "55P03"
 
 
 class SinkTableError(DefiniteFailure):
-    """The result table was dropped or altered behind our back, or its rows were.
+    """The result table, or its rows, were dropped or changed by another session.
 
-    With another SQLSTATE: what Postgres said when it was written.
+    Another SQLSTATE than the default is the one that Postgres returned for the write.
     """
 
     sqlstate = "55H03"
 
 
 class StateDamaged(DefiniteFailure):
-    """Files of the state are lost, or do not hold what was written to them: none are used."""
+    """Files of the state are missing or damaged; none of them is used."""
 
     sqlstate = "55H04"
 
 
 class OtherFormat(StateDamaged):
-    """The state has the format of another version: nothing is wrong with it, but that."""
+    """The state is intact but has the format of another version."""
 
 
 class Deadly(DefiniteFailure):
-    """Processes of ours have died of it: it is left alone until somebody calls for it."""
+    """The view crashed Headrace processes; it stays stopped until a user restarts it."""
 
     sqlstate = "58000"
 
@@ -232,7 +234,7 @@ class ContinuityLost(DefiniteFailure):
 
 
 class LimitExceeded(DefiniteFailure):
-    """A view's work is more than may delay the others; it is filled anew beside them."""
+    """The view's work would delay the other views too long; it is repopulated beside them."""
 
     sqlstate = "54H01"
 
@@ -251,33 +253,33 @@ class TransientError(HeadraceError):
 
 
 class PeerGone(TransientError):
-    """The process that was asked died before it answered."""
+    """The process that received the request died before it answered."""
 
 
 class SnapshotLost(TransientError):
-    """A snapshot's exporter died: what was read must be thrown away, then tried anew."""
+    """The exporter of a snapshot died: the rows read so far must be discarded and read again."""
 
 
 class RowsLost(TransientError):
-    """An edge did not deliver what was sent on it: the batch must be run again."""
+    """An edge lost rows that were sent on it: the batch must be run again."""
 
 
 class Interrupted(TransientError):
-    """What was done for one view alone was interrupted, perhaps by its own code.
+    """Work for a single view was interrupted, perhaps by a function that it calls.
 
-    The view leaves the others and is tried again by itself, a bounded number of times.
+    The view is separated from the others and retried alone, a bounded number of times.
     """
 
 
 class OutOfReach(Interrupted):
-    """A connection for one view cannot be had: it is tried for as long as that takes."""
+    """No connection can be opened for one view; the attempt is repeated without a limit."""
 
 
 # --- session
 
 
 class ProtocolError(HeadraceError):
-    """A client sent bytes that are not the protocol."""
+    """A client violated the protocol."""
 
     sqlstate = "08P01"
 
@@ -286,13 +288,13 @@ class ProtocolError(HeadraceError):
 
 
 class BugError(HeadraceError):
-    """A broken invariant; stops the process with the story."""
+    """An invariant is broken; the process stops."""
 
     sqlstate = "XX000"
 
 
 class FencedError(BugError):
-    """Another engine took the views over: this one must stop at once."""
+    """Another engine has taken over the views; this one must stop at once."""
 
     sqlstate = "55000"
 
@@ -304,13 +306,13 @@ _KIND: Final = "K"
 
 
 def to_wire(error: HeadraceError) -> Wire:
-    """``fields`` of the error and its class, for ``from_wire`` in another process."""
+    """Return the error's ``fields`` and class, for ``from_wire`` in another process."""
     known = next(c for c in type(error).__mro__ if c.__module__ == __name__)
     return {**error.fields(), _KIND: known.__name__}
 
 
 def from_wire(wire: Wire) -> HeadraceError:
-    """The error that ``to_wire`` has told; of the nearest class that this module has."""
+    """Return the error that ``to_wire`` encoded, as the nearest class in this module."""
     kind = globals().get(wire.get(_KIND, ""), HeadraceError)
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = HeadraceError
@@ -325,5 +327,5 @@ def from_wire(wire: Wire) -> HeadraceError:
 
 def _bounded(text: str, length_max: int) -> str:
     text = text if len(text) <= length_max else f"{text[: length_max - 1]}…"
-    # Half of a surrogate pair, as in the name of a file, is no character to whoever is told.
+    # Escape lone surrogates (as in file names), which cannot be encoded as UTF-8.
     return text.encode(errors="backslashreplace").decode()

@@ -1,11 +1,11 @@
 """The log of a process: one stream of events on standard error, as text or as JSON lines.
 
-An event has a lower-case name and fields (``docs/manual/events.md`` has all of them); values of
-rows and passwords are never among them.  What libraries say by ``logging`` or ``warnings``, and
-exceptions that nobody has caught, are events as well.  A line that cannot be written (a full disk,
-a closed pipe) is lost: nobody may die of it.
+An event has a lower-case name and fields (``docs/manual/events.md`` lists all of them).  Fields
+never contain values of rows or passwords.  Messages of libraries (``logging``, ``warnings``) and
+uncaught exceptions are events as well.  A line that cannot be written (a full disk, a closed
+pipe) is lost; it never fails the caller.
 
-Call sites name a view by its id; here it gets its name.
+Call sites give a view's id; this module adds its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, TextIO
 import structlog
 
 FORMATS: Final = ("auto", "text", "json")
-"""``auto``: text for a terminal, JSON lines for all else."""
+"""``auto``: text for a terminal, else JSON lines."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _PLAIN: Final = re.compile(r'"([a-z_][a-z0-9_$]*)"\."([a-z_][a-z0-9_$]*)"')
@@ -34,7 +34,7 @@ _CONTROL: Final = {
     **{code: f"<{code:x}>" for code in range(128, 160)},
     **{ord(blank): " " for blank in "\n\t"},
 }
-"""What a terminal may act on; whoever's words are in a message shall not write on ours."""
+"""Control characters, escaped so that a foreign text in a message cannot control the terminal."""
 _LINES: Final = _CONTROL | {ord("\n"): "\n"}
 _names: Final[dict[int, str]] = {}
 _ids: Final[dict[str, int]] = {}
@@ -45,26 +45,26 @@ _log = structlog.get_logger(__name__)
 
 
 class Lossy(io.StringIO):
-    """Writes to another file what can be written."""
+    """Writes to another file and ignores failures."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__()
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write, or lose, ``text``."""
+        """Write ``text``; drop it if the file fails."""
         with contextlib.suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
+        """Flush the file; ignore a failure."""
         with contextlib.suppress(OSError):
             self._file.flush()
 
 
 class _Threshold:
-    """What is logged now; loggers are made once, with all their methods."""
+    """Current log level; it is not part of the loggers, which are created only once."""
 
     level: ClassVar[int] = LEVELS["info"]
 
@@ -87,7 +87,7 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
     text = shape == "text" or (shape == "auto" and terminal)
 
     def with_fields(_logger: Any, _method: str, event: Fields) -> Fields:
-        # Not context variables: a thread has its own.
+        # Context variables would be empty in other threads.
         for name, value in fields.items():
             event.setdefault(name, value)
         return event
@@ -110,13 +110,13 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
         cache_logger_on_first_use=True,
     )
     _bridge()
-    # Who dies of a fault in compiled code says where.
+    # Print a traceback if compiled code crashes the process.
     with contextlib.suppress(OSError, ValueError):  # standard error is closed, or no file
         faulthandler.enable()
 
 
 def know_view(view_id: int, name: str) -> None:
-    """Events about the view of that id name it so from now on."""
+    """Register the view's name for later events."""
     plain = _plain(name)
     forget_view(view_id)
     _names[view_id] = plain
@@ -124,19 +124,19 @@ def know_view(view_id: int, name: str) -> None:
 
 
 def view_name(view_id: int) -> str | None:
-    """How the view of that id is called in events; None: there is none."""
+    """Return the name that events give the view; None if it is not registered."""
     return _names.get(view_id)
 
 
 def forget_view(view_id: int) -> None:
-    """There is no such view any more."""
+    """Remove the view's name."""
     name = _names.pop(view_id, None)
     if name is not None and _ids.get(name) == view_id:
         del _ids[name]
 
 
 def named(_logger: Any, _method: str, event: Fields) -> Fields:
-    """Put names for the ids of views: ``view``, with ``view_id`` beside it, ``views``, ``unit``."""
+    """Replace view ids with names in the fields ``view`` (adding ``view_id``), ``views``, ``unit``."""
     unit = event.pop("unit", None)
     if unit is not None:
         event["view"] = unit
@@ -159,7 +159,7 @@ def named(_logger: Any, _method: str, event: Fields) -> Fields:
 
 
 def _plain(name: str) -> str:
-    """A qualified name as ``list_views()`` has it, where it need not be quoted."""
+    """Return a qualified name without quotes where they are not needed, as ``list_views()`` does."""
     found = _PLAIN.fullmatch(name)
     return ".".join(found.groups()) if found else name
 
@@ -191,10 +191,10 @@ def _for_people(*, colors: bool) -> list[Any]:
 
 
 class _Bridge(logging.Handler):
-    """Makes events of what libraries log."""
+    """Handler that turns the log records of libraries into events."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See ``logging.Handler``."""
+        """Log the record as an event."""
         with contextlib.suppress(Exception):  # a library's arguments that fit no format
             told = {"logger": record.name, "message": record.getMessage()}
             if record.exc_info and record.exc_info[1] is not None:
@@ -206,8 +206,8 @@ class _Bridge(logging.Handler):
 
 
 def _bridge() -> None:
-    """Have all else that would be written to standard error come here."""
-    # Not below: some say there what they send, secrets included.
+    """Route log records, warnings and uncaught exceptions into the event log."""
+    # Not below this level: some libraries log there what they send, secrets included.
     logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
     logging.captureWarnings(capture=True)
     sys.excepthook = _uncaught

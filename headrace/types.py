@@ -1,8 +1,8 @@
-"""The words every part shares: ids, positions, schemas and how a Postgres type travels in Arrow.
+"""Types that all parts share: ids, positions, schemas, and the Arrow type of each Postgres type.
 
 A *diff batch* is a ``pyarrow.RecordBatch`` of a collection's columns plus a last
-column ``__weight: int64``.  Every column's Arrow type is fixed by its Postgres type
-OID (``arrow_type``), so two parts can never disagree on it:
+column ``__weight: int64``.  The Postgres type OID alone determines a column's Arrow
+type (``arrow_type``), so two parts cannot disagree on it:
 
 =====================  ==========================================================
 Postgres               Arrow
@@ -14,7 +14,7 @@ float4 / float8        float32 / float64
 date                   int32, days since 2000-01-01; min/max int32 are -/+infinity
 time                   int64, microseconds since midnight
 timestamp, timestamptz int64, microseconds since 2000-01-01 (UTC); min/max are -/+infinity
-everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS``
+all other types        string: exactly Postgres' own output text under ``PINNED_SETTINGS``
 =====================  ==========================================================
 
 ``numeric`` is text as well: it has no upper precision and its display scale is part of
@@ -33,15 +33,15 @@ import pyarrow as pa
 Lsn = NewType("Lsn", int)
 """A WAL position as a 64-bit integer.  Format with ``format_lsn``."""
 Txid = NewType("Txid", int)
-"""Number of a batch; first batch 1; 0 is the population."""
+"""Number of a batch, from 1; 0 is the population."""
 Oid = NewType("Oid", int)
 
 FIRST_USER_OID: Final = 16384
-"""Objects below were made by initdb (``FirstNormalObjectId``)."""
+"""initdb created the objects with lower OIDs (``FirstNormalObjectId``)."""
 
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
-"""Bytes of the headers of a WAL page, and of a segment's first one."""
+"""Header sizes in bytes: of a WAL page, and of the first page of a segment."""
 WEIGHT: Final = "__weight"
 
 # Postgres type OIDs the code names.
@@ -53,7 +53,7 @@ CIDR, MACADDR, INET, MACADDR8, PG_LSN, XID, XID8 = 650, 829, 869, 774, 3220, 28,
 TID, CID, TSVECTOR, RECORD, RECORD_ARRAY = 27, 29, 3614, 2249, 2287  # fmt: skip
 
 FIXED: Final = frozenset((BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID))
-"""Types of values of 16 bytes at most, of which only identical ones are equal."""
+"""Types with values of at most 16 bytes, whose values are equal only if they are identical."""
 
 _ARROW: Final[dict[int, pa.DataType]] = {
     BOOL: pa.bool_(),
@@ -71,7 +71,7 @@ _ARROW: Final[dict[int, pa.DataType]] = {
 
 
 def arrow_type(oid: int) -> pa.DataType:
-    """Arrow type in which values of Postgres type ``oid`` travel."""
+    """Return the Arrow type for values of Postgres type ``oid``."""
     return _ARROW.get(oid, pa.string())
 
 
@@ -82,7 +82,7 @@ class PlanPart(
     tag_field="kind",
     tag=lambda name: name.removesuffix("Spec"),
 ):
-    """Data of a physical plan; as JSON it has its ``kind``, what people call its class."""
+    """Part of a physical plan; its JSON has a ``kind``, the class name without ``Spec``."""
 
 
 class Field(PlanPart, frozen=True):
@@ -96,7 +96,7 @@ class Field(PlanPart, frozen=True):
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field; metadata carries OID and typmod, so nothing is guessed later."""
+        """The Arrow field, with OID and typmod in its metadata."""
         meta = {b"pg.oid": str(self.oid).encode(), b"pg.typmod": str(self.typmod).encode()}
         return pa.field(self.name, arrow_type(self.oid), metadata=meta)
 
@@ -107,7 +107,7 @@ WEIGHT_FIELD: Final = pa.field(WEIGHT, pa.int64(), nullable=False)
 
 @functools.lru_cache(maxsize=4096)
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Arrow schema of a diff batch with these columns (``__weight`` last)."""
+    """Return the Arrow schema of a diff batch with these columns (``__weight`` last)."""
     return pa.schema([*(f.arrow for f in schema), WEIGHT_FIELD])
 
 
@@ -117,21 +117,22 @@ def diff_batch(schema: Schema, columns: list[pa.Array], weights: pa.Array) -> pa
 
 
 def format_lsn(lsn: int) -> str:
-    """``X/Y`` form of a WAL position, as Postgres prints it."""
+    """Format a WAL position as ``X/Y``, like Postgres."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def parse_lsn(text: str) -> Lsn:
-    """Inverse of ``format_lsn``."""
+    """Parse the output of ``format_lsn``."""
     high, low = text.split("/")
     return Lsn((int(high, 16) << 32) | int(low, 16))
 
 
 def record_end(lsn: int, block: int, segment: int) -> int:
-    """``lsn`` as the end of the record before it.
+    """Return the end of the last record before the insert position ``lsn``.
 
-    The insert position behind a record that fills its page is shown behind the next page's
-    header, which no record has reached: nobody could ever cover it.
+    After a record that fills its page, Postgres reports a position behind the next page's
+    header.  No record ends there, so a wait for that position would never finish.
+    ``block`` and ``segment`` are the WAL page and segment sizes in bytes.
     """
     page = lsn - lsn % block
     header = _SHORT_HEADER if page % segment else _LONG_HEADER
@@ -149,9 +150,9 @@ class Diffs:
 
 @dataclass(frozen=True, slots=True)
 class TimeEnd:
-    """No diff with a txid at or below this one may follow on the edge."""
+    """Promise that no diff with this txid or a lower one follows on the edge."""
 
     txid: int
     attempt: int
     rows: int = 0
-    """Rows the sender has sent on the edge since its TimeEnd before: what must have arrived."""
+    """Rows sent on the edge since the previous TimeEnd; the receiver compares its own count."""

@@ -1,4 +1,4 @@
-"""For the rest of a transaction, being somebody else: his rights, his names."""
+"""Running the rest of a transaction as another role: its rights and its search path."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.errors import PrerequisiteError
 from headrace.postgres.settings import PINNED_SETTINGS
 
 _SEARCH_PATH: Final = '"$user", public'
-"""Postgres' own default, for a caller who gave none: ours is pinned."""
+"""Postgres' default, for a caller that gave none: the session's own path is pinned."""
 
 
 def become(conn: psycopg.Connection[Any], caller: str) -> None:
-    """For the rest of the transaction, have the rights of ``caller``.
+    """Take the rights of ``caller`` for the rest of the transaction.
 
     Raises:
-        PrerequisiteError: we may not act for that role.
+        PrerequisiteError: Headrace may not act for that role.
     """
     role = sql.Identifier(caller)
     try:
@@ -39,7 +39,7 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
 
 
 def act_as(conn: psycopg.Connection[Any], caller: str | None, settings: dict[str, str]) -> None:
-    """For the rest of the transaction, be ``caller`` with the caller's search path."""
+    """Become ``caller``, with the caller's search path, for the rest of the transaction."""
     path = settings.get("search_path", _SEARCH_PATH)
     if caller is not None:
         become(conn, caller)
@@ -48,10 +48,10 @@ def act_as(conn: psycopg.Connection[Any], caller: str | None, settings: dict[str
 
 @contextmanager
 def own_names(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """For statements of ours amid the settings of a caller: names in them mean what we mean.
+    """Run Headrace's own statements under the pinned search path instead of the caller's.
 
-    On a caller's search path any operator, function or type of a statement may be one of his, which
-    then runs there.  REQUIRES: a transaction; what the statements do is undone.
+    On the caller's search path, any operator, function or type in a statement could resolve to an
+    object of the caller.  REQUIRES: a transaction; the effects of the statements are rolled back.
     """
     with conn.transaction(force_rollback=True):
         conn.execute(

@@ -1,9 +1,9 @@
-"""The door to the user's database: every connection of ours, pinned from its start.
+"""Connections to the user's database, with pinned settings from the start.
 
-The settings travel as start-up ``options``: they override those of the database and the role (E7,
-E13), and they are in force before the first statement.  So one value always has one text, and no
-idle time-out ends a snapshot.  Only what evaluates is not pinned: its settings are those of a view
-(``for_values``).
+The settings are sent as start-up ``options``: they override those of the database and the role
+(E7, E13), and apply before the first statement.  So a value always has the same text, and no idle
+time-out ends a snapshot.  Only connections that evaluate expressions are not pinned: they get the
+settings of a view (``for_values``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.postgres.settings import PINNED_SETTINGS
 Connection = psycopg.Connection[Any]
 
 _TRANSACTION_TIMEOUT_SINCE: Final = 170_000
-"""Unknown before: as a start-up option it would refuse the connection there."""
+"""Older servers do not know the setting; as a start-up option it would fail the connection."""
 _NO_TIMEOUT: Final = "SET transaction_timeout = 0"
 _LOGIN_S: Final = 5
 _ALIVE: Final = {
@@ -33,13 +33,16 @@ _ALIVE: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""A dead peer or network is noticed within half a minute (H39); the DSN may say otherwise."""
+"""Detect a dead peer or network within half a minute (H39); the DSN may override it."""
 
 
 def conninfo(
     dsn: str, *, name: str, replication: bool = False, settings: Mapping[str, str] | None = None
 ) -> str:
-    """``dsn`` with pinned settings, laid over by ``settings``; ``name``: application_name."""
+    """Return ``dsn`` with the pinned settings, overridden by ``settings``.
+
+    ``name`` is the application_name.
+    """
     given: dict[str, Any] = _ALIVE | conninfo_to_dict(dsn)
     pinned = dict(PINNED_SETTINGS) | dict(settings or {})
     options = " ".join(f"-c {k}={_escape(v)}" for k, v in pinned.items())
@@ -60,17 +63,19 @@ def session(
     replication: bool = False,
     prepare: bool = True,
 ) -> psycopg.Connection[TupleRow]:
-    """A connection, ordinary or for logical replication; ``prepare``: what is repeated.
+    """Open a connection, ordinary or for logical replication.
+
+    ``prepare``: psycopg prepares statements that are repeated.
 
     Raises:
-        psycopg.Error: there is none to be had.
+        psycopg.Error: the connection failed.
     """
     conn = psycopg.connect(
         conninfo(dsn, name=name, replication=replication, settings=settings),
         autocommit=autocommit,
         prepare_threshold=5 if prepare else None,
-        # A replication connection knows the simple protocol only; this one sends values as
-        # literals.
+        # A replication connection supports only the simple protocol; a ClientCursor sends values
+        # as literals.
         cursor_factory=psycopg.ClientCursor if replication else psycopg.Cursor,
     )
     try:
@@ -82,7 +87,7 @@ def session(
 
 
 def unlimited(conn: psycopg.Connection[Any]) -> None:
-    """Have the session's transactions take any time, whatever is set at the database or role.
+    """Disable ``transaction_timeout`` in the session, whatever the database or role sets.
 
     Raises:
         psycopg.Error: the connection is lost.
@@ -103,11 +108,11 @@ def connect(
     prepare: bool = True,
     otherwise: type[HeadraceError] = PrerequisiteError,
 ) -> Connection:
-    """``session``, with errors of our tree.
+    """Open a ``session``, but raise errors of Headrace.
 
     Raises:
         TransientError: the server cannot be reached now.
-        HeadraceError: ``otherwise``; it refuses us (password, database, pg_hba.conf).
+        HeadraceError: ``otherwise``; the server refused (password, database, pg_hba.conf).
     """
     try:
         return session(
@@ -130,7 +135,7 @@ def for_job(
     replication: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """One of the builder's: what fails on it is told to a user; nothing is prepared.
+    """Open a connection of the builder: its errors are a user's, and nothing is prepared.
 
     Raises:
         TransientError: the server cannot be reached, or refuses connections for now.
@@ -147,7 +152,7 @@ def for_job(
 
 
 def duplicate(conn: Connection) -> Connection:
-    """Another connection that was opened with the same parameters, in autocommit mode.
+    """Open another connection with the parameters of ``conn``, in autocommit mode.
 
     Raises:
         TransientError: the server cannot be reached, or refuses connections for now.
@@ -172,10 +177,10 @@ def duplicate(conn: Connection) -> Connection:
 async def async_session(
     dsn: str, *, name: str, settings: Mapping[str, str] | None = None
 ) -> psycopg.AsyncConnection[TupleRow]:
-    """One that answers by tuples, for an event loop.
+    """Open a connection for an event loop, with rows as tuples.
 
     Raises:
-        psycopg.Error: there is none to be had.
+        psycopg.Error: the connection failed.
     """
     conn = await psycopg.AsyncConnection.connect(
         conninfo(dsn, name=name, settings=settings), autocommit=True
@@ -192,17 +197,17 @@ async def async_session(
 async def async_dicts(
     dsn: str, *, name: str, settings: Mapping[str, str] | None = None
 ) -> psycopg.AsyncConnection[DictRow]:
-    """One that answers by columns' names, for an event loop; raises as ``async_session``."""
+    """Open a connection like ``async_session``, with rows as dicts by column name."""
     conn: Any = await async_session(dsn, name=name, settings=settings)
     conn.row_factory = dict_row
     return conn  # type: ignore[no-any-return]
 
 
 def for_values(dsn: str, *, name: str) -> psycopg.Connection[TupleRow]:
-    """One on which a view's expressions are evaluated, under settings that it gets later.
+    """Open a connection to evaluate a view's expressions; it gets the view's settings later.
 
     Raises:
-        psycopg.Error: there is none to be had.
+        psycopg.Error: the connection failed.
     """
     return psycopg.connect(
         make_conninfo(dsn, application_name=name),
@@ -213,10 +218,10 @@ def for_values(dsn: str, *, name: str) -> psycopg.Connection[TupleRow]:
 
 
 def log_in(dsn: str) -> None:
-    """Log in and out again; nothing is sent.
+    """Log in and out again, without a statement.
 
     Raises:
-        psycopg.Error: the server does not let us in.
+        psycopg.Error: the login failed.
     """
     psycopg.connect(dsn, connect_timeout=_LOGIN_S).close()
 

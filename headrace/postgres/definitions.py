@@ -1,19 +1,18 @@
-"""What a view's values depend on besides its tables: functions, operators, types and their like.
+"""Catalog objects, other than tables, that a view's values depend on: functions, types and so on.
 
-``find`` follows everything that a plan names as far as it goes, through the dependencies that
-Postgres keeps, the casts, checks and operator classes of types, and the words in the bodies of
-functions.  Each object has one row (or several) in the catalog, and ``xmin`` says which transaction
-wrote it last.  So what was changed and changed back between two looks is not what it was: the
-values that were computed in between may be wrong for good, however alike the object looks now.
-``VACUUM`` leaves ``xmin`` as it is.
+``find`` follows all objects that a plan names, transitively, through pg_depend, the casts, checks
+and operator classes of types, and the words in the bodies of functions.  Each object has one or
+more rows in the catalog, and ``xmin`` is the transaction that wrote a row last.  So an object that
+was changed and changed back between two checks counts as changed: values that were computed in
+between may be wrong for good.  ``VACUUM`` leaves ``xmin`` as it is.
 
-``marks`` is the quick look: only what a change cannot leave as it was.  ``read`` has names and
-contents too, by which ``difference`` tells in words what has happened.
+``marks`` is the quick check: it reads only the fields that every change alters.  ``read`` also has
+names and contents, from which ``difference`` describes the change.
 
-What leaves no trace is an object that comes and goes again between two looks.  So there is a look
-before and after whatever a batch evaluates, and this is all that may go unseen: a cast, a check of
-a domain, a mapping of a text search configuration or another function of a name that a body calls,
-made *and* dropped by transactions that both commit while one batch is evaluated.
+An object that is created and dropped again between two checks leaves no trace.  So there is a check
+before and after each evaluation of a batch.  Undetected are only a cast, a check of a domain, a
+mapping of a text search configuration, or another function of a name that a body calls, if
+transactions create *and* drop it and both commit during that evaluation.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from headrace.types import FIRST_USER_OID
 Connection = psycopg.Connection[Any]
 
 Definitions = dict[str, Any]
-"""JSON.  ``objects``: by ``catalog:oid`` name, content and what a change leaves behind; ``words``:
-those in functions' bodies; ``called``: user functions of such names; ``deep``: as for ``find``."""
+"""JSON.  ``objects``: name, content and change markers by ``catalog:oid``; ``words``: those in
+functions' bodies; ``called``: user functions with such names; ``deep``: as for ``find``."""
 
 Marks = dict[str, Any]
 """As ``Definitions``, without names and contents."""
@@ -41,8 +40,8 @@ _ALIKE: Final = (
 )
 """Columns that no value depends on."""
 
-# Of each catalog: what else, besides the row's own xmin, a change of the object is seen by.  An
-# object without names has parts; those under _EVALUATED count where Postgres evaluates something.
+# By catalog: expression that changes whenever the object does (its own xmin and those of dependent
+# rows).  Unnamed objects are parts of their type; those in _EVALUATED count only with ``deep``.
 _WRITTEN: Final = {
     "pg_proc": "concat_ws(' ', c.xmin::text, (SELECT a.xmin::text"
     " FROM pg_catalog.pg_aggregate a WHERE a.aggfnoid = c.oid))",
@@ -63,7 +62,7 @@ _WRITTEN: Final = {
     "pg_type": "concat_ws(' ', c.xmin::text, (SELECT r.xmin::text"
     " FROM pg_catalog.pg_range r WHERE c.oid IN (r.rngtypid, r.rngmultitypid)))",
 }
-# What else it consists of.
+# By catalog: content of an object outside its own row.
 _CONTENT: Final = {
     "pg_proc": "(SELECT to_jsonb(a) FROM pg_catalog.pg_aggregate a WHERE a.aggfnoid = c.oid)",
     "pg_opfamily": "(SELECT string_agg(a.oid::text, ',' ORDER BY a.oid) FROM ("
@@ -104,7 +103,7 @@ SELECT CASE WHEN m[1] LIKE '"%%' THEN replace(substr(m[1], 2, length(m[1]) - 2),
   FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
 UNION SELECT lower(m[1]) FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
  WHERE m[1] NOT LIKE '"%%'"""  # noqa: S608
-# A body is text to Postgres where it is not kept as a tree, with its dependencies.
+# Bodies that Postgres stores as text; it knows the dependencies of the others (prosqlbody).
 _BODIES: Final = """
 SELECT f.oid, f.prosrc FROM pg_catalog.pg_proc f
   JOIN pg_catalog.pg_language l ON l.oid = f.prolang
@@ -114,8 +113,8 @@ _WORDS: Final = f"""
 SELECT DISTINCT w.word FROM ({_BODIES} OFFSET 0) f CROSS JOIN LATERAL ({_TOKENS}) w
  ORDER BY 1"""  # noqa: S608
 
-# What objects of a catalog lead to, step by step: (catalog, OID).  The dependencies that Postgres
-# keeps, then those of which it only knows the other end.
+# Objects that the given objects of a catalog depend on directly: (catalog, OID).  First those in
+# pg_depend, then those that pg_depend does not have in this direction.
 _DEPENDENCIES: Final = """
 SELECT d.refclassid, d.refobjid FROM pg_catalog.pg_depend d
  WHERE d.classid = %(catalog)s::regclass AND d.objid = ANY (%(oids)s::oid[])"""
@@ -156,7 +155,7 @@ UNION ALL SELECT 'pg_operator'::regclass, o.oid FROM body JOIN pg_catalog.pg_ope
     ON o.oid >= %(user)s AND strpos(body.prosrc, o.oprname) > 0""",  # noqa: S608
 }
 _OWN_NUMBERS: Final = ("pg_namespace", "pg_ts_dict")
-"""Catalogs whose rows count also where they came with Postgres."""
+"""Catalogs whose built-in rows count too."""
 _CATALOGS: Final = """
 SELECT c.oid::bigint, c.relname FROM pg_catalog.pg_class c
  WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY (%s)"""
@@ -170,9 +169,10 @@ SELECT 'called', w.i, NULL, NULL, string_agg((SELECT string_agg(g.oid::text, ','
 
 
 def find(conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool) -> Definitions:
-    """What ``roots`` (OIDs by catalog) depend on, as it is now.
+    """Return the present definitions of all objects that ``roots`` (OIDs by catalog) depend on.
 
-    ``deep``: Postgres evaluates something, so what it runs for that counts too.
+    ``deep``: Postgres evaluates expressions of the view, so the objects that it uses for that
+    count too.
     """
     found = _reached(conn, roots, deep=deep)
     bodies = sorted(found.get("pg_proc", ())) if deep else []
@@ -190,7 +190,7 @@ def find(conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool) 
 def _reached(
     conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool
 ) -> dict[str, set[int]]:
-    """OIDs by catalog of all that ``roots`` lead to."""
+    """Return the OIDs, by catalog, of all objects that can be reached from ``roots``."""
     followed = (*_WRITTEN, "pg_cast", "pg_constraint", "pg_amop", "pg_amproc")
     names = dict(conn.execute(_CATALOGS, (list(followed),)).fetchall())
     found: dict[str, set[int]] = {c: set() for c in followed}
@@ -214,14 +214,14 @@ def _reached(
 
 
 def read(conn: Connection, known: Iterable[Definitions]) -> list[Definitions]:
-    """For each of ``known``, what there is of the same things now, all of one moment."""
+    """Return the present definitions of the objects of each of ``known``, in one snapshot."""
     return _read(conn, list(known), full=True)
 
 
 def present(
     conn: Connection, objects: Iterable[str], words: Iterable[tuple[str, ...]]
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], Any]]:
-    """Read what there is now of many views at once, all of one moment.
+    """Read the present definitions for many views at once, in one snapshot.
 
     ``objects`` are the keys of their ``objects``, ``words`` their lists of words; see ``narrow``.
     """
@@ -236,23 +236,23 @@ def present(
 
 
 def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
-    """As ``read``, for ``changed`` only."""
+    """Read only the fields that ``changed`` needs."""
     return _read(conn, list(known), full=False)
 
 
 def asking(known: Sequence[Definitions]) -> Sent | None:
-    """The statement of ``marks``; None: there is nothing to ask."""
+    """Return the statement of ``marks``; None if there is nothing to read."""
     text, values = _asked(list(known), full=False)
     return Sent.named(text, values) if text else None
 
 
 def told(known: Sequence[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Marks]:
-    """What the rows of ``asking(known)`` say: as ``marks``."""
+    """Convert the rows of ``asking(known)`` to the result of ``marks``."""
     return _told(list(known), rows)
 
 
 def changed(before: Definitions, now: Marks) -> bool:
-    """Whether ``now`` is of something else than ``before``."""
+    """Return whether an object of ``before`` has changed or is gone."""
     if before.get("called") != now.get("called"):
         return True
     objects = now["objects"]
@@ -263,9 +263,9 @@ def changed(before: Definitions, now: Marks) -> bool:
 
 
 def difference(before: Definitions, now: Definitions, *, quiet: bool = False) -> Iterator[str]:
-    """What has happened, in words; ``quiet``: nothing was evaluated in between.
+    """Describe the changes; ``quiet``: nothing was evaluated in between.
 
-    Then it does not matter what something may have been for a while.
+    With ``quiet``, an object that was changed and changed back does not count.
     """
     for key, old in before["objects"].items():
         new = now["objects"].get(key)
@@ -291,12 +291,12 @@ def difference(before: Definitions, now: Definitions, *, quiet: bool = False) ->
 
 
 def relations(known: Definitions) -> set[int]:
-    """Tables whose rows are used as such, by OID."""
+    """Return the OIDs of the tables whose row types are used."""
     return {e["relation"] for e in known["objects"].values() if e.get("relation")}
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The part of an object that is not what it was; new labels of an enum are harmless."""
+    """Return the part of an object that has changed; new labels of an enum are harmless."""
     has = new.get("labels") or {}
     for oid, label in (old.get("labels") or {}).items():
         if has.get(oid) != label:
@@ -327,7 +327,7 @@ def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Def
 
 
 def _asked(known: list[Definitions], *, full: bool) -> tuple[str, dict[str, Any]]:
-    """The statement that reads ``known``, and its parameters; empty: there is nothing to read."""
+    """Return the statement that reads ``known`` (empty if nothing is to be read), and parameters."""
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:

@@ -1,4 +1,4 @@
-"""What an error of Postgres, or of a connection, is to us."""
+"""Classification of errors of Postgres and of connections."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from headrace import errors
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError, UserError
 
 _ENDING: Final = ("FATAL", "PANIC")
-"""Severities with which a server ends the session; no code of a user has them."""
+"""Severities that end the session; a user's function cannot raise them."""
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone, whatever SQLSTATE the error has."""
+    """Return whether the connection is gone, whatever SQLSTATE the error has."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.diag.severity_nonlocalized in _ENDING
 
 
 def is_transient(error: psycopg.Error) -> bool:
-    """Whether trying a *statement of ours* again may help (``errors.transient``).
+    """Return whether a retry of one of Headrace's own statements may succeed.
 
-    Of a statement that can run code of a user only ``is_lost`` can be believed.
+    For a statement that can run a user's code, only ``is_lost`` is reliable.
     """
     if error.sqlstate is None:
         return is_lost(error)
@@ -31,7 +31,7 @@ def is_transient(error: psycopg.Error) -> bool:
 
 
 def classify(error: psycopg.Error) -> HeadraceError:
-    """The error of our tree for a failure of a connection, or of a statement of ours."""
+    """Return Headrace's error for a failed connection or a failed statement of its own."""
     return translate(error, PrerequisiteError)
 
 
@@ -42,12 +42,12 @@ def translate(
     shift: int | None = None,
     inner: str | None = None,
 ) -> HeadraceError:
-    """Postgres' error in our tree, with its words and its SQLSTATE.
+    """Convert an error of Postgres to one of Headrace, with its message and SQLSTATE.
 
-    A ``TransientError`` where trying again may help, else an ``otherwise``.  The position
-    counts in the user's text, before which ``shift`` characters of the statement stand; without
-    ``shift`` the statement is ours, and a position in it says nothing.  ``inner`` is the statement
-    that counts, where a function of ours carries it out.
+    The class is ``TransientError`` if a retry may succeed, else ``otherwise``.  The position is
+    relative to the user's text, which begins after ``shift`` characters of the statement.  Without
+    ``shift`` the statement contains no text of a user, and the position is dropped.  ``inner`` is
+    the statement with the user's text, if a function of Headrace executes it.
     """
     diag = error.diag
     at = diag.statement_position
@@ -66,8 +66,8 @@ def translate(
 
 
 def as_headrace(error: psycopg.Error) -> HeadraceError:
-    """The same error in our tree, with Postgres' own words.
+    """Convert an error of Postgres to one of Headrace, a ``UserError`` by default.
 
-    Whether a user gave up is the job's to say (``Job.check``), not an SQLSTATE's.
+    ``Job.check`` decides whether a user cancelled; the SQLSTATE does not.
     """
     return translate(error, UserError)

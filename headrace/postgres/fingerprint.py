@@ -1,31 +1,31 @@
-"""What a view relies on in the source's catalog, as plain facts that can be compared.
+"""The catalog facts that a view relies on, in a form that can be compared.
 
-Most DDL leaves no trace in the stream (E11, E12).  So the facts that a view was
-populated under are kept with it, and read again and again.  ``take`` decides once what there
-is to know for a view; ``read`` gives the present facts of any number of views; ``difference`` says
-what stands against going on.  Functions, types and whatever else values depend on: ``definitions``.
+Most DDL leaves no trace in the stream (E11, E12).  So the facts at the view's population are
+stored with the view and read again regularly.  ``take`` determines the facts of a view once;
+``read`` returns the present facts of any number of views; ``difference`` returns the reason why a
+view cannot continue.  ``definitions`` covers functions, types and other objects of that kind.
 
-Objects are known by OID, never by name: a renamed table is the same table, one that was
-dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
-FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table, another name or
-default of a column.
+Objects are identified by OID, never by name: a renamed table is the same table, one that was
+dropped and created again is not.  Harmless are a new column or index, ANALYZE, SET STATISTICS,
+VACUUM FULL, CLUSTER, TRUNCATE, new enum labels, a new name or schema of a table, and a new name
+or default of a column.
 
-Other things stop a view in one of two ways.  Where its query stands, only over other values
-(``StructureChanged``: a column is wider, a row type has more attributes, a table more partitions, a
-function or view another body), a resync is right, and the server does it by itself; so too where a
-function, an operator or a cast is gone, which may be made again.  Where a table or column that the
-query reads is gone, or of another type, somebody has to decide.
+Other changes stop a view in one of two ways.  If the query is still valid but its values may differ
+(``StructureChanged``), the server resyncs the view automatically.  Examples are a wider column, a
+row type with more attributes, more partitions, or a new body of a function or view.  A dropped
+function, operator or cast counts as well, since it may be created again.  If a table or column that
+the query reads is gone, or has another type, a user has to decide.
 
-*Tables* are those whose changes are read, *relations* what the query names: a table that is read
-with its children has the members it had.  *Rights* are those that the owner needs, and the owners
-of views under it (``privileges``); a view that lacks one stops, and goes on when it is there again.
-*Views* and *results* (views of Headrace, by their tables) are in the plan with the definitions they
-had.
+*Tables* are those whose changes are read.  *Relations* are those that the query names; one that is
+read with its children must keep its members.  *Rights* are those that the owner needs, and the
+owners of underlying views (``privileges``); a view that lacks one stops, and resumes when it is
+granted again.  *Views* and *results* (views of Headrace, by their tables) were expanded into the
+plan, so their definitions must not change.
 
 *Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
-the column's row of pg_attribute *and* gives the table new storage, in one transaction; hardly
-anything else does both.  What else does (VACUUM FULL of a table with a used column that was once
-added with a default) stops the view as well: it cannot be told apart.
+the column's row of pg_attribute *and* gives the table new storage, in one transaction; few other
+commands do both.  One is VACUUM FULL of a table with a used column that was once added with a
+default: it stops the view as well, since it cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Revisions = Callable[[Connection, list[int]], Facts]
 """Facts of the views with these result tables, where Headrace is installed."""
 
 _EARLIER_MAX: Final = 16
-"""Observations that are kept of a table; a column of one altered more often may find no number."""
+"""Observations kept of a table; if it is altered more often, a column may get no number."""
 _TABLE_AGAIN: Final = "Create the table again or give the view another query (alter_view)"
 _COLUMN_AGAIN: Final = "Add a column of that name or give the view another query (alter_view)"
 _KINDS: Final = ("tables", "relations", "views", "results")
 
 
-# Of the columns that are read.
+# Types of the columns that are read.
 _TYPES: Final = """
 SELECT DISTINCT a.atttypid::bigint FROM unnest(%s::oid[], %s::int2[]) u (t, n)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
@@ -126,7 +126,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
 
 
 def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -> Facts:
-    """The facts of one view, now (or in the snapshot that ``conn`` is in)."""
+    """Return the facts of one view, now (or in the snapshot of ``conn``)."""
     columns = sorted(uses.columns)
     tables, attnums = [t for t, _ in columns], [n for _, n in columns]
     rows = conn.execute(_TYPES, (tables, attnums, FIRST_USER_OID)).fetchall()
@@ -137,7 +137,7 @@ def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -
     }
     for catalog, oid in uses.others:
         roots[catalog] = {*roots.get(catalog, ()), oid}
-    # Before the rest: an alteration after it shows when they are read again.
+    # Read before the rest: the next read shows an alteration that comes after this one.
     known = definitions.find(conn, roots, deep=uses.evaluates)
     found = _read(
         conn,
@@ -163,7 +163,7 @@ def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -
 def read(
     conn: Connection, known: Iterable[Facts], publication: str, revisions: Revisions
 ) -> list[Facts]:
-    """For each of ``known``, the present facts of the same things, all of one moment."""
+    """Return the present facts of the objects of each of ``known``, in one snapshot."""
     views = list(known)
     asked = Reliances(enumerate(views))
     found = Present.read(conn, asked, publication, revisions)
@@ -175,7 +175,7 @@ class Present:
     """The present facts of the things that a number of views rely on."""
 
     seen: str
-    """The snapshot that it is of."""
+    """The snapshot of the read."""
     found: Facts
     objects: dict[str, Any]
     called: dict[tuple[str, ...], Any]
@@ -184,14 +184,14 @@ class Present:
     def read(
         cls, conn: Connection, asked: Reliances, publication: str, revisions: Revisions
     ) -> Self:
-        """Read it."""
+        """Read the facts of the objects in ``asked``."""
         oids = {kind: asked.of(kind) for kind in _KINDS[1:]}
         found = _read(conn, asked.of("columns"), oids, asked.of("rights"), publication, revisions)
         objects, called = definitions.present(conn, asked.of("objects"), asked.of("words"))
         return cls(found.pop("seen"), found, objects, called)
 
     def changed(self, before: Present) -> set[Thing] | None:
-        """Return the things that are not as they were, or were not asked for; None: all may be."""
+        """Return the things that differ from ``before`` or are new; None: all may differ."""
         if self.found["publication"] != before.found["publication"]:
             return None
         out: set[Thing] = set()
@@ -222,14 +222,14 @@ def _unlike(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
 
 
 def snapshot(conn: Connection) -> str:
-    """Return which transactions are visible now: no fact changes while this stays the same."""
+    """Return the current snapshot as text: facts cannot change while it stays the same."""
     row = conn.execute("SELECT pg_catalog.pg_current_snapshot()::text", prepare=True).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     return str(row[0])
 
 
 def _with_roles(uses: Uses) -> list[Right]:
-    """The rights, after the roles that have them."""
+    """Return the rights, preceded by entries that the roles still exist."""
     readers = {(role, through) for _, role, _, _, through in uses.rights}
     return [
         ("owner", uses.owner, 0, (), 0),
@@ -265,7 +265,7 @@ def difference(
         for oid, facts in before["tables"].items():
             found = now["tables"].get(oid)
             if found is None and relations and oid not in relations:
-                # A partition or child: what the query names is there, or is told of below.
+                # A partition or child; the relation that the query names is checked below.
                 yield _refill(f"{_table(facts)} was dropped")
                 continue
             if found is not None and _lost_identity(facts, found, withdrawn):
@@ -287,20 +287,20 @@ def difference(
             yield _refill("an earlier version did not keep whose rights the view needs")
 
     found, anew = list(errors()), list(_replaced(before, now))
-    # What no resync mends by itself says more than what one would.
+    # An error that a resync alone cannot repair takes precedence.
     firm = [e for e in (*found, *anew) if not isinstance(e, StructureChanged)]
-    # With another view under it, the view may need other rights.
+    # If an underlying view was replaced, the view may need other rights: report that first.
     lacks = map(privileges.error, now["lacks"])
     return next(iter((*firm, *anew, *lacks, *found)), None)
 
 
 def unidentified(facts: Facts) -> bool:
-    """Whether a table of the view has no replica identity."""
+    """Return whether a table of the view has no replica identity."""
     return not all(table.get("identified", True) for table in facts["tables"].values())
 
 
 def rewritten(before: Facts, now: Facts) -> str | None:
-    """A table that has other storage now: a population that reads it must start again."""
+    """Return a table that has new storage: a population that reads it must start again."""
     for oid, old in before["tables"].items():
         new = now["tables"].get(oid)
         if new is None or new["storage"] != old["storage"]:
@@ -309,7 +309,7 @@ def rewritten(before: Facts, now: Facts) -> str | None:
 
 
 def followed(before: Facts, now: Facts) -> Facts | None:
-    """What to keep of a view that goes on from ``before`` to ``now``; None: nothing is new."""
+    """Return the facts to store for a view that continues under ``now``; None: nothing is new."""
     unlike = {"seen": before.get("seen"), "earlier": before.get("earlier")}
     if now | unlike == before | unlike:
         return None
@@ -319,13 +319,13 @@ def followed(before: Facts, now: Facts) -> Facts | None:
         if attributes and attributes != now["tables"][oid]["attributes"]:
             past = earlier.setdefault(oid, [])
             past.append([before["seen"], attributes])
-            # Never the first one: before it there are no rows to be read.
+            # Keep the first one: no rows older than it are read.
             del past[1 : len(past) - _EARLIER_MAX + 1]
     return now | {"earlier": earlier}
 
 
 def observations(facts: Facts, table: int) -> Iterator[Observation]:
-    """What is known of the columns that a table has and had."""
+    """Yield the observations of a table's columns, the oldest first."""
     oid = str(table)
     past = facts.get("earlier", {}).get(oid, ())
     present = facts["tables"].get(oid, {}).get("attributes")
@@ -367,7 +367,7 @@ def _read(
 
 
 def _narrow(found: Facts, known: Facts) -> Facts:
-    """``found`` as far as it concerns the one view that ``known`` is of."""
+    """Return the part of ``found`` that concerns the view with the facts ``known``."""
     out: Facts = {
         "owner": known["owner"],
         "seen": found["seen"],
@@ -393,15 +393,15 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 
 
 def _stop(message: str, first: str | None = None) -> HeadraceError:
-    """What the query reads is no more there, or of another kind.
+    """Return the error for an object that is gone or has become unusable for the query.
 
-    ``first``: what must be done before a resync succeeds.
+    ``first``: the step that must precede a resync.
     """
     return DefiniteFailure(message, hint=f"{first}{THEN_RESYNC}" if first else RESYNC)
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
-    """The query stands as it is, over other values."""
+    """Return the error for a query that is still valid but over other values."""
     return StructureChanged(message, detail=detail, hint=RESYNC)
 
 
@@ -451,9 +451,10 @@ def _unpublished(old: Facts, new: Facts) -> Iterator[HeadraceError]:
 def _table_changed(
     old: Facts, new: Facts | None, *, named: bool, whole: bool
 ) -> Iterator[HeadraceError]:
-    """``named``: the table is what the query names, by facts that know no relations.
+    """Yield the errors for changes of one table.
 
-    ``whole``: its rows are used as such, perhaps not a column by itself.
+    ``named``: the facts have no relations, so the query names the table itself.
+    ``whole``: the table's row type is used, perhaps without single columns.
     """
     table = _table(old)
     if new is None:
@@ -483,9 +484,9 @@ def _table_changed(
 
 
 def _column_dropped(column: str, *, again: bool, whole: bool) -> HeadraceError:
-    """``again``: there is a column of the name, which a resync reads in its place."""
+    """Return the error; ``again``: another column has the name, and a resync will read it."""
     what = f"{column} was dropped"
-    if whole:  # a row is one column less; else planning anew will tell
+    if whole:  # the row has one column less; replanning finds other problems
         return _refill(what)
     return _stop(what, None if again else _COLUMN_AGAIN)
 
@@ -529,7 +530,7 @@ def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
 
 
 def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
-    """Views under the view that are others now."""
+    """Yield the errors for underlying views that were replaced."""
     for oid, facts in before.get("views", {}).items():
         yield from _view_changed(facts, now["views"].get(oid))
     for oid, facts in before.get("results", {}).items():

@@ -1,7 +1,7 @@
 """Partitions and children of the tables that a view reads: whether their set alone has changed.
 
-Facts are those of ``fingerprint``.  A view follows a new member if a member that it reads already
-is like it: their columns are of one kind, by name, and so are their keys.
+Facts are those of ``fingerprint``.  A view reads a new member too if it already reads a member
+with the same columns (by name) and the same key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_catalog.jsonb_ob
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the members differ of the tables that one view reads."""
+    """Members that one view's tables have gained and lost."""
 
     came: frozenset[int]
     went: frozenset[int]
@@ -42,13 +42,13 @@ class MemberTable:
     name: str
     kind: str
     columns: dict[str, tuple[int, str, bool]]
-    """By name: number, and what says whether values are stored apart."""
+    """By name: number, storage mode, and whether the table has a TOAST table."""
 
 
 def change(
     before: Facts, now: Facts, *, quiet: bool = False, withdrawn: Collection[int] = ()
 ) -> Change | None:
-    """Return how the members differ; None: they do not, or more than they has changed.
+    """Return how the members differ; None if they do not, or if other facts differ too.
 
     ``quiet`` and ``withdrawn`` are as in ``fingerprint.difference``.
     """
@@ -75,7 +75,7 @@ def change(
 
 
 def settled(before: Facts, now: Facts, change: Change) -> Facts:
-    """Return the facts ``before``, but with the members of ``now`` as far as ``change`` says."""
+    """Return the facts ``before`` with the members that ``change`` adds and removes."""
     relations = {}
     for oid, facts in before["relations"].items():
         members = facts["members"]
@@ -88,7 +88,7 @@ def settled(before: Facts, now: Facts, change: Change) -> Facts:
 
 
 def look(conn: Connection, oids: Iterable[int]) -> dict[int, MemberTable]:
-    """Return those of the tables ``oids`` that are there."""
+    """Return the tables among ``oids`` that exist."""
     rows = conn.execute(_LOOK, (sorted(oids),)).fetchall()
     return {
         oid: MemberTable(oid, schema, name, kind, {k: tuple(v) for k, v in columns.items()})
@@ -99,13 +99,13 @@ def look(conn: Connection, oids: Iterable[int]) -> dict[int, MemberTable]:
 def alike(
     facts: Facts, now: Facts, member: MemberTable, tables: Mapping[int, MemberTable]
 ) -> Iterator[tuple[int, dict[int, int]]]:
-    """Yield members that ``member`` may be like: OID, and by their column numbers those of it.
+    """Yield members that may match ``member``: OID, and a map of their column numbers to its own.
 
-    ``facts``: what the view relies on; ``now``: the members that there are.  Whether the keys are
-    alike too is seen when the facts of ``member`` are known (``same``).
+    ``facts`` are those that the view relies on; ``now`` has the present members.  ``same`` compares
+    the keys once the facts of ``member`` are known.
     """
     mine = _relations(now, member.oid)
-    # In one order: views that share a subplan have to choose the same one.
+    # In a fixed order: views that share a subplan must choose the same member.
     for oid, known in sorted(facts["tables"].items(), key=lambda item: int(item[0])):
         table = tables.get(int(oid))
         if table is None or _relations(now, int(oid)) != mine:
@@ -123,7 +123,7 @@ def alike(
 
 
 def same(like: Facts, found: Facts, numbers: Mapping[int, int]) -> bool:
-    """Whether the facts of a table are those of the one that it is like, but for its name."""
+    """Return whether the facts of two tables are equal, apart from their names."""
     kinds = ("kind", "persistence", "identity")
     if any(like[kind] != found[kind] for kind in kinds) or not found.get("identified", True):
         return False
@@ -139,7 +139,7 @@ def same(like: Facts, found: Facts, numbers: Mapping[int, int]) -> bool:
         if mine is None or _shape(column) != _shape(mine):
             return False
     computed = any(column["generated"] for column in columns.values())
-    # What computes a generated column names others by their numbers.
+    # The expression of a generated column refers to other columns by number.
     return not computed or all(a == b for a, b in numbers.items())
 
 
@@ -149,7 +149,7 @@ def _shape(column: Facts) -> list[Any]:
 
 
 def _relations(now: Facts, oid: int) -> set[str]:
-    """The tables in the query that have a table as a member."""
+    """Return the query's tables that have the table ``oid`` as a member."""
     return {
         relation for relation, facts in now["relations"].items() if oid in (facts["members"] or ())
     }

@@ -1,20 +1,20 @@
-"""Which column of a table a column of the stream is: by number, whatever its name is or was.
+"""Mapping of the stream's columns to attribute numbers of the table.
 
 The stream describes a table by the names of its columns, as they were at that point of the WAL,
-in the order of their numbers, which never change.  The catalog knows names and numbers, but only
-those of now.  In between columns may have been added, dropped, renamed, even swapped: a name
-alone proves nothing.  What does:
+in the order of their numbers, which never change.  The catalog has names and numbers, but only
+the present ones.  In between, columns may have been added, dropped, renamed, even swapped, so a
+name alone proves nothing.  The proof uses observations:
 
-*Observations.*  Attributes read from the catalog, with the snapshot they were read under.  A
-transaction x that writes to a table and one that alters it cannot overlap (the latter locks the
-table).  So an alteration that a snapshot shows came before x if the snapshot does not show x,
-and one that it does not show came after x if it does.  The last observation without x and the
-first one with x are therefore the bounds of what the table was when x wrote.
+*Observations* are attributes read from the catalog, with the snapshot of the read.  A transaction
+x that writes to a table and one that alters it cannot overlap (the latter locks the table).
+If a snapshot shows an alteration but not x, the alteration came before x.  If it shows x but not
+the alteration, the alteration came after x.  So the last observation without x and the first one
+with x are the bounds of the table's structure when x wrote.
 
-*Between the bounds* nothing may have happened: the attributes are the same, with the same xmin.
-Else a column whose own row of pg_attribute is the same still had its name; and one below which
-nothing can have come or gone is found by its place.  A column that neither shows has no number:
-rows that need it stop their view.
+*Between the bounds* there may have been no change: the attributes have the same xmin.  Otherwise
+a column whose own row of pg_attribute is unchanged still had its name.  A column below which no
+column can have been added or dropped is identified by its position.  Any other column has no
+number, and rows that need it stop their view.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _EPOCH: Final = 1 << 32
 
 
 class StreamAttribute(NamedTuple):
-    """A row of pg_attribute, dropped ones too."""
+    """A row of pg_attribute, perhaps of a dropped column."""
 
     number: int
     name: str
     published: bool
-    """Neither dropped nor generated: the stream has it."""
+    """Whether the stream has the column: it is neither dropped nor generated."""
     written: str
     """xmin: the transaction that wrote the row."""
 
@@ -46,12 +46,12 @@ class VisibleXids:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """From its text, ``xmin:xmax:xip,…``."""
+        """Parse the text ``xmin:xmax:xip,…``."""
         _, following, running = text.split(":")
         return cls(int(following), frozenset(map(int, filter(None, running.split(",")))))
 
     def shows(self, xid: int) -> bool:
-        """Whether a committed transaction, by its 32-bit number, is in what it shows."""
+        """Return whether the snapshot shows a committed transaction, given its 32-bit number."""
         full = self.next - self.next % _EPOCH + xid
         if full > self.next + _EPOCH // 2:
             full -= _EPOCH
@@ -61,7 +61,7 @@ class VisibleXids:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Ascending with time: snapshots of one server show ever more."""
+        """Sort key that ascends with time: later snapshots of a server show more transactions."""
         return self.next, -len(self.running)
 
 
@@ -74,18 +74,18 @@ class Observation:
 
     @property
     def published(self) -> list[StreamAttribute]:
-        """What the stream would tell."""
+        """The attributes that the stream has."""
         return [a for a in self.attributes if a.published]
 
 
 def number(
     names: Sequence[str], xid: int, observations: Iterable[Observation]
 ) -> dict[str, int] | None:
-    """Numbers of the columns that ``names`` of a Relation message are; None: not known yet.
+    """Return the numbers of the columns ``names`` of a Relation message; None: not known yet.
 
-    ``xid`` is the transaction that the message came in.  ``observations`` are some of the table,
-    in any order; those who will read the rows began at one of them.  One of them must show
-    ``xid``: what that has altered itself is not known otherwise.
+    ``xid`` is the transaction of the message.  ``observations`` are some of the table's, in any
+    order; each view that reads the rows began at one of them.  One of them must show ``xid``:
+    otherwise alterations by ``xid`` itself are unknown.
     """
     known = sorted(observations, key=lambda o: o.snapshot.order)
     before = [o for o in known if not o.snapshot.shows(xid)]
@@ -93,8 +93,8 @@ def number(
     if not after:
         return None
     if not before:
-        # Whoever reads rows under this description began at ``after[0]`` or later: for them
-        # it counts only if it still holds then.
+        # The views that read rows under this description began at ``after[0]`` or later, so it
+        # is valid for them only if it still holds then.
         return _exactly(names, after[0])
     return _between(names, before[-1], after[0])
 
@@ -127,7 +127,7 @@ def _between(names: Sequence[str], first: Observation, last: Observation) -> dic
         elif extra == len(gone) + len(come):
             found.append((names[place + below], number))
     if len(names) == len(new):
-        # Those who read a new column began after ``last``: what is not ``last`` is not theirs.
+        # Views that read a new column began after ``last``, so no other structure concerns them.
         known = {name for name, _ in found}
         found += [
             (name, number)

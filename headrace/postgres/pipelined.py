@@ -1,10 +1,10 @@
 """Many statements in one round trip: a libpq pipeline that one Sync ends.
 
-The server carries them out one by one until one fails; those behind it are skipped, not even looked
-at.  So a statement that fails unless something holds is a fence before those that rely on it.
+The server executes them one by one until one fails, and skips the rest without parsing it.
+So a statement that fails unless a condition holds guards the statements after it.
 
-Statements are prepared under names of our own, by their text alone, so that each parameter has the
-type that its text gives it, and all travel as text.
+Statements are prepared under Headrace's own names, from their text alone, so that the text
+determines the type of each parameter.  All parameters are sent as text.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 
 _KEPT_MAX: Final = 2_000
-"""Statements of one connection that the server keeps; one more is planned each time it comes."""
+"""Prepared statements of a connection; further ones are planned at each execution."""
 _NOT_KEPT_MAX: Final = 10 * _KEPT_MAX
-"""After so many of those it forgets all: what it keeps may be what nobody sends any more."""
+"""Executions of further ones after which all are deallocated: the prepared ones may be unused."""
 _NAMED: Final = re.compile(r"%\((\w+)\)s")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A statement with parameters ``$1``, ``$2`` …; ``kept``: it comes again, so it is prepared."""
+    """A statement with parameters ``$1``, ``$2`` …; ``kept``: it is repeated, so prepare it."""
 
     text: bytes
     values: Sequence[Any] = ()
@@ -40,14 +40,14 @@ class Sent:
 
     @classmethod
     def named(cls, text: str, values: Mapping[str, Any]) -> Self:
-        """One whose parameters are ``%(name)s``; it is kept."""
+        """Create a kept statement from a text with parameters ``%(name)s``."""
         numbered, names = _numbered(text)
         return cls(numbered, [values[name] for name in names], kept=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a statement gave: its rows, and how many rows it is about."""
+    """Result of a statement: its rows, and the number of rows that it returned or changed."""
 
     rows: list[Row]
     count: int
@@ -56,8 +56,9 @@ class Got:
 class Pipelined:
     """Pipelines on one connection, between its other statements.
 
-    REQUIRES: psycopg prepares nothing on it.  After a ROLLBACK it makes the server forget all that
-    is prepared, ours too; and from its second DEALLOCATE on it may not see that its own are gone.
+    REQUIRES: psycopg prepares nothing on it.  After a ROLLBACK psycopg would deallocate all prepared
+    statements, also those of this class; and after a second DEALLOCATE it may miss the loss of its
+    own.
     """
 
     def __init__(self, conn: Connection) -> None:
@@ -69,10 +70,10 @@ class Pipelined:
     def exchange(
         self, statements: Sequence[Sent], sent: Callable[[], None] = lambda: None
     ) -> list[Got]:
-        """Carry out ``statements``; ``sent`` is called when they are under way.
+        """Execute ``statements``; ``sent`` is called after they are sent, before the answers.
 
         Raises:
-            psycopg.Error: that of the first that failed; or the connection is lost.
+            psycopg.Error: the error of the first failed statement; or the connection is lost.
         """
         conn = self._conn
         if self._stale or self._not_kept > _NOT_KEPT_MAX:
@@ -85,17 +86,17 @@ class Pipelined:
             answers, failed = self._read(wanted)
             conn.pgconn.exit_pipeline_mode()
         except BaseException:
-            # Answers that nobody waits for are still to come.
+            # Unread answers are still to come.
             conn.close()
             raise
         if failed is not None:
-            # What should have been prepared behind it was skipped.
+            # The PREPAREs after the failed statement were skipped.
             self._stale = True
             raise failed
         return answers
 
     def _send(self, statements: Sequence[Sent]) -> list[bool]:
-        """Send them; for each answer that will come, whether it is a statement's."""
+        """Send them; return for each expected answer whether it is a statement's."""
         pgconn = self._conn.pgconn
         wanted = []
         for statement in statements:
@@ -113,7 +114,7 @@ class Pipelined:
             wanted.append(True)
         pgconn.pipeline_sync()
         while pgconn.flush():
-            # It may wait for us to take answers before it takes more.
+            # The server may wait until its answers are read before it reads more.
             if self._wait(select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
                 pgconn.consume_input()
         return wanted
@@ -155,7 +156,7 @@ class Pipelined:
 
 
 def _text(value: Any) -> bytes | None:
-    """A value as Postgres reads it, of a list as an array literal."""
+    """Return a value as Postgres reads it; a list becomes an array literal."""
     if value is None:
         return None
     if isinstance(value, list):

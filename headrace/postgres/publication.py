@@ -1,8 +1,8 @@
 """Tables of the publication: added before a population's snapshot, dropped when unused.
 
-Our changes are serialised by an advisory lock: two at once deadlock or fail with "tuple
+An advisory lock serialises Headrace's changes: two at once would deadlock or fail with "tuple
 concurrently updated".  No statement waits for a lock longer than ``lock_timeout``, since
-everything of the application would queue behind it.
+the application's statements would queue behind it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LOCK: Final = 0x4844_5202
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.3
 _LOOK_BYTES_MAX: Final = 1 << 20
-"""Size of a table up to which it is read through to see whether it has rows."""
+"""Size up to which a table is read to find out whether it has rows."""
 
 
 def tables(conn: Connection, name: str) -> frozenset[int]:
-    """OIDs of the published tables."""
+    """Return the OIDs of the published tables."""
     rows = conn.execute(
         "SELECT r.prrelid FROM pg_catalog.pg_publication_rel r"
         " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s",
@@ -44,12 +44,12 @@ def tables(conn: Connection, name: str) -> frozenset[int]:
 def add_tables(
     conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed
 ) -> list[int]:
-    """Publish the tables ``oids``; returns those that were not published before.
+    """Publish the tables ``oids``; return those that were not published before.
 
     Committed when it returns.  REQUIRES: ``conn`` in autocommit, outside a transaction.
 
     Raises:
-        PrerequisiteError: not our table to publish, or not the publication we made.
+        PrerequisiteError: the role may not publish a table, or the publication is a foreign one.
         TransientError: the locks were not free within the attempts.
     """
     setup.ensure_publication(conn, settings, fed)
@@ -57,7 +57,7 @@ def add_tables(
 
 
 def try_tables(conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed) -> None:
-    """Do as ``add_tables`` would, and undo it: raises what that would."""
+    """Run ``add_tables`` and roll it back; raise what it would raise."""
     setup.ensure_publication(conn, settings, fed)
     _change(conn, settings, oids, add=True, undo=True)
 
@@ -67,7 +67,7 @@ def add_empty(
 ) -> bool:
     """Publish the tables ``oids`` in the caller's transaction; False: one of them has rows.
 
-    None of them is written until that transaction ends.
+    No other session can write them until that transaction ends.
 
     Raises:
         LockNotAvailable, DeadlockDetected: another session is writing one of them.
@@ -75,7 +75,7 @@ def add_empty(
     """
     _wait_at_most(conn, lock_timeout_ms)
     statements.alone(conn, _LOCK)
-    # A policy would hide rows: without it reading fails instead.
+    # A policy could hide rows; with row_security off, reading fails instead.
     conn.execute("SET LOCAL row_security = off")
     wanted = sorted(set(oids))
     names = _names(conn, wanted)
@@ -100,7 +100,7 @@ def drop_unused(
 
 
 def drop_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
-    """Stop publishing the tables ``oids``; returns those that were published."""
+    """Stop publishing the tables ``oids``; return those that were published."""
     return _change(conn, settings, oids, add=False)
 
 
@@ -146,7 +146,7 @@ def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bo
         return []
     rows = _names(conn, changed)
     if not rows:
-        return []  # dropped tables have left the publication by themselves
+        return []  # Postgres has removed dropped tables from the publication
     # ONLY: a child table is another table, published when a view reads it.
     names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*row)) for row in rows)
     if add:
@@ -163,9 +163,9 @@ def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bo
 
 
 def _is_empty(conn: Connection, oid: int, name: tuple[str, str]) -> bool:
-    """Whether a table, which is locked, has no rows; a large one is taken to have some.
+    """Return whether a locked table has no rows; a large one is assumed to have some.
 
-    Nothing is planned over it: planning would run what its indexes have in their expressions.
+    No query is planned on it: planning would run functions in its index expressions.
     """
     table = sql.Identifier(*name)
     row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::bigint::oid)", (oid,)).fetchone()
@@ -182,7 +182,7 @@ def _wait_at_most(conn: Connection, lock_timeout_ms: int) -> None:
 
 
 def _names(conn: Connection, oids: Sequence[int]) -> list[tuple[str, str]]:
-    """Schema and name of those of the tables ``oids`` that are there, by OID."""
+    """Return schema and name of the existing tables among ``oids``, ordered by OID."""
     return conn.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"

@@ -1,7 +1,7 @@
-"""The things in the source's catalog that views rely on, and which views rely on each.
+"""Index of the catalog objects that views rely on, and of the views that rely on each.
 
-Many views rely on few things, which are so read once for all of them (``fingerprint.Present``); and
-a thing that has changed names the views that it concerns.
+Many views rely on the same few objects, so these are read once for all (``fingerprint.Present``).
+From a changed object, the index finds the views that it concerns.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ took: a table was then what it is named as.
 """
 
 Thing = tuple[str, Any]
-"""Kind and key: ``columns`` (OID of the table, number), ``tables``, ``relations``, ``views`` and
-``results`` (OID), ``rights``, ``objects`` and ``words`` (of definitions)."""
+"""Kind and key: ``columns`` (OID of the table, number); ``tables``, ``relations``, ``views`` and
+``results`` (OID); ``rights``; ``objects`` and ``words`` (of ``definitions``)."""
 
 
 def rights_of(view: Facts) -> list[Right]:
@@ -37,20 +37,20 @@ def rights_of(view: Facts) -> list[Right]:
 
 
 class Reliances:
-    """Of a number of views, by id."""
+    """The things that a number of views rely on, by view id."""
 
     def __init__(self, views: Iterable[tuple[int, Facts]] = ()) -> None:
-        """``views``: ids and facts."""
+        """Create the index of ``views`` (ids and facts)."""
         self._by_view: Final[dict[int, frozenset[Thing]]] = {}
         self._views: Final[dict[str, dict[Any, set[int]]]] = {}
-        """Views by kind and key of what they rely on."""
+        """View ids by kind and key of a thing."""
         self._sorted: Final[dict[str, list[Any]]] = {}
-        """Keys by kind, where these have not changed since they were asked for."""
+        """Cached sorted keys by kind."""
         for view_id, facts in views:
             self.put(view_id, facts)
 
     def put(self, view_id: int, facts: Facts) -> None:
-        """Note what a view relies on, in place of what is known of it."""
+        """Add a view's things, replacing earlier ones."""
         things = frozenset(_things(facts))
         if self._by_view.get(view_id) == things:
             return
@@ -63,7 +63,7 @@ class Reliances:
             views.setdefault(key, set()).add(view_id)
 
     def drop(self, view_id: int) -> None:
-        """Forget a view."""
+        """Remove a view."""
         for kind, key in self._by_view.pop(view_id, ()):
             views = self._views[kind]
             views[key].discard(view_id)
@@ -96,7 +96,7 @@ def _things(facts: Facts) -> Iterator[Thing]:
             yield kind, int(oid)
     for right in rights_of(facts):
         yield "rights", right
-    # By views that an earlier version has made, nothing of their definitions is known.
+    # Facts that an earlier version took have no definitions.
     if "definitions" in facts:
         for key in facts["definitions"]["objects"]:
             yield "objects", key

@@ -1,13 +1,13 @@
-"""Connections of the builder that are used again.
+"""Connection pool of the builder.
 
-A new connection costs Postgres a process whose caches are empty: some 20 ms of processor time, more
-than most calls need.  So a connection whose user has ended well is kept for a few seconds, and lent
-to the next one.
+A new connection costs Postgres a process with empty caches: some 20 ms of processor time, more than
+most calls need.  So a connection that was used without an error is kept for a few seconds and
+given to the next caller.
 
-* Nothing of a session passes to the next user: ``DISCARD ALL`` ends its settings, roles, temporary
-  objects and locks.  A connection that is not idle, or that any error went through, is closed.
-* A cancel that comes late reaches nobody else: who was canceled must not ``keep`` the connection.
-* No connection lives for long, so what is set at a database or role counts soon.
+* No session state passes to the next caller: ``DISCARD ALL`` resets settings, roles, temporary
+  objects and locks.  A connection that is not idle, or had any error, is closed.
+* A late cancel cannot hit another caller: a canceled caller must not ``keep`` the connection.
+* Connections are short-lived, so new settings of a database or role take effect soon.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from headrace.postgres import connect
 from headrace.postgres.connect import Connection
 
 KEPT_S: Final = 5.0
-"""Seconds for which nobody used a connection, after which it is closed."""
+"""Seconds after which an unused connection is closed."""
 _AGE_S: Final = 60.0
-"""A connection older than that is not lent again."""
+"""Age in seconds from which a connection is not used again."""
 _FLUSHES_SINCE: Final = 150_000
 _KEPT_MOST: Final = 4
-"""Connections that are kept at once, whatever they are for."""
+"""Idle connections that are kept at once, of all keys together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class _Kept:
 
     @property
     def old(self) -> bool:
-        """Whether the connection is to be closed; all times are of the monotonic clock."""
+        """Whether the connection must be closed; all times are from the monotonic clock."""
         now = clock.monotonic()
         return now >= self.kept + KEPT_S or now >= self.made + _AGE_S
 
@@ -52,13 +52,13 @@ Keep = Callable[[], bool]
 
 
 def always() -> bool:
-    """Keep whatever ended without an error."""
+    """Return True: keep each connection that had no error."""
     return True
 
 
 @contextlib.contextmanager
 def lent(dsn: str, keep: Keep = always, *, what: str = "builder") -> Iterator[Connection]:
-    """A connection of the builder, in autocommit mode; afterwards ``keep`` says whether to keep it.
+    """Lend a connection of the builder, in autocommit mode; ``keep`` decides whether to keep it.
 
     ``what``: see ``connect.for_job``.
 
@@ -71,7 +71,7 @@ def lent(dsn: str, keep: Keep = always, *, what: str = "builder") -> Iterator[Co
 
 @contextlib.contextmanager
 def beside(conn: Connection, keep: Keep) -> Iterator[Connection]:
-    """Another connection with the parameters of ``conn``, in autocommit mode; likewise.
+    """Lend another connection with the parameters of ``conn``, as ``lent`` does.
 
     Raises:
         TransientError: the server cannot be reached, or refuses connections for now.
@@ -97,14 +97,14 @@ def _lent(key: Hashable, make: Callable[[], Connection], keep: Keep) -> Iterator
 
 
 def _clean(conn: Connection) -> bool:
-    """Have the session forget its user, if it can be used again."""
+    """Reset the session; return whether it can be used again."""
     if conn.closed or not conn.autocommit:
         return False
     if conn.info.transaction_status != TransactionStatus.IDLE:
         return False
     try:
         if conn.info.server_version >= _FLUSHES_SINCE:
-            # What the session has read is counted now, as it would be if the session ended.
+            # Flush the session's statistics, as its end would.
             conn.execute("SELECT pg_catalog.pg_stat_force_next_flush()")
         conn.execute("DISCARD ALL")
         connect.unlimited(conn)
@@ -114,17 +114,17 @@ def _clean(conn: Connection) -> bool:
 
 
 class _Idle:
-    """The connections of this process that nobody uses; safe between threads."""
+    """Idle connections of this process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: list[_Kept] = []
-        """The longest unused first."""
+        """Least recently used first."""
         self._awaited = False
-        """Whether a timer will look for old ones."""
+        """Whether a timer is set to close old ones."""
 
     def take(self, key: Hashable) -> _Kept | None:
-        """One that still answers, the last that was used."""
+        """Return the most recently used connection that still answers."""
         while True:
             with self._lock:
                 found = next((kept for kept in reversed(self._kept) if kept.key == key), None)
@@ -138,7 +138,7 @@ class _Idle:
             found.conn.close()
 
     def put(self, kept: _Kept) -> None:
-        """Keep one; with one too many, the longest unused is closed."""
+        """Add a connection; if there are too many, close the least recently used."""
         with self._lock:
             self._kept.append(kept)
             surplus = [self._kept.pop(0)] if len(self._kept) > _KEPT_MOST else []

@@ -1,9 +1,9 @@
-"""What sessions are set to: ours from their start, those that evaluate as the caller's was.
+"""Session settings: pinned ones, and those captured from the caller of a command.
 
-    a call is made ── CAPTURED ──► PARSING: what its text means, while the query is analysed
-                               └─► EVALUATION: what functions look at, kept with the view
+    a call is made ── CAPTURED ──► PARSING: used while the query is analysed
+                               └─► EVALUATION: used by functions, stored with the view
 
-Whatever a view's functions see, values come back as ``PINNED_SETTINGS`` say (``OUTPUT``).
+Values are always returned in the format of ``PINNED_SETTINGS`` (``OUTPUT``).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "client_encoding": "UTF8",
-    # Temporary objects stand before all schemas unless they are named: they may be a user's.
+    # Unless pg_temp is listed, a user's temporary objects come before all schemas.
     "search_path": "pg_catalog, pg_temp",
     "xmloption": "content",
     "lc_monetary": "C",
-    # Off, it reads the element NULL of an array as the string "NULL".
+    # If off, the array element NULL is read as the string "NULL".
     "array_nulls": "on",
-    # On, what Postgres prints of a query or a type is not what it prints elsewhere.
+    # If on, Postgres prints queries and types differently than in other sessions.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    # Higher, a stream gets no warnings; lower, it gets messages that are none.
+    # With a higher level a stream gets no warnings; with a lower one, debug messages too.
     "client_min_messages": "notice",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -45,22 +45,22 @@ EVALUATION: Final = (
     *("lc_monetary", "lc_numeric", "lc_time", "xmloption", "xmlbinary"),
     *("default_text_search_config", "timezone_abbreviations", "quote_all_identifiers"),
 )
-"""Settings that functions look at: kept with the view."""
+"""Settings that functions read; stored with the view."""
 
 PARSING: Final = (
     *("standard_conforming_strings", "backslash_quote", "array_nulls"),
     *("transform_null_equals", "search_path"),
 )
-"""Settings that change what the text of the query means, and nothing after that.
+"""Settings that affect only the parsing and analysis of the query.
 
-The search path comes last: from then on a name may mean what a user has created.
+The search path is set last: from then on a name may resolve to a user's object.
 """
 
 CAPTURED: Final = (*EVALUATION, *PARSING)
-"""Settings of the caller that can change what a query means: a call takes them along."""
+"""Settings of the caller that can change the meaning of a query; each call carries them."""
 
 FUNCTION_PATH: Final = "functions.search_path"
-"""Kept with the view as well: the schemas in which functions of users look for names, in order."""
+"""Also stored with the view: the schemas in which users' functions look up names, in order."""
 
 FORCED: Final = frozenset(
     {
@@ -69,24 +69,24 @@ FORCED: Final = frozenset(
         "session_authorization",
     }
 )  # fmt: skip
-"""Kept values of these do not count where values are computed: they could not be read back, or
-rights would change."""
+"""Settings whose stored values are ignored when values are computed: they would make results
+unreadable or change rights."""
 
 OUTPUT: Final = (
     *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
     "lc_monetary",
 )
-"""Settings that decide how values look."""
+"""Settings that determine the output format of values."""
 
 AS_JSON: Final = (
     "SELECT pg_catalog.jsonb_object_agg(s.name, pg_catalog.current_setting(s.name))"  # noqa: S608
     f" FROM pg_catalog.unnest('{{{', '.join(CAPTURED)}}}'::pg_catalog.text[]) AS s (name)"
 )
-"""A query for the ``CAPTURED`` settings of whose session it is."""
+"""A query for the ``CAPTURED`` settings of its session."""
 
 
 def canonical(name: str) -> str:
-    """A setting's name as it is written here."""
+    """Return a setting's name in the spelling of ``PINNED_SETTINGS``."""
     for known in PINNED_SETTINGS:
         if known.lower() == name.lower():
             return known

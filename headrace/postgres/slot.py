@@ -1,4 +1,4 @@
-"""Slot and publication: what the source must offer, and making them, once.
+"""Slot and publication: checks of the source, and their creation.
 
 The publication comes first: a slot cannot decode what was written before its publication
 existed (E12).  It starts empty; ``publication.add_tables`` fills it.
@@ -43,11 +43,11 @@ class SlotState:
     active_pid: int | None
     wal_status: str | None
     created: bool = False
-    """Whether ``ensure`` has just made it: then no state can be continued by it."""
+    """Whether ``ensure`` has just created it: then it cannot continue any existing state."""
 
 
 def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
-    """Everything the source lacks, each with what to do; empty: it is ready."""
+    """Return all missing prerequisites of the source, with hints; empty if it is ready."""
     problems = []
     version = conn.info.server_version
     floor = max(_VERSION_MIN, _floor(version))
@@ -86,7 +86,7 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
                 sqlstate="42501",
             )
         )
-    # One for us, one for a population.
+    # One for the engine, one for a population.
     needed = slots + (1 if has_slot else 2)
     if needed > slots_max:
         problems.append(
@@ -107,7 +107,7 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
 
 
 def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]:
-    """Whose it is may take tables out of it: views would miss what happens to them."""
+    """Refuse a publication of another role, which could remove tables: views would miss changes."""
     row = conn.execute(
         "SELECT r.rolname FROM pg_catalog.pg_publication p"
         " JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner"
@@ -127,11 +127,11 @@ def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]
 
 
 def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
-    """Check the source, make publication and slot where missing; idempotent.
+    """Check the source, and create publication and slot if missing; idempotent.
 
     Raises:
-        PrerequisiteError: the first thing that is missing.
-        TransientError: the slot could not be made now.
+        PrerequisiteError: the first missing prerequisite.
+        TransientError: the slot could not be created now.
     """
     problems = preflight(conn, settings)
     if problems:
@@ -141,7 +141,7 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
         state = slot_state(conn, settings.slot_name)
         if state is not None:
             return state
-        # It waits for every open transaction that writes; without a bound, for ever (E8).
+        # Creation waits for every open transaction that has written; bound that wait (E8).
         conn.execute("SET lock_timeout = '10s'")
         try:
             conn.execute(
@@ -168,10 +168,10 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
 
 
 def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
-    """Make the empty publication, or prove that the one there is like ours.
+    """Create the empty publication, or check that the existing one has the right options.
 
-    The very one that views were fed by is made like it was.  They have stopped by then, or will:
-    what was done to it stays visible (fingerprint.py).
+    A publication that has fed views is repaired if it was altered.  These views have stopped, or
+    will: the alteration stays visible (fingerprint.py).
     """
     name = settings.publication_name
     oid = _oid(conn, name)
@@ -199,7 +199,7 @@ def _oid(conn: Connection, name: str) -> int | None:
 
 
 def _wrong(conn: Connection, name: str) -> str | None:
-    """In what the publication that is there is not like ours."""
+    """Return how the existing publication differs from the required one; None: it does not."""
     row = conn.execute(
         "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate,"
         " pubviaroot, EXISTS (SELECT FROM pg_catalog.pg_publication_namespace n"
@@ -222,9 +222,9 @@ def _wrong(conn: Connection, name: str) -> str | None:
 
 
 def _put_right(conn: Connection, name: str) -> None:
-    """Have the publication publish every change of its tables, and nothing but tables.
+    """Make the publication publish all changes of its tables, and no schemas.
 
-    Tables that were filtered leave it: whoever reads them adds them again.
+    Filtered tables are removed; a view that reads one adds it again.
     """
     tables = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_publication_rel r"
@@ -258,7 +258,7 @@ def _put_right(conn: Connection, name: str) -> None:
 
 
 def slot_state(conn: Connection, name: str) -> SlotState | None:
-    """The slot of that name in this database; None if there is none.
+    """Return the slot of that name in this database; None if there is none.
 
     Raises:
         PrerequisiteError: the name is taken by another database or plugin.
@@ -287,7 +287,7 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
 
 
 def drop(conn: Connection, settings: Settings) -> None:
-    """Remove slot and publication (uninstall); nothing happens where they are missing."""
+    """Drop slot and publication (uninstall), if they exist."""
     drop_slot(conn, settings.slot_name)
     conn.execute(
         sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(settings.publication_name))
@@ -295,10 +295,10 @@ def drop(conn: Connection, settings: Settings) -> None:
 
 
 def drop_slot(conn: Connection, name: str) -> None:
-    """Remove our slot if it is there; a sender that is just ending is waited for.
+    """Drop Headrace's slot if it exists; wait for a walsender that is just ending.
 
     Raises:
-        TransientError: somebody keeps using it.
+        TransientError: the slot stays in use.
     """
     for _ in range(_DROP_ATTEMPTS):
         if slot_state(conn, name) is None:
@@ -321,7 +321,7 @@ def _filtered(conn: Connection, name: str) -> bool:
 
 
 def _may_by_service(conn: Connection) -> bool:
-    """Managed services give the right through membership."""
+    """Return whether the role may replicate through a managed service's group role."""
     row = conn.execute(
         "SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN"
         " ('rds_replication', 'cloudsqlreplica', 'azure_pg_admin')"

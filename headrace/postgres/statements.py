@@ -1,4 +1,4 @@
-"""Statements that are more than their text: one and no more; one at a time."""
+"""Execution of exactly one statement, advisory locks, and quoting for messages."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _AGAIN_S: Final = 0.02
 
 
 def one_statement(conn: psycopg.Connection[Any], text: str) -> None:
-    """Carry out ``text``, in which Postgres takes no more than one statement.
+    """Execute ``text``; Postgres refuses it if it has more than one statement.
 
-    Binary results need the extended protocol, which refuses several; ``prepare`` does not where
-    ``prepare_threshold`` is None.
+    Binary results force the extended protocol, which refuses several statements.  ``prepare``
+    would not force it where ``prepare_threshold`` is None.
     """
     conn.execute(text.encode(), binary=True)
 
 
 def alone(conn: psycopg.Connection[Any], number: int) -> None:
-    """Be the only one of our role at what ``number`` stands for, until the transaction ends.
+    """Take the advisory lock ``number`` until the transaction ends, waiting for the own role only.
 
-    Anybody may take an advisory lock, for ever: one that another role holds is none of ours.
+    Any role can hold an advisory lock for ever, so a lock that another role holds is ignored.
     """
     while True:
         row = conn.execute(_ALONE, {"number": number}).fetchone()
@@ -39,5 +39,5 @@ def alone(conn: psycopg.Connection[Any], number: int) -> None:
 
 
 def quoted(schema: str, name: str) -> str:
-    """``schema.name`` with quotes where they are needed for the eye to read it as two."""
+    """Return ``"schema"."name"`` for messages; quotes inside the names are not doubled."""
     return f'"{schema}"."{name}"'

@@ -1,14 +1,14 @@
-"""The tokens of a text, as Postgres' scanner finds them: the one reader of SQL text.
+"""Tokenizer of SQL text that agrees with Postgres' scanner; no other code reads SQL text.
 
-``scan`` tells where each token stands, ``pieces`` what a string means; ``identifier`` and
-``doubled`` write what they read.  They follow
-``src/backend/parser/scan.l`` of 15 to 18 (16 and later read numbers that 15 refuses), and raise
-``Unreadable`` where it does.  A tokenizer of a library is made for many dialects and close to each:
-sqlglot's reads ``@-``, ``1..2``, ``1x`` and strings on two lines otherwise than Postgres, and knows
-no session in which a backslash escapes.  What is hidden from us and not from Postgres is a hole.
+``scan`` finds the tokens, ``pieces`` decodes a string; ``identifier`` and ``doubled`` are the
+inverse.  They follow ``src/backend/parser/scan.l`` of 15 to 18 (16 and later read numbers that 15
+refuses), and raise ``Unreadable`` where it fails.  The tokenizer of a library only approximates
+many dialects: sqlglot reads ``@-``, ``1..2``, ``1x`` and strings on two lines differently than
+Postgres, and does not support sessions in which a backslash escapes.  A token that Postgres sees
+and this module does not would be a security hole.
 
-A token is one search written in C that never goes back (possessive repeats), so a text takes time
-in proportion to its length; what Python does again and again is a step, which a caller may bound.
+A token is one regular-expression match without backtracking (possessive repeats), so the time is
+proportional to the length of the text.  Each iteration in Python is a step; a caller may bound them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Token(NamedTuple):
 STRINGS: Final = frozenset(("plain", "escape", "dollar", "unicode", "national", "bits"))
 _OPERATOR_MAX: Final = 63
 _FOLDED: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""Postgres folds ASCII only in most encodings; others are not our names anyway."""
+"""Fold ASCII only, as Postgres does in most encodings; Headrace's names are ASCII."""
 _SIMPLE_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 _LETTER: Final = r"A-Za-z_\x80-\U0010ffff"
 _LINE: Final = r"--[^\n\r]*+"
 _AGAIN: Final = rf"'(?:[ \t\f\v]++|{_LINE})*+[\n\r](?:[ \t\n\r\f\v]++|{_LINE}[\n\r])*+'"
-"""Between two parts of a string, on two lines."""
+"""Separator between two parts of a string that are on different lines."""
 _PLAIN: Final = rf"[^']++|(?:'')++|{_AGAIN}"
 _ESCAPE: Final = rf"[^'\\]++|(?:\\.)++|(?:'')++|{_AGAIN}"
 _NAME: Final = '"(?:[^"]++|(?:"")++)++"'
@@ -61,13 +61,13 @@ _NUMBER: Final = rf"""
     (?:(?:{_POINT}|\.)?+[0-9]++|{_POINT}|{_DECIMAL}[eE][-+][0-9]++)(?![0-9{_LETTER}])
   | (?:0[xX](?:_?[0-9A-Fa-f])++|0[oO](?:_?[0-7])++|0[bB](?:_?[01])++
     |{_DECIMAL}(?:[eE][-+]?{_DIGITS})?+)(?![0-9${_LETTER}])"""
-"""A letter makes what is behind it part of the number, a dollar too, and that is refused."""
+"""A number directly followed by a letter or a dollar sign is refused."""
 _GOES_ON: Final = re.compile(r"[+*<>=~!@#^&|`?%]|-(?!-)|/(?!\*)")
 _MARK: Final = re.compile(r"/\*|\*/")
 
 
 def _tokens(*, standard_strings: bool) -> re.Pattern[str]:
-    """What stands at a place, behind spaces and what is a comment until its line ends."""
+    """Return the pattern of one token, after spaces and line comments."""
     body = _PLAIN if standard_strings else _ESCAPE
     return re.compile(
         rf"""(?:[ \t\n\r\f\v]++|{_LINE})*+(?:
@@ -95,12 +95,12 @@ _BACKSLASHES: Final = _tokens(standard_strings=False)
 
 
 def scan(text: str, *, standard_strings: bool = True, steps: int = sys.maxsize) -> Iterator[Token]:
-    """The tokens of ``text``, in at most so many steps.
+    """Yield the tokens of ``text``, in at most ``steps`` steps.
 
-    ``standard_strings``: a backslash means nothing in a plain string.
+    ``standard_strings``: a backslash is an ordinary character in a plain string.
 
     Raises:
-        Unreadable: when it comes to where no more can be read.
+        Unreadable: no token can be read at this position, or the steps are used up.
     """
     match = (_STANDARD if standard_strings else _BACKSLASHES).match
     at = 0
@@ -112,7 +112,7 @@ def scan(text: str, *, standard_strings: bool = True, steps: int = sys.maxsize) 
             case "operator":
                 length = _operator(found[kind])
                 steps -= at - start - length
-                # What goes on has more pieces than anybody writes.
+                # The pattern's limit was reached: no real operator is so long.
                 if steps < 0 or length > _OPERATOR_MAX or _GOES_ON.match(text, at):
                     break
                 yield Token("symbol", start, start + length)
@@ -136,14 +136,14 @@ def scan(text: str, *, standard_strings: bool = True, steps: int = sys.maxsize) 
 
 
 def _operator(run: str) -> int:
-    """How many of these characters are one operator: behind it each sign is another."""
+    """Return the length of the first operator; each later sign is an operator of its own."""
     if run[-1] not in "+-" or set(run).intersection("~!@#^&|`?%"):
         return len(run)
     return len(run.rstrip("+-")) or 1
 
 
 def _comment(text: str, at: int, steps: int) -> tuple[int, int]:
-    """Where the comment at ``at`` ends, and the steps that are left; comments nest."""
+    """Return the end of the (nested) comment at ``at``, and the remaining steps."""
     depth = 0
     for mark in _MARK.finditer(text, at):
         steps -= 1
@@ -156,24 +156,24 @@ def _comment(text: str, at: int, steps: int) -> tuple[int, int]:
 
 
 def name(word: str) -> str:
-    """What a word or a quoted name is called."""
+    """Return the name that a word or a quoted identifier denotes."""
     if word.startswith('"'):
         return word[1:-1].replace('""', '"')
     return word.translate(_FOLDED)
 
 
 def identifier(called: str) -> str:
-    """A name as SQL has it, always quoted: what ``name`` takes back."""
+    """Return a name as a quoted identifier; the inverse of ``name``."""
     return '"' + called.replace('"', '""') + '"'
 
 
 def doubled(text: str) -> str:
-    """A text as it stands between the quotes of a plain string."""
+    """Double the quotes of a text, for use in a plain string."""
     return text.replace("'", "''")
 
 
 def split(text: str) -> list[str]:
-    """The tokens of ``text`` at odd places, what stands between them at even ones."""
+    """Split ``text``: tokens are at odd indexes, the text between them at even ones."""
     out: list[str] = []
     at = 0
     for _, start, end in scan(text):
@@ -183,10 +183,10 @@ def split(text: str) -> list[str]:
 
 
 def pieces(text: str, token: Token) -> Iterator[tuple[str, range]]:
-    """What a plain, escape or dollar string means, and where each character stands.
+    """Yield the decoded pieces of a plain, escape or dollar string, with their positions.
 
     Raises:
-        Unreadable: an escape is for Postgres to read.
+        Unreadable: only Postgres can decode an escape.
     """
     if token.kind == "dollar":
         tag = text.index("$", token.start + 1) + 1 - token.start
@@ -205,12 +205,12 @@ def pieces(text: str, token: Token) -> Iterator[tuple[str, range]]:
 
 
 def value(text: str, token: Token) -> str:
-    """``pieces`` as one."""
+    """Return the decoded string: the ``pieces`` joined."""
     return "".join(piece for piece, _ in pieces(text, token))
 
 
 def _escape(escape: str) -> str:
-    """The character that stands behind a backslash so."""
+    """Return the character that an escape (without its backslash) denotes."""
     if len(escape) == 1:
         if escape in "xX01234567uU":  # bytes of the client's encoding; or wrong
             raise Unreadable

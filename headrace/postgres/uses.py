@@ -15,7 +15,7 @@ class Uses:
     """(table, attnum) of every column that is read, key columns too."""
     types: frozenset[int]
     functions: frozenset[int]
-    """Those that are not built in."""
+    """Functions that are not built in."""
     owner: int
     """OID of the role that the view belongs to."""
     relations: frozenset[tuple[int, bool]] = frozenset()
@@ -27,4 +27,4 @@ class Uses:
     others: frozenset[tuple[str, int]] = frozenset()
     """(catalog, OID) of operators, collations and text search configurations."""
     evaluates: bool = True
-    """Whether Postgres evaluates something."""
+    """Whether Postgres evaluates expressions of the view."""

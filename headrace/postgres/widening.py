@@ -1,7 +1,7 @@
-"""Whether a column's new type has every value of its old one.
+"""Check whether a column's new type has every value of its old type.
 
-Then the queries over it stand, and mean the same; how a value is *written* may change (char(3) to
-char(5) pads, real to double precision shows more digits), so views are filled anew.
+If so, queries over the column stay valid with the same meaning.  The *text* of a value may change
+(char(3) to char(5) pads, real to double precision shows more digits), so views are repopulated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FREE: Final = -1
 """The typmod of a type without bounds."""
 _TYPMOD_HEAD: Final = 4
 _EXACT: Final = {types.INT2: (5, 0), types.INT4: (10, 0), types.INT8: (19, 0)}
-"""Digits before the point, and after it, that an integer may have."""
+"""Maximum digits of an integer, before and after the decimal point."""
 _WIDER: Final = {
     (types.INT2, types.INT4), (types.INT2, types.INT8), (types.INT4, types.INT8), (types.FLOAT4, types.FLOAT8), (types.INT2, types.FLOAT4), (types.INT2, types.FLOAT8),
     (types.INT4, types.FLOAT8), (types.DATE, types.TIMESTAMP),
@@ -30,7 +30,7 @@ _TIMES: Final = (types.TIME, types.TIMETZ, types.TIMESTAMP, types.TIMESTAMPTZ)
 
 
 def widens(old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Whether type ``new`` (OID, typmod) has all values of ``old``."""
+    """Return whether type ``new`` (OID, typmod) has all values of ``old``."""
     (had, bound), (has, limit) = old, new
     if had in _ARRAYS and has in _ARRAYS:
         had, has = _ARRAYS[had], _ARRAYS[has]
@@ -63,7 +63,7 @@ def _digits(oid: int, typmod: int) -> tuple[int, int] | None:
 
 
 def _holds(digits: tuple[int, int] | None, typmod: int) -> bool:
-    """Whether numeric of ``typmod`` has all numbers of so many digits (None: of any)."""
+    """Return whether a numeric with ``typmod`` holds all numbers of ``digits`` (None: unbounded)."""
     room = _digits(types.NUMERIC, typmod)
     if room is None or digits is None:
         return room is None
