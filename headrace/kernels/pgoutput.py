@@ -34,10 +34,6 @@ UPDATE: Final = 1
 DELETE: Final = 2
 TRUNCATE: Final = 3
 
-OLD_NONE: Final = 0
-OLD_KEY: Final = 1
-OLD_ROW: Final = 2
-
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Most raw bytes decoded into one batch: no text column can then outgrow 32-bit offsets."""
 
@@ -172,11 +168,6 @@ class Decoder:
         """Raw bytes of the rows not yet flushed."""
         self.pending_rows = 0
         """Rows not yet flushed."""
-
-    @property
-    def in_transaction(self) -> bool:
-        """Whether a Begin has been fed and its Commit has not."""
-        return self._lsn >= 0
 
     @cython.locals(
         message=bytes,

@@ -148,8 +148,6 @@ class BatchDone(msgspec.Struct, tag=True):
     """Errors (``errors.to_wire``) by unit."""
     trouble: dict[str, Any] | None
     """Why the whole batch must be processed again; None: it need not."""
-    took_us: dict[int, int]
-    """Microseconds of work, by unit."""
     large: bool
     """Whether so much is not durable that a checkpoint is due."""
     crowded: bool

@@ -414,18 +414,12 @@ class Host:
         session.send(self._done(word, outcome, trouble))
 
     def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
-        took = {
-            unit_id: round(unit.bound.taken_s * 1e6)
-            for unit_id in outcome.touched
-            if (unit := self._units.get(unit_id)) is not None and unit.bound is not None
-        }
         return BatchDone(
             word.txid,
             word.attempt,
             sorted(outcome.touched),
             {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
             None if trouble is None else errors.to_wire(trouble),
-            took,
             self._db.checkpoint_due,
             self._db.crowded,
             self._db.memory_bytes,

@@ -123,14 +123,6 @@ TABLE: Final[tuple[Meaning, ...]] = (
 _MEANINGS: Final = {meaning.name: meaning for meaning in TABLE}
 
 
-def exported(meaning: Meaning) -> list[str]:
-    """Return the names of a metric's samples."""
-    name = _PREFIX + meaning.name
-    if meaning.kind is MetricKind.HISTOGRAM:
-        return [f"{name}_{part}" for part in ("bucket", "sum", "count")]
-    return [name]
-
-
 class Page:
     """Samples of one response."""
 

@@ -81,11 +81,6 @@ class OwedAnswers:
         """Whether no copy, error or gate is in effect: messages only ask and answer."""
         return not (self.copying or self.ignoring or self.gated)
 
-    @property
-    def ready_owed(self) -> int:
-        """Number of ReadyForQuery that are still to come."""
-        return sum(1 for k in self._owed if k == _S or k in _WHOLE)
-
     def asks(self, kinds: bytes) -> None:
         """Record relayed messages of types ``kinds``, none of which may copy.
 

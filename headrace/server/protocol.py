@@ -97,11 +97,6 @@ class Session:
         return len(self._flow.client)
 
     @property
-    def remembered_bytes(self) -> int:
-        """Bytes kept of the client's prepared calls."""
-        return self._queries.size
-
-    @property
     def about(self) -> About:
         """Identity as the client claims it."""
         flow = self._flow

@@ -29,11 +29,6 @@ class Queries:
         self._executes = 0
 
     @property
-    def size(self) -> int:
-        """Bytes kept of the client's prepared calls."""
-        return self._calls.size
-
-    @property
     def remembers(self) -> bool:
         """Whether any prepared statement is tracked."""
         return bool(self._calls) or bool(self._copies)

@@ -85,7 +85,6 @@ def test_transactions_share_a_batch_and_may_be_cut_anywhere():
     messages += [begin(300), commit(300), begin(400), truncate(5), insert("4", "y", "3")]
     whole = Decoder()
     whole.feed(messages)
-    assert whole.in_transaction
     (together,) = whole.flush()
     assert together.batch["__lsn"].to_pylist() == [100, 200, 200, 400, 400]
     assert together.batch["__op"].to_pylist() == [0, 0, 0, 3, 0]

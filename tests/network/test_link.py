@@ -77,7 +77,7 @@ def politely(session: FlightSession, word: ToWorker) -> None:
             session.send(Greeted({1: (2, 3, 4)}, [], 99))
         case BeginBatch():
             session.send(UnitDiffs(1), BATCH)
-            session.send(BatchDone(word.txid, word.attempt, [1], {}, None, {}, False, False, 0))
+            session.send(BatchDone(word.txid, word.attempt, [1], {}, None, False, False, 0))
 
 
 def silently(session: FlightSession, word: ToWorker) -> None:

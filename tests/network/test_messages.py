@@ -50,7 +50,7 @@ def test_words_to_a_worker(word: BeginBatch) -> None:
     [
         Reply(1, 2),
         Reply(1, error={"C": "22012"}),
-        BatchDone(7, 1, [4], {4: {"C": "22012"}}, None, {4: 1000}, True, False, 5),
+        BatchDone(7, 1, [4], {4: {"C": "22012"}}, None, True, False, 5),
     ],
 )
 def test_words_from_a_worker(word: Reply | BatchDone) -> None:

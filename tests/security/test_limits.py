@@ -97,7 +97,7 @@ def test_what_a_session_has_prepared_is_bounded(commander, database, what):
             else:
                 conn.send(w.parse("COPY t FROM STDIN" + padding, f"c{number}"), w.FLUSH)
                 conn.until("1")
-            assert client.session.remembered_bytes <= 2 * BYTES_MAX
+            assert client.session._queries._calls.size <= 2 * BYTES_MAX
         # Forgotten calls are the database's, which carries them out by the command table.
         last = {"statements": "s99", "portals": "s", "copies": "s"}[what]
         conn.send(w.SYNC)

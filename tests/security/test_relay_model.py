@@ -278,10 +278,10 @@ def check(session: Observed, truth: dict[str, Any] | None) -> None:
     relay = session.client.session
     pipeline = relay.pipeline
     kinds = w.kinds(session.wire.seen)
-    begun_by_query = pipeline.ready_owed == 1
+    owed = w.ready_owed(pipeline)
     assert relay.state in (SessionState.RELAY, SessionState.SKIP)
     assert pipeline.copying == truth["copying"]
-    assert pipeline.ready_owed == 0 or (truth["copying"] and begun_by_query)
+    assert owed == 0 or (truth["copying"] and owed == 1)
     if relay.state is SessionState.RELAY:
         # Nothing answers after the error until a Sync is sent.
         assert pipeline.ignoring == (kinds.rfind("E") > kinds.rfind("Z"))

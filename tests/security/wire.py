@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from headrace.server.pipeline import OwedAnswers
 from tests.waiting import PATIENCE_S
 
 Message = tuple[str, bytes]
@@ -147,3 +148,8 @@ class Wire:
 def kinds(messages: list[Message]) -> str:
     """Their types in a row."""
     return "".join(k for k, _ in messages)
+
+
+def ready_owed(pipeline: OwedAnswers) -> int:
+    """Return how many ReadyForQuery messages the source still owes the client."""
+    return sum(1 for kind in pipeline._owed if kind in b"SQF")

@@ -17,6 +17,7 @@ from headrace.server import messages as m
 from headrace.server.actions import Close
 from headrace.server.states import SessionState
 from tests.amounts import examples
+from tests.security import wire as w
 from tests.server.test_protocol import CALL, Harness, bind, execute, parse
 
 TEXTS = (
@@ -256,5 +257,5 @@ def test_an_end_of_the_session_is_owed_no_answer():
     pair = [Harness(short=short).login() for short in (True, False)]
     for h in pair:
         h.from_client(m.query("SELECT 1") + m.message(b"X"))
-        assert h.session.pipeline.ready_owed == 1
+        assert w.ready_owed(h.session.pipeline) == 1
     alike(*pair)

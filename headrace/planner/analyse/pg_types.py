@@ -16,7 +16,7 @@ SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
        t.typtypmod, CASE WHEN t.typcategory = 'A' AND t.typsubscript::oid
        = 'pg_catalog.array_subscript_handler'::regproc THEN t.typelem ELSE 0 END,
        t.typcollation, t.typinput::oid, t.typoutput::oid, t.typlen, t.typalign::text,
-       t.typcategory::text, t.typtype = 'e' OR t.typtype = 'b' AND t.typelem = 0 AND EXISTS (
+       t.typtype = 'e' OR t.typtype = 'b' AND t.typelem = 0 AND EXISTS (
          SELECT FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod
           WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype
                 IN (t.oid, CASE t.oid WHEN 1043 THEN 25 WHEN 650 THEN 869 END))
@@ -62,7 +62,6 @@ class Type:
     output: int
     length: int
     alignment: str
-    category: str
     comparable: bool
     """Whether it is a base or enum type with a default btree operator class."""
 

@@ -122,14 +122,6 @@ def in_turn(operators: Operators) -> Iterator[str]:
         yield from reversed(physical)
 
 
-def matrix(operators: Operators, topology: Topology, nodes: Mapping[str, str]) -> np.ndarray:
-    """Return a candidate as nodes by operators: 1 where an operator is on a node, else 0 (N-24)."""
-    out = np.zeros((len(topology.nodes), len(operators.by_name)), np.uint8)
-    for column, name in enumerate(operators.by_name):
-        out[topology.place(nodes[name]), column] = 1
-    return out
-
-
 def _overload(
     operators: Operators, topology: Topology, found: IfcopSearch, options: IfcopOptions
 ) -> PlacementFailed:

@@ -167,22 +167,6 @@ class Topology:
             nodes=tuple(replace(n, taken=n.taken + slots.get(n.name, 0)) for n in self.nodes),
         )
 
-    def maintaining(self, name: str, maintenance: bool) -> Topology:
-        """Return the topology with a node in maintenance, or back in service.
-
-        Raises:
-            UndefinedError: there is no such node.
-        """
-        return self._with(replace(self.node(name), maintenance=maintenance))
-
-    def resized(self, name: str, capacity: int) -> Topology:
-        """Return the topology with another capacity of a node; operators already on it stay.
-
-        Raises:
-            UserError: there is no such node, or no such capacity.
-        """
-        return self._with(replace(self.node(name), capacity=capacity))
-
     def joined(self, node: TopologyNode, links: Iterable[TopologyLink] = ()) -> Topology:
         """Return the topology with an additional node, the last, and links.
 
@@ -204,7 +188,3 @@ class Topology:
         nodes = tuple(n for n in self.nodes if n.name != name)
         links = tuple(link for link in self.links if name not in (link.child, link.parent))
         return replace(self, nodes=nodes, links=links)
-
-    def _with(self, changed: TopologyNode) -> Topology:
-        nodes = tuple(changed if n.name == changed.name else n for n in self.nodes)
-        return replace(self, nodes=nodes)

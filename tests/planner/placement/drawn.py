@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from headrace.collections import plan as p
 from headrace.planner.placement.bottom_up import bottom_up
@@ -41,6 +43,12 @@ def plan(text: str) -> p.PhysicalPlan:
         name, _, inputs = word.partition(":")
         nodes.append(made_of(name, *filter(None, inputs.split(","))))
     return p.PhysicalPlan((*nodes, p.SinkSpec("Sink", nodes[-1].id, SCHEMA)))
+
+
+def altered(where: Topology, name: str, **values: Any) -> Topology:
+    """Return the topology with these values of a node."""
+    nodes = tuple(replace(n, **values) if n.name == name else n for n in where.nodes)
+    return replace(where, nodes=nodes)
 
 
 def topology(

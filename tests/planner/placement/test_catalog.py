@@ -13,7 +13,7 @@ from headrace.planner.placement.expansion import Shards
 from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.place import Placement, Strategy, place
 from headrace.planner.placement.topology import Topology, TopologyLink, TopologyNode
-from tests.planner.placement.drawn import plan, topology
+from tests.planner.placement.drawn import altered, plan, topology
 
 STAR = topology({"n1": 4, "n2": 4, "n3": 4}, "n2,n3>n1")
 PINS = {"L": Shards(("n2", "n3"), unique_keys=True), "Sink": "n1"}
@@ -62,12 +62,12 @@ def test_slots_are_taken_and_given_back() -> None:
 def test_a_view_is_placed_again_over_its_own_slots() -> None:
     """And keeps what it has where that fails."""
     catalog = TopologyCatalog(STAR)
-    catalog.change(lambda where: where.resized("n2", 2).resized("n3", 2))
+    catalog.change(lambda where: altered(altered(where, "n2", capacity=2), "n3", capacity=2))
     first = catalog.place("v", placing)
     taken = catalog.topology
     assert catalog.place("v", placing).nodes == first.nodes
     assert catalog.topology == taken
-    catalog.change(lambda where: where.maintaining("n2", True))
+    catalog.change(lambda where: altered(where, "n2", maintenance=True))
     before = catalog.topology
     with pytest.raises(UserError, match='"L#1" cannot be placed'):
         catalog.place("v", placing)
@@ -80,7 +80,7 @@ def test_a_topology_changes_below_what_is_placed() -> None:
     catalog = TopologyCatalog(STAR)
     catalog.place("v", placing)
     catalog.change(lambda where: where.joined(TopologyNode("n4", 2), [TopologyLink("n4", "n1")]))
-    catalog.change(lambda where: where.resized("n1", 0))
+    catalog.change(lambda where: altered(where, "n1", capacity=0))
     assert catalog.topology.free == {"n1": 0, "n2": 2, "n3": 2, "n4": 2}
     catalog.change(lambda where: where.left("n4"))
     with pytest.raises(UserError, match="in use"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from headrace.planner.placement import ifcop as room
 from headrace.planner.placement.cost import CostWeights, cost_of
 from headrace.planner.placement.expansion import Shards
 from headrace.planner.placement.failed import PlacementFailed
-from headrace.planner.placement.ifcop import IfcopOptions, candidate, in_turn, matrix, search
-from headrace.planner.placement.operators import Costs
+from headrace.planner.placement.ifcop import IfcopOptions, candidate, in_turn, search
+from headrace.planner.placement.operators import Costs, Operators
 from headrace.planner.placement.paths import SelectedPaths, select_paths
 from headrace.planner.placement.place import Placement, Strategy, try_to_place
 from headrace.planner.placement.topology import Topology, TopologyLink, TopologyNode
@@ -156,12 +157,20 @@ def test_over_utilisation_is_summed_over_nodes() -> None:
     assert cost_of(known, where.taking({"root": 8}), ways, nodes).over == 3
 
 
+def _matrix(operators: Operators, topology: Topology, nodes: Mapping[str, str]) -> np.ndarray:
+    """Return a candidate as nodes by operators: 1 where an operator is on a node, else 0 (N-24)."""
+    out = np.zeros((len(topology.nodes), len(operators.by_name)), np.uint8)
+    for column, name in enumerate(operators.by_name):
+        out[topology.place(nodes[name]), column] = 1
+    return out
+
+
 def test_a_candidate_is_a_matrix_of_zeros_and_ones() -> None:
     """N-24."""
     known, ways = selected_for(TWO)
     for _ in range(20):
         nodes = candidate(known, ways, drawing())
-        cells = matrix(known, WHERE, nodes)
+        cells = _matrix(known, WHERE, nodes)
         assert cells.shape == (3, 4)
         assert set(np.unique(cells)) <= {0, 1}
         assert cells.sum(axis=0).tolist() == [1, 1, 1, 1]

@@ -22,7 +22,7 @@ from headrace.planner.placement.topology import Topology, TopologyLink
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from headrace.types import WEIGHT
-from tests.planner.placement.drawn import placed, plan, topology
+from tests.planner.placement.drawn import altered, placed, plan, topology
 from tests.plans import all_plans, table
 from tests.reference import Row, evaluate
 from tests.streams import Table
@@ -144,7 +144,7 @@ Ways
   a to m: W(m) = 1.5, W(n) = 1.5
   b to m: W(m) = 1.5, W(n) = 1.5"""
     )
-    where = where.resized("root", 5)
+    where = altered(where, "root", capacity=5)
     down = explain_placement(placed(Strategy.TOP_DOWN, query, where, pins, costs))
     assert "  agg Reduce on root: beside its reader\n" in down
     assert "  fB Filter on m: the first node below root with room\n" in down
@@ -173,7 +173,9 @@ def test_strategies_stand_beside_each_other() -> None:
         f"ifcop: {bytes_s['mid']} {rest}",
         f"exact: {bytes_s['mid']} {rest}",
     ]
-    none = compare_strategies(query, where.resized("sink", 0), costs, pins, 1).splitlines()
+    none = compare_strategies(
+        query, altered(where, "sink", capacity=0), costs, pins, 1
+    ).splitlines()
     assert none[0] == (
         'bottom_up: no placement: operator "Sink", worker "sink":'
         ' it is pinned, and worker "sink" has no room for it (slots: 1)'
