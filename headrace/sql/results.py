@@ -45,18 +45,20 @@ UPDATE headrace.views v SET kept = x.now
                 FROM pg_catalog.aclexplode(c.relacl) a
                WHERE a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
                GROUP BY a.grantee) g),
-      'indexes', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.relname,
-            substr(t.whole, length(t.head) + 1)) ORDER BY k.relname)
-        FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class k ON k.oid = i.indexrelid
-       CROSS JOIN LATERAL (SELECT pg_catalog.pg_get_indexdef(k.oid) AS whole,
-            pg_catalog.format('CREATE INDEX %%I ON %%I.%%I ', k.relname, n.nspname, c.relname)
-              AS head) t
-       WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
-         AND k.relname <> 'headrace_row_hash_' || c.oid
-         AND pg_catalog.starts_with(t.whole, t.head) AND NOT EXISTS ({FOREIGN}))) AS now
+      'indexes', k.indexes) AS now
       FROM headrace.views w JOIN pg_catalog.pg_class c ON c.oid = w.result_oid
       JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-     WHERE w.id = ANY (%(views)s)) x
+     CROSS JOIN LATERAL (
+        SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.relname,
+                  substr(t.whole, length(t.head) + 1)) ORDER BY k.relname) AS indexes,
+               bool_and(coalesce(pg_catalog.starts_with(t.whole, t.head), false)) AS readable
+          FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class k ON k.oid = i.indexrelid
+         CROSS JOIN LATERAL (SELECT pg_catalog.pg_get_indexdef(k.oid) AS whole,
+              pg_catalog.format('CREATE INDEX %%I ON %%I.%%I ', k.relname, n.nspname, c.relname)
+                AS head) t
+         WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
+           AND k.relname <> 'headrace_row_hash_' || c.oid AND NOT EXISTS ({FOREIGN})) k
+     WHERE w.id = ANY (%(views)s) AND k.readable IS NOT FALSE) x
  WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now"""  # noqa: S608  constants
 _REVISIONS: Final = """
 SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
@@ -101,7 +103,11 @@ def signs(conn: Connection, views: Collection[int]) -> dict[int, str]:
 
 
 def note_kept(conn: Connection, views: Collection[int]) -> None:
-    """Write down what users have made of the tables of ``views``, where it is not known."""
+    """Record grants and indexes of the tables of ``views``, where they differ from the record.
+
+    ``pg_get_indexdef`` reads names as they are now, the statement those of its snapshot.  A table
+    or index that is renamed meanwhile is left as it was recorded: the next look records it.
+    """
     conn.execute(_NOTE_KEPT, {"views": sorted(views), "user": FIRST_USER_OID})
 
 
