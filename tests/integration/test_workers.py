@@ -345,7 +345,10 @@ def test_a_view_moves_with_its_states(trapped, fault):
             moved = threading.Thread(target=moves, args=(engine.dsn, "sums", worker))
             moved.start()
             if fault and fault[1] == "hang":
-                wait_until((traps / f"{fault[0]}.sprung").exists, "it is amid the move")
+                wait_until(
+                    lambda m=moved: not m.is_alive() or (traps / f"{fault[0]}.sprung").exists(),
+                    "it is amid the move",
+                )
                 os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
                 os.kill(engine.child("headrace.views.builder"), signal.SIGKILL)
             for _ in range(10):
