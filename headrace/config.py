@@ -41,6 +41,10 @@ _VALUES: Final = {
     "log_format": events.FORMATS,
     "wal_retention": ("source", "local"),
 }
+WITHOUT_EFFECT: Final = {
+    "admin_database": "clients(), end_client() and reload() have taken the admin database's place",
+}
+"""Former settings, each with what has taken its place: accepted for one release, with a warning."""
 _TYPO: Final = 0.85
 """Similarity from which a variable's name counts as a misspelt setting."""
 _WORKERS: Final = "workers"
@@ -128,9 +132,6 @@ class Settings:
     """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
     allow_trust: bool = False
     """Whether clients may come in whom the source lets in without asking for anything."""
-    admin_database: str = "headrace"
-    """Name by which clients of ``listen`` reach SHOW, KILL and RELOAD; a database of the server
-    that is called so goes before; empty: none."""
     connections_max: int = 500
     """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
     login_timeout_ms: int = 10_000
@@ -448,6 +449,8 @@ class Settings:
         known = {f.name: f for f in dataclasses.fields(cls)}
         given: dict[str, Any] = {}
         for name, value in values.items():
+            if name in WITHOUT_EFFECT:
+                continue
             if name not in known:
                 raise UserError(f'unrecognized setting "{name}"', sqlstate="42704")
             given[name] = _convert(name, str(known[name].type), value)
@@ -499,7 +502,7 @@ def changed(
         if not key.startswith(ENV_PREFIX):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
-        if name in names:
+        if name in names or name in WITHOUT_EFFECT:
             values[name] = (value, key)
         # Variables such as HEADRACE_TEST_DSN and HEADRACE_FAULT are not settings.
         elif near := difflib.get_close_matches(name, names, 1, _TYPO):
@@ -510,6 +513,15 @@ def changed(
             )
     values |= {k: (v, "command line") for k, v in (flags or {}).items() if v is not None}
     return values
+
+
+def without_effect(given: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Return a warning for each of the settings ``given`` that has no effect any more."""
+    return [
+        f'setting "{name}" ({origin}) has no effect any more: {WITHOUT_EFFECT[name]}'
+        for name, (_, origin) in given.items()
+        if name in WITHOUT_EFFECT
+    ]
 
 
 def address(text: str) -> tuple[str, int]:

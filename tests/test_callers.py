@@ -18,7 +18,9 @@ EXCEPTIONS = {
     "unsupported": "sqlglot's generator calls it",
     "dump": "what a store holds, pair by pair, for comparisons of two stores",
     **dict.fromkeys(("NO_ROW", "UNTOUCHED", "PRESENT"), "value of a kernel's answer"),
-    **dict.fromkeys(("allocations", "retired"), "counter of the state map, by which leaks are seen"),
+    **dict.fromkeys(
+        ("allocations", "retired"), "counter of the state map, by which leaks are seen"
+    ),
     "VersionedStore": "contract that docstrings and README name",
     "VersionedDatabase": "contract that docstrings and README name",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.server.context import CallContext
-from headrace.server.orders import Order
 from headrace.server.procedures import Invocation
 
 
@@ -68,26 +67,6 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
-    """Ask whether the source has a database of that name; answer with ``database_found``."""
-
-    database: str
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    """Close the connection to the source, which is no longer needed; the client's stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """Run an admin command of role ``login``; then ``carried_out`` or ``fail``."""
-
-    order: Order
-    login: str
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """Close both connections after the queued bytes are sent."""
 
@@ -95,6 +74,6 @@ class Close:
     """Reason for the log, if the client violated the protocol."""
 
 
-Begun = Connect | StartTls | Verify | Run | Find | Detach | Carry
+Begun = Connect | StartTls | Verify | Run
 """Actions that are started here and finish later."""
 Action = ToClient | ToServer | Cancel | Ready | Close | Begun

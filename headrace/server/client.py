@@ -13,7 +13,7 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import structlog
 
@@ -24,8 +24,7 @@ from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import CallContext
 from headrace.server.facts import ClientMeter, Facts
-from headrace.server.messages import TERMINATE, error_response
-from headrace.server.orders import Order
+from headrace.server.messages import error_response
 from headrace.server.port import Port
 from headrace.server.procedures import Invocation
 from headrace.server.scram import end_point
@@ -37,7 +36,6 @@ _PIECE: Final = 1 << 16
 
 Finished = Callable[[], list[a.Action]]
 """Returns the actions that answer a finished call."""
-T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -46,7 +44,7 @@ class Upstream(asyncio.Protocol):
     """A session's connection to the source."""
 
     def __init__(self, client: Client) -> None:
-        self._client: Client | None = client
+        self._client = client
         self.transport: asyncio.WriteTransport | None = None
         self._socket: int | None = None
 
@@ -61,8 +59,6 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Process bytes from the source."""
         client = self._client
-        if client is None:
-            return
         if client.session.passes_server(data):
             client.send(data)
         else:
@@ -75,26 +71,15 @@ class Upstream(asyncio.Protocol):
                 while exc is not None and (data := os.read(self._socket, _PIECE)):
                     self.data_received(data)
             os.close(self._socket)
-        if self._client is not None:
-            self._client.close()
+        self._client.close()
 
     def pause_writing(self) -> None:
         """Stop reading from the client: the source is slower."""
-        if self._client is not None:
-            self._client.hold_reading("upstream", on=True)
+        self._client.hold_reading("upstream", on=True)
 
     def resume_writing(self) -> None:
         """Read from the client again."""
-        if self._client is not None:
-            self._client.hold_reading("upstream", on=False)
-
-    def leave(self) -> None:
-        """End this connection; the session goes on without it."""
-        self._client = None
-        if self.transport is not None:
-            if not self.transport.is_closing():
-                self.transport.write(TERMINATE)
-            self.transport.close()
+        self._client.hold_reading("upstream", on=False)
 
 
 class Client(asyncio.Protocol):
@@ -118,7 +103,7 @@ class Client(asyncio.Protocol):
 
     @property
     def facts(self) -> Facts:
-        """Facts about the client, for SHOW."""
+        """Facts about the client."""
         return self._meter.facts(self.session)
 
     # --- asyncio's callbacks
@@ -180,7 +165,7 @@ class Client(asyncio.Protocol):
                     self.close()
                 case _:
                     self._begin(action)
-        if self._upstream.transport or self.session.about.admin:
+        if self._upstream.transport:
             busy = self.session.buffered_bytes > self._held_bytes_max
             self.hold_reading("relay", on=busy)
 
@@ -188,28 +173,15 @@ class Client(asyncio.Protocol):
         """Start an action that finishes later."""
         match action:
             case a.Connect():
-                (self._port.admins if self.session.about.admin else self._port.sessions).add(self)
+                self._port.sessions.add(self)
                 self._port.spawn(self._connect())
-            case a.Find(database):
-                named = self._port.roles.is_database(database)
-                self._port.spawn(self._told(named, self.session.database_found))
-            case a.Detach():
-                self._upstream.leave()
-                self._meter.meets_server(None)
-                self._upstream = Upstream(self)
-                self.hold_reading("upstream", on=False)
-            case a.Carry(order, login):
-                self._interrupted = False
-                work = partial(self._carry, order, login)
-                self.call = asyncio.create_task(self._answer(order.verb, work))
             case a.StartTls(first):
                 assert self._transport is not None, "the client is connected"
                 # From here on nothing may be read unencrypted.
                 self._transport.pause_reading()
                 self._port.spawn(self._start_tls(first))
             case a.Verify(user):
-                asked = self._port.roles.verifier(user)
-                self._port.spawn(self._told(asked, self.session.verifier_found))
+                self._port.spawn(self._verify(user))
             case a.Run(invocation, context, login):
                 self._interrupted = False
                 run = partial(self._run, invocation, context, login)
@@ -253,7 +225,6 @@ class Client(asyncio.Protocol):
             self._login.cancel()
         self._port.connections.discard(self)
         self._port.sessions.discard(self)
-        self._port.admins.discard(self)
         self._port.admission.leave(self)
         if self._port.keys.get(self.session.key) is self:
             del self._port.keys[self.session.key]
@@ -351,21 +322,16 @@ class Client(asyncio.Protocol):
             return
         self.apply(self.session.tls_started(self._port.binding))
 
-    async def _told(self, asked: Awaitable[T], told: Callable[[T], list[a.Action]]) -> None:
-        """Wait for ``asked``, an answer of the source, and give it to the session by ``told``."""
+    async def _verify(self, user: str) -> None:
+        """Ask the source for the verifier of ``user``, and give it to the session."""
         self.hold_reading("asked", on=True)
         try:
-            found = await asked
+            found = await self._port.roles.verifier(user)
         except HeadraceError as error:
             self.apply(self.session.server_lost(error.fields()))
             return
-        self.apply([] if self._closed else told(found))
+        self.apply([] if self._closed else self.session.verifier_found(found))
         self.hold_reading("asked", on=False)
-
-    async def _carry(self, order: Order, login: str) -> Finished:
-        # The client must read earlier answers before another is produced.
-        await self._writable.wait()
-        return _bound(self.session.carried_out, await self._port.carry(order, login))
 
     async def _run(self, invocation: Invocation, context: CallContext, login: str) -> Finished:
         """Run a call of this session."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -79,6 +79,22 @@ WORKERS: Final = (
     *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
 )
 """Columns of workers; ``sql/workers.sql`` has the same."""
+CLIENTS: Final = (
+    *(("id", INT8), ("role", TEXT), ("database", TEXT), ("application_name", TEXT)),
+    *(("state", TEXT), ("transaction", TEXT), ("call", TEXT), ("call_ms", INT8)),
+    *(("connected_at", TEXT), ("idle_ms", INT8), ("queries", INT8), ("received_bytes", INT8)),
+    *(("sent_bytes", INT8), ("address", TEXT), ("port", INT8), ("tls", TEXT)),
+    *(("server_pid", INT8), ("server_tls", TEXT)),
+)
+"""Columns of clients; ``sql/clients.sql`` has the same."""
+CLIENT_STATS: Final = (
+    *(("database", TEXT), ("clients", INT8), ("clients_total", INT8), ("queries", INT8)),
+    *(("received_bytes", INT8), ("sent_bytes", INT8), ("calls", INT8), ("call_errors", INT8)),
+    ("call_us", INT8),
+)
+"""Columns of client_stats; ``sql/client_stats.sql`` has the same."""
+SETTINGS: Final = (("name", TEXT), ("value", TEXT), ("initial", TEXT), ("reloads", BOOL))
+"""Columns of settings; ``sql/settings.sql`` has the same."""
 LINKS: Final = (
     *(("worker", TEXT), ("kind", TEXT), ("up", BOOL), ("latency_us", INT8), ("bandwidth", INT8)),
     *(("most", INT8), ("out_bytes_per_s", INT8), ("in_bytes_per_s", INT8)),
@@ -144,6 +160,8 @@ class Commands:
         self._waits = waits
         self._worker = worker
         self._background: set[asyncio.Task[Any]] = set()
+        self._here: Mapping[str, Callable[[Request], Awaitable[Any]]] = {}
+        """Handlers of the verbs that this process carries out, but for ``wait_for``."""
 
     async def run(
         self, invocation: Invocation, context: CallContext, report: Report
@@ -187,6 +205,10 @@ class Commands:
             # Drop the roles with a count of zero.
             self._under_way += Counter()
             self._bytes += Counter()
+
+    def handle(self, handlers: Mapping[str, Callable[[Request], Awaitable[Any]]]) -> None:
+        """Carry out these verbs by ``handlers``."""
+        self._here = handlers
 
     def limit(self, per_role_max: int) -> None:
         """Change the limit of running calls per role."""
@@ -279,6 +301,8 @@ class Commands:
         self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> Any:
         """Send the request to the verb's process, and return its answer."""
+        if verb.by == "commander":
+            return await self._here[verb.name](request)
         gone = TransientError(f"the {verb.by} process is not running")
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker
@@ -318,9 +342,11 @@ def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Reques
 
 def _say(answer: Any, report: Report) -> None:
     """Report the messages in an answer."""
-    for key in ("message", "notice"):
-        if isinstance(answer, dict) and answer.get(key):
-            report(str(answer[key]))
+    if not isinstance(answer, dict):
+        return
+    told = [answer.get("message"), answer.get("notice"), *answer.get("notices", ())]
+    for text in filter(None, told):
+        report(str(text))
 
 
 def _explained(answer: dict[str, Any]) -> ResultSet:
@@ -352,5 +378,8 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "rebalance": partial(ResultSet, REBALANCE),
     "explain_placement": partial(ResultSet, PLACEMENT),
     "view_stats": partial(ResultSet, VIEW_STATS),
+    "clients": partial(ResultSet, CLIENTS),
+    "client_stats": partial(ResultSet, CLIENT_STATS),
+    "settings": partial(ResultSet, SETTINGS),
 }
 """Functions that build the result set, for verbs that return rows."""

@@ -1,4 +1,4 @@
-"""Facts about one client connection, for SHOW: its current state, and counters."""
+"""Facts about one client connection: its current state, and counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClientCounts:
     sent: int = 0
     """Bytes to clients."""
     calls: int = 0
-    """Headrace calls and admin commands carried out."""
+    """Headrace calls carried out."""
     call_errors: int = 0
     call_us: int = 0
     """Microseconds spent in them."""
@@ -48,7 +48,6 @@ class Facts:
 
     id: int
     let_in: bool
-    admin: bool
     user: str
     database: str
     application: str
@@ -57,7 +56,7 @@ class Facts:
     transaction: str | None
     """idle, open or failed; None: the session's messages are not inspected."""
     call: str | None
-    """Name of the running call or admin command."""
+    """Name of the running call."""
     call_ms: int | None
     since: datetime
     quiet_ms: int
@@ -130,7 +129,6 @@ class ClientMeter:
         return Facts(
             id=self.number,
             let_in=self.let_in,
-            admin=about.admin,
             user=about.user,
             database=about.database,
             application=about.application,

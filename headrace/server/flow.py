@@ -44,10 +44,8 @@ class Rules:
     """Whether TLS is offered."""
     tls_required: bool = False
     allow_trust: bool = False
-    admin: str = ""
-    """Name of the admin database; "": there is none."""
-    full: Callable[[bool], bool] = lambda _: False
-    """Whether there is no room for one more session, of the admin database or not."""
+    full: Callable[[], bool] = lambda: False
+    """Whether there is no room for one more session."""
     statement_bytes_max: int = 65_536
 
 
@@ -61,10 +59,6 @@ class Flow:
         self.user = ""
         self.database = ""
         self.application = ""
-        self.asked: m.StartupPacket | None = None
-        """Startup packet of a session that asks for the admin database."""
-        self.admin = False
-        """Whether it is a session of the admin database."""
         self.ours = False
         """Whether its calls are handled here: it is a session of the source's database."""
         self.tls_on = False

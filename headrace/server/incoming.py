@@ -10,7 +10,6 @@ from headrace.errors import ProtocolError
 from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
-from headrace.server.admin import Admin
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow
 from headrace.server.queries import Queries, dull
@@ -23,11 +22,10 @@ _Q, _P, _B, _E, _S, _X, _PASSWORD = b"QPBESXp"
 class Incoming:
     """Reader of the bytes from the client."""
 
-    def __init__(self, flow: Flow, queries: Queries, calling: Calling, admin: Admin) -> None:
+    def __init__(self, flow: Flow, queries: Queries, calling: Calling) -> None:
         self._flow = flow
         self._queries = queries
         self._calling = calling
-        self._admin = admin
         self._pass = 0
         """Bytes of a streamed message that are still to come."""
         self._plain = _plain(flow.rules.statement_bytes_max)
@@ -61,8 +59,6 @@ class Incoming:
                 flow.client.clear()
             elif flow.state in _READING:
                 self._read_messages()
-            elif flow.state is SessionState.ADMIN:
-                self._admin.read()
             if before == (flow.state, len(flow.client), self._pass):
                 return
 

@@ -38,20 +38,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self.port.noise.on_exception)
         self.port.target = await tls.checked(self.port.settings, self.port.target, self.port.roles)
-        await self._check_admin()
         self._server = await loop.create_server(lambda: Client(self.port), host, port)
         name = self._server.sockets[0].getsockname()
         return host, int(name[1])
-
-    async def _check_admin(self) -> None:
-        """Warn if a database of the source has the name of the admin database."""
-        name = self.port.settings.admin_database
-        if name and await self.port.roles.is_database(name):
-            _log.warning(
-                "a database goes before the admin database, which has its name",
-                database=name,
-                hint='Another value of setting "admin_database" is another name for it.',
-            )
 
     async def close(self) -> None:
         """Stop listening and end all sessions; running calls are cancelled first."""

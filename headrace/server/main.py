@@ -26,8 +26,8 @@ from headrace.process import password_files, rpc, secret_files
 from headrace.process.nursery import Nursery
 from headrace.runtime import ownership
 from headrace.server import janitor
+from headrace.server.clients import ClientCalls
 from headrace.server.commands import CommandPeer, Commands
-from headrace.server.desk import Desk
 from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.listener import Listener
@@ -79,7 +79,13 @@ def lock_data_dir(path: Path) -> Any:
     Raises:
         PrerequisiteError: another engine uses the directory.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PrerequisiteError(
+            f'data directory "{path}" cannot be created: {error.strerror}',
+            hint="Choose another one with --data-dir or HEADRACE_DATA_DIR.",
+        ) from error
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)
     with (path / "lock").open("a") as file:
@@ -144,7 +150,7 @@ class Commander:
         self._listener = Listener(
             settings, SourceAddress.of(settings.source), database, self._commands.run
         )
-        self._listener.port.carry = Desk(self._listener.port, version()).carry_out
+        self._commands.handle(ClientCalls(self._listener.port).handlers())
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
@@ -156,11 +162,11 @@ class Commander:
         self._stop = asyncio.Event()
 
     def reloads(self, loaded: Settings, again: Callable[[], Settings]) -> None:
-        """Allow RELOAD: ``again`` rereads the settings, which were ``loaded``."""
+        """Allow ``reload()``: ``again`` rereads the settings, which were ``loaded``."""
         port = self._listener.port
         tell = self._supervisor.set_log_level
         reload = Reload(loaded, again, port, self._commands.limit, tell)
-        port.carry = Desk(port, version(), reload).carry_out
+        self._commands.handle(ClientCalls(port, reload).handlers())
 
     async def run(self) -> int:
         """Start everything, print the ready line, and stop everything on a signal."""

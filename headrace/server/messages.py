@@ -32,7 +32,6 @@ GSS_CODE: Final = 80_877_104
 SSL_REQUEST: Final = struct.pack("!ii", 8, SSL_CODE)
 SYNC: Final = b"S\x00\x00\x00\x04"
 FLUSH: Final = b"H\x00\x00\x00\x04"
-TERMINATE: Final = b"X\x00\x00\x00\x04"
 
 # Values of a DataRow; message types of a client with a low length limit.
 _NULL: Final = struct.pack("!i", -1)
@@ -88,16 +87,6 @@ class StartupPacket:
         text = [p.decode("utf-8", "replace") for p in parts]
         pairs = zip(text[::2], text[1::2], strict=False)
         return {name: value for name, value in pairs if name}
-
-
-def for_database(packet: StartupPacket, database: str) -> bytes:
-    """Return the same StartupMessage for another database."""
-    parts = packet.packet[8:].split(b"\x00")
-    pairs = zip(parts[::2], parts[1::2], strict=False)
-    kept = [(name, value) for name, value in pairs if name not in (b"", b"database")]
-    kept.append((b"database", database.encode()))
-    body = b"".join(name + b"\x00" + value + b"\x00" for name, value in kept) + b"\x00"
-    return struct.pack("!ii", len(body) + 8, packet.code) + body
 
 
 def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:

@@ -9,7 +9,7 @@ from headrace.errors import ProtocolError
 from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
-from headrace.server.actions import Detach, Ready
+from headrace.server.actions import Ready
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow
 from headrace.server.queries import Queries
@@ -22,9 +22,6 @@ _UNASKED: Final = frozenset(b"DdcNAS")
 _PASSED_BY: Final = wire.kinds(b"DdcNA")
 """Those of them that are skipped without inspection while a session is relayed."""
 _AT_ANY_TIME: Final = frozenset(b"NAS")
-_DETACHED: Final = (SessionState.ADMIN, SessionState.ORDERED)
-_ENDED: Final = (SessionState.CLOSED, *_DETACHED)
-"""States in which messages of the source are no longer processed."""
 
 
 class Outgoing:
@@ -52,16 +49,13 @@ class Outgoing:
         """Process the buffered bytes as far as possible now."""
         flow = self._flow
         buffer = flow.source
-        if flow.state in _DETACHED:
-            buffer.clear()
-            return
         if flow.state is SessionState.RELAY and not flow.ours:
             flow.to_client(buffer)
             buffer.clear()
             return
         self._sent = self._at = 0
         try:
-            while flow.state not in _ENDED and self._go_on():
+            while flow.state is not SessionState.CLOSED and self._go_on():
                 pass
         finally:
             if flow.state is not SessionState.CLOSED:
@@ -176,10 +170,8 @@ class Outgoing:
         failed, self._error_seen = self._error_seen, False
         if flow.state is SessionState.LOGIN:
             flow.pipeline.status = status
-            flow.fire("admitted" if flow.admin else "ready")
+            flow.fire("ready")
             flow.act(Ready(flow.key))
-            if flow.admin:
-                flow.act(Detach())
             return message
         if flow.state is SessionState.CONTEXT:
             return self._calling.on_context_ready(message, failed=failed)

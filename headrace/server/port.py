@@ -20,12 +20,10 @@ from headrace.config import Settings
 from headrace.errors import TransientError
 from headrace.process.admission import Admission, Noise
 from headrace.server import tls
-from headrace.server.admin import Carried
 from headrace.server.context import CallContext
 from headrace.server.facts import ClientCounts, Facts
 from headrace.server.flow import Rules
 from headrace.server.messages import ResultSet, cancel_request
-from headrace.server.orders import Order
 from headrace.server.procedures import Invocation
 from headrace.server.roles import Roles
 from headrace.server.upstream import SourceAddress
@@ -35,11 +33,7 @@ _CANCEL_TIMEOUT_S: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 
-_ADMINS_MAX: Final = 20
-"""Limit of concurrent sessions of the admin database."""
-
 Report = Callable[[str], None]
-Carrier = Callable[[Order, str], Awaitable[Carried]]
 Runner = Callable[[Invocation, CallContext, Report], Awaitable[ResultSet | None]]
 
 
@@ -48,7 +42,7 @@ class Guest(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """Facts about the client, for SHOW."""
+        """Facts about the client."""
 
     @property
     def call(self) -> asyncio.Task[None] | None:
@@ -83,14 +77,10 @@ class Port:
         self.binding = tls.own_binding(settings)
         self._database = database
         self.rules = self._rules()
-        self.carry: Carrier = _nobody
-        """Runs a command of the admin database; set once its handler exists."""
         self.noise = Noise()
         self.admission = Admission(settings.logins_per_address_max, settings.connections_max)
         self.connections: set[Guest] = set()
         self.sessions: set[Guest] = set()
-        self.admins: set[Guest] = set()
-        """Sessions of the admin database."""
         self.keys: dict[bytes, Guest] = {}
         self._numbers = itertools.count(1)
         self._ended: dict[tuple[str, str], ClientCounts] = {}
@@ -101,20 +91,13 @@ class Port:
         settings = self.settings
         return Rules(
             database=self._database,
-            admin=settings.admin_database,
             nonce=lambda: secrets.token_hex(16),
             tls=self.tls is not None,
             tls_required=settings.tls_required,
             allow_trust=settings.allow_trust,
-            full=self._full,
+            full=lambda: len(self.sessions) >= self.settings.connections_max,
             statement_bytes_max=settings.statement_bytes_max,
         )
-
-    def _full(self, admin: bool) -> bool:
-        """Return whether no session has room; admin sessions, which end others, count apart."""
-        if admin:
-            return len(self.admins) >= _ADMINS_MAX
-        return len(self.sessions) >= self.settings.connections_max
 
     def reconfigure(
         self,
@@ -140,13 +123,13 @@ class Port:
         """Return the counts since the start, of ended and of present sessions."""
         out = {(*key, False): counts for key, counts in self._ended.items()}
         for facts in self.facts():
-            if facts.let_in and not facts.admin:
+            if facts.let_in:
                 out.setdefault((facts.database, facts.user, True), ClientCounts()).add(facts.counts)
         return out
 
     def ended(self, facts: Facts) -> None:
         """Add the counts of a client that has gone."""
-        if facts.let_in and not facts.admin:
+        if facts.let_in:
             self._ended.setdefault((facts.database, facts.user), ClientCounts()).add(facts.counts)
 
     def kill(self, number: int) -> bool:
@@ -189,10 +172,6 @@ class Port:
             async with asyncio.timeout(_CANCEL_TIMEOUT_S):
                 await gone.wait()
         transport.close()
-
-
-async def _nobody(order: Order, login: str) -> Carried:
-    raise TransientError("the admin database is not there yet")
 
 
 class _Silent(asyncio.Protocol):

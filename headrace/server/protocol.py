@@ -16,10 +16,6 @@ reports the error.
       ▼ │                               │  └──not_ours──┘              │     │
       TLS                             SKIP ◀──failed─────────────── RUNNING ─┘ finished
 
-A session of the admin database goes from LOGIN to ADMIN instead of RELAY, and returns there after
-each command (ORDERED).  Before LOGIN (NAMED) it asks the source whether a database of that name
-exists.
-
 Invariant 1: in the states BARRIER, CONTEXT and RUNNING no client message is relayed.
 Invariant 2: the client gets the upstream's bytes in order; bytes are added only between messages.
 Invariant 3: a message is buffered only up to a limit; longer ones are streamed unread.
@@ -28,7 +24,7 @@ Invariant 4: the caller is identified by a row of the source that carries a nonc
     an unexpected answer ends the session.
 
 The parts of the machine act on shared data (``flow.py``): ``startup.py``, ``incoming.py`` with
-``queries.py``, ``outgoing.py``, ``calling.py``, and ``admin.py``.
+``queries.py``, ``outgoing.py`` and ``calling.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.server import messages as m
 from headrace.server import startup
 from headrace.server.actions import Action, ToClient
-from headrace.server.admin import Admin, Carried
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow, Rules
 from headrace.server.incoming import Incoming
@@ -61,8 +56,6 @@ class About:
     application: str
     ours: bool
     """Whether the session's messages are inspected."""
-    admin: bool
-    """Whether it is a session of the admin database."""
 
 
 class Session:
@@ -72,8 +65,7 @@ class Session:
         self._flow = Flow(rules)
         self._queries = Queries(self._flow)
         self._calling = Calling(self._flow, self._queries)
-        self._admin = Admin(self._flow)
-        self._incoming = Incoming(self._flow, self._queries, self._calling, self._admin)
+        self._incoming = Incoming(self._flow, self._queries, self._calling)
         self._outgoing = Outgoing(self._flow, self._queries, self._calling)
 
     @property
@@ -100,7 +92,7 @@ class Session:
     def about(self) -> About:
         """Identity as the client claims it."""
         flow = self._flow
-        return About(flow.user, flow.database, flow.application, flow.ours, flow.admin)
+        return About(flow.user, flow.database, flow.application, flow.ours)
 
     # --- input from the listener
 
@@ -143,13 +135,6 @@ class Session:
         """Record the connection to the source; ``binding`` is that of the source's certificate."""
         self._flow.login.source = Channel(tls, binding)
 
-    def database_found(self, there: bool) -> list[Action]:
-        """Continue with the answer to ``Find``."""
-        if self.state is not SessionState.NAMED:
-            return []
-        startup.database_found(self._flow, there=there)
-        return self._go_on()
-
     def verifier_found(self, verifier: Verifier | None) -> list[Action]:
         """Continue with the answer to ``Verify``; None: the verifier cannot be read."""
         if self.state is not SessionState.LOGIN:
@@ -184,18 +169,8 @@ class Session:
         self._calling.finish(found)
         return self._go_on()
 
-    def carried_out(self, carried: Carried) -> list[Action]:
-        """Finish the running command of the admin database."""
-        if self.state is not SessionState.ORDERED:
-            return []
-        self._admin.finish(carried)
-        return self._go_on()
-
     def fail(self, fields: dict[str, str]) -> list[Action]:
-        """Fail the running call or admin command; an error position is relative to the query."""
-        if self.state is SessionState.ORDERED:
-            self._admin.fail(fields)
-            return self._go_on()
+        """Fail the running call; an error position is relative to the query."""
         if self.state is not SessionState.RUNNING:
             return []
         self._calling.fail(fields)

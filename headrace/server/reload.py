@@ -1,4 +1,4 @@
-"""RELOAD: changes settings while the server runs, all of them or none.
+"""``reload()``: changes settings while the server runs, all of them or none.
 
 The file is read again; environment variables and flags are unchanged and take precedence.
 """
@@ -24,7 +24,7 @@ CHANGEABLE: Final = frozenset(
         *("statement_bytes_max", "commands_per_role_max"),
     }
 )
-"""Settings that RELOAD applies; existing sessions feel only the limits of all sessions."""
+"""Settings that ``reload()`` applies; existing sessions feel only the limits of all sessions."""
 
 _log = structlog.get_logger(__name__)
 

@@ -32,7 +32,6 @@ _SEES_ALL: Final = """
 SELECT r.rolsuper OR pg_catalog.pg_has_role(r.oid, current_user, 'MEMBER')
   FROM pg_catalog.pg_roles r WHERE r.rolname = %s
 """
-_IS_DATABASE: Final = "SELECT true FROM pg_catalog.pg_database WHERE datname = %s"
 _STORED: Final = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = %s"
 
 
@@ -77,14 +76,6 @@ class Roles:
         if row is None:
             raise PrivilegeError(f'role "{login}" does not exist any more', sqlstate="28000")
         return bool(row[0])
-
-    async def is_database(self, name: str) -> bool:
-        """Return whether the source has a database of that name.
-
-        Raises:
-            TransientError: the source cannot be asked.
-        """
-        return await self._ask(_IS_DATABASE, (name,)) is not None
 
     async def verifier(self, user: str) -> Verifier | None:
         """Return the SCRAM verifier of ``user``, or a mock one; None: verifiers cannot be read.

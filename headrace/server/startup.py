@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.errors import ProtocolError
 from headrace.server import messages as m
-from headrace.server.actions import Cancel, Close, Connect, Find, StartTls, Verify
+from headrace.server.actions import Cancel, Close, Connect, StartTls, Verify
 from headrace.server.flow import Flow
 from headrace.server.login import Step
 
@@ -55,37 +55,14 @@ def _begin(flow: Flow, packet: m.StartupPacket) -> None:
     flow.user = name.decode("utf-8", "ignore")
     flow.database = parameters.get("database") or parameters.get("user", "")
     flow.application = parameters.get("application_name", "")
-    rules, relayed = flow.rules, "replication" in parameters
-    if rules.admin and flow.database == rules.admin != rules.database and not relayed:
-        flow.asked = packet
-        flow.fire("named")
-        flow.act(Find(rules.admin))
-        return
     # Other databases have no engine; a replication session runs no statements.
-    flow.ours = flow.database == rules.database and not relayed
-    _connect(flow, packet.packet)
-
-
-def database_found(flow: Flow, *, there: bool) -> None:
-    """Continue with the answer to ``Find``: a database takes precedence over the admin database."""
-    packet = flow.asked
-    assert packet is not None, "it was asked for"
-    flow.asked = None
-    if there:
-        _connect(flow, packet.packet)
-        return
-    flow.admin = True
-    _connect(flow, m.for_database(packet, flow.rules.database))
-
-
-def _connect(flow: Flow, packet: bytes) -> None:
-    """Connect to the source if there is room; else end the session."""
-    if flow.rules.full(flow.admin):
+    flow.ours = flow.database == flow.rules.database and "replication" not in parameters
+    if flow.rules.full():
         flow.die("sorry, too many clients already", "53300")
         return
     flow.fire("startup")
     flow.act(Connect())
-    flow.to_source(packet)
+    flow.to_source(packet.packet)
 
 
 def go_on(flow: Flow, step: Step) -> None:

@@ -11,17 +11,12 @@ class SessionState(enum.Enum):
 
     START = enum.auto()
     TLS = enum.auto()
-    NAMED = enum.auto()
-    """The source is asked whether the admin database's name is that of a database."""
     LOGIN = enum.auto()
     RELAY = enum.auto()
     BARRIER = enum.auto()
     CONTEXT = enum.auto()
     RUNNING = enum.auto()
     SKIP = enum.auto()
-    ADMIN = enum.auto()
-    ORDERED = enum.auto()
-    """A command of the admin database is running."""
     CLOSED = enum.auto()
 
 
@@ -29,11 +24,7 @@ class SessionState(enum.Enum):
 TRANSITIONS: Final[dict[str, dict[SessionState, SessionState]]] = {
     "tls_requested": {SessionState.START: SessionState.TLS},
     "tls_ready": {SessionState.TLS: SessionState.START},
-    "named": {SessionState.START: SessionState.NAMED},
-    "startup": {SessionState.START: SessionState.LOGIN, SessionState.NAMED: SessionState.LOGIN},
-    "admitted": {SessionState.LOGIN: SessionState.ADMIN},
-    "ordered": {SessionState.ADMIN: SessionState.ORDERED},
-    "carried_out": {SessionState.ORDERED: SessionState.ADMIN},
+    "startup": {SessionState.START: SessionState.LOGIN},
     "ready": {SessionState.LOGIN: SessionState.RELAY},
     "ours": {SessionState.RELAY: SessionState.BARRIER},
     "not_ours": {

@@ -288,6 +288,13 @@ class WaitFor(ViewRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class EndClient(Request):
+    """The client with this ``id``, as ``clients()`` shows it."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailBatch(Request):
     """A batch in flight, to be processed again."""
 
@@ -319,8 +326,6 @@ class Verb:
 
     name: str
     request: type[Request]
-    does: str
-    """For people."""
     by: str = "builder"
     """The process that does it: builder, worker or commander."""
     fills: bool = False
@@ -369,26 +374,22 @@ _PLAN: Final = Inout(
     "plan", "text", "({} OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->>) 'plan'"
 )
 _ALL: Final = (
-    Verb("create_view", CreateView, "a view and its table", fills=True, tells=True),
+    Verb("create_view", CreateView, fills=True, tells=True),
+    Verb("check_view", CheckView, answer=_PLAN, reads=True),
     Verb(
-        *("check_view", CheckView),
-        "whether create_view would accept it, by the same code: the plan, or its error",
-        answer=_PLAN,
-        reads=True,
-    ),
-    Verb(
-        *("advise", Advise),
-        "what a view of a query would cost, and what makes it cheaper; or which queries to make one",
+        "advise",
+        Advise,
         selected=True,
         procedure="show_advice",
         answer=Inout("advice", "jsonb"),
         reads=True,
     ),
-    Verb("drop_view", DropView, "drops a view and its table"),
-    Verb("create_index", CreateIndex, "an index of a result table"),
-    Verb("drop_index", DropIndex, "drops an index of a result table"),
+    Verb("drop_view", DropView),
+    Verb("create_index", CreateIndex),
+    Verb("drop_index", DropIndex),
     Verb(
-        *("explain_view", ExplainView, "the plan, at any stage and in any format"),
+        "explain_view",
+        ExplainView,
         selected=True,
         procedure="explain",
         answer=Inout(
@@ -399,48 +400,19 @@ _ALL: Final = (
         ),
         reads=True,
     ),
-    Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
-    Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
+    Verb("pause_view", ViewRequest, tells=True),
+    Verb("resume_view", ViewRequest, tells=True),
+    Verb("alter_view", AlterView, fills=True, tells=True),
+    Verb("rename_view", RenameView),
+    Verb("set_history", SetHistory),
+    Verb("set_latency", SetLatency, relayed=True),
+    Verb("create_connection_point", CreatePoint),
+    Verb("drop_connection_point", DropPoint),
+    Verb("set_owner", SetOwner, fills=True, tells=True),
+    Verb("resync_view", ResyncView, fills=True, tells=True),
     Verb(
-        "alter_view",
-        AlterView,
-        "another query, of any columns, and other options",
-        fills=True,
-        tells=True,
-    ),
-    Verb("rename_view", RenameView, "another name or schema for view and table"),
-    Verb(
-        *("set_history", SetHistory),
-        "keeps a view's changes for so long, from now on; NULL: no longer, and forgets them",
-    ),
-    Verb(
-        *("set_latency", SetLatency),
-        "how late a view may be; the least of all views counts; 0: as early as can be",
-        relayed=True,
-    ),
-    Verb(
-        *("create_connection_point", CreatePoint),
-        "names a view's output, keeps its history and indexes its table by a key",
-    ),
-    Verb(
-        *("drop_connection_point", DropPoint),
-        "forgets a connection point; history and index stay",
-    ),
-    Verb(
-        *("set_owner", SetOwner),
-        "whose rights count from then on; as ALTER TABLE … OWNER TO",
-        fills=True,
-        tells=True,
-    ),
-    Verb(
-        *("resync_view", ResyncView),
-        "fills a view anew; its table stays readable, and is changed at once where it differs",
-        fills=True,
-        tells=True,
-    ),
-    Verb(
-        *("verify_view", ViewRequest),
-        "what differs between table and query: an array, empty if all is right",
+        "verify_view",
+        ViewRequest,
         tells=True,
         selected=True,
         procedure="verify",
@@ -448,126 +420,121 @@ _ALL: Final = (
         reads=True,
     ),
     Verb(
-        *("queues", Request, "what stands in queues, and who has not read it"),
+        "queues",
+        Request,
         selected=True,
         procedure="show_queues",
         answer=Inout("queues", "jsonb"),
         reads=True,
     ),
     Verb(
-        *("memory", Request, "what the worker's memory goes to"),
+        "memory",
+        Request,
         selected=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
         reads=True,
     ),
     Verb(
-        *("batches", Request, "what the last batches were, and took (for members of our role)"),
+        "batches",
+        Request,
         selected=True,
         procedure="show_batches",
         answer=Inout("batches", "jsonb"),
         reads=True,
     ),
+    Verb("set_placement", SetPlacement, fills=True, tells=True),
     Verb(
-        *("set_placement", SetPlacement),
-        "puts a view's states and work on another worker; its table is read on meanwhile",
-        fills=True,
-        tells=True,
-    ),
-    Verb(
-        *("view_stats", ViewRequest, "what each collection of a view has done"),
+        "view_stats",
+        ViewRequest,
         selected=True,
         procedure="show_view_stats",
         answer=Inout("stats", "jsonb"),
         reads=True,
     ),
     Verb(
-        *("explain_placement", ExplainPlacement),
-        "where the collections of a view or query are to be, why, and what crosses links",
+        "explain_placement",
+        ExplainPlacement,
         selected=True,
         procedure="show_placement",
         answer=Inout("placement", "jsonb"),
         reads=True,
     ),
     Verb(
-        *("workers", Request, "the processes that views are placed on"),
+        "workers",
+        Request,
         selected=True,
         procedure="show_workers",
         answer=Inout("workers", "jsonb"),
         reads=True,
     ),
+    Verb("add_worker", AddWorker, relayed=True),
     Verb(
-        *("add_worker", AddWorker),
-        "starts another process on which views may be placed (for members of our role)",
-        relayed=True,
-    ),
-    Verb(
-        *("create_worker_token", CreateWorkerToken),
-        "what a worker on another machine joins by (for members of our role)",
+        "create_worker_token",
+        CreateWorkerToken,
         secret=True,
         answer=Inout("token", "text", "pg_catalog.concat(name, '.', secret)"),
     ),
+    Verb("remove_worker", RemoveWorker),
     Verb(
-        *("remove_worker", RemoveWorker),
-        "ends such a process, when no view is placed on it (for members of our role)",
-    ),
-    Verb(
-        *("links", Request, "what the links to workers are like, and what goes over them"),
+        "links",
+        Request,
         selected=True,
         procedure="show_links",
         answer=Inout("links", "jsonb"),
         reads=True,
     ),
+    Verb("add_link", AddLink, relayed=True),
+    Verb("drop_link", DropLink),
+    Verb("drain_worker", DrainWorker),
     Verb(
-        *("add_link", AddLink),
-        "says what the link to a worker is like, for placement (for members of our role)",
-        relayed=True,
-    ),
-    Verb(
-        *("drop_link", DropLink),
-        "lets what is measured of that link count again (for members of our role)",
-    ),
-    Verb(
-        *("drain_worker", DrainWorker),
-        "moves all views of a worker to others (for members of our role)",
-    ),
-    Verb(
-        *("rebalance", Rebalance),
-        "which views should move for workers to have alike to do, or moves them",
+        "rebalance",
+        Rebalance,
         selected=True,
         procedure="show_rebalance",
         answer=Inout("moves", "jsonb"),
     ),
     Verb(
-        *("sources", Request, "the other databases that views read, and how far each has come"),
+        "sources",
+        Request,
         selected=True,
         procedure="show_sources",
         answer=Inout("sources", "jsonb"),
         reads=True,
     ),
+    Verb("add_source", AddSource),
+    Verb("drop_source", DropSource),
+    Verb("create_logical_table", CreateLogicalTable),
+    Verb("wait_for", WaitFor, by="commander", reads=True),
     Verb(
-        *("add_source", AddSource),
-        "lets views read tables of another database (for members of our role)",
-    ),
-    Verb(
-        *("drop_source", DropSource),
-        "forgets it, when no view reads it (for members of our role)",
-    ),
-    Verb(
-        *("create_logical_table", CreateLogicalTable),
-        "a Postgres view that unites a table here with the same of all sources",
-    ),
-    Verb(
-        *("wait_for", WaitFor),
-        "returns once the table covers the position: all that was committed before the call",
+        "clients",
+        Request,
         by="commander",
+        selected=True,
+        procedure="show_clients",
+        answer=Inout("clients", "jsonb"),
         reads=True,
     ),
     Verb(
-        *("fail_batch", FailBatch),
-        "processes a batch in flight, and all later ones, again (for members of our role)",
-        by="worker",
-        relayed=True,
+        "client_stats",
+        Request,
+        by="commander",
+        selected=True,
+        procedure="show_client_stats",
+        answer=Inout("stats", "jsonb"),
+        reads=True,
     ),
+    Verb(
+        "settings",
+        Request,
+        by="commander",
+        selected=True,
+        procedure="show_settings",
+        answer=Inout("settings", "jsonb"),
+        reads=True,
+    ),
+    Verb("end_client", EndClient, by="commander", relayed=True),
+    Verb("reload", Request, by="commander"),
+    Verb("fail_batch", FailBatch, by="worker", relayed=True),
 )
 VERBS: Final = {verb.name: verb for verb in _ALL}

@@ -20,8 +20,8 @@ from psycopg.conninfo import make_conninfo
 from headrace.config import Settings
 from headrace.errors import UnsupportedError
 from headrace.process import rpc
+from headrace.server.clients import ClientCalls
 from headrace.server.commands import Commands
-from headrace.server.desk import Desk
 from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import SourceAddress
@@ -107,11 +107,6 @@ class Running:
     def dsn(self) -> str:
         return make_conninfo(self.source, host="127.0.0.1", port=self.port)
 
-    @property
-    def admin(self) -> str:
-        """The admin database."""
-        return make_conninfo(self.dsn, dbname="headrace")
-
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         path = self.settings.data_dir / "b.sock"
@@ -128,7 +123,7 @@ class Running:
         database = psycopg.conninfo.conninfo_to_dict(self.source)["dbname"]
         target = SourceAddress.of(self.source)
         self.listener = Listener(self.settings, target, str(database), commands.run)
-        self.listener.port.carry = Desk(self.listener.port, "0.of.a.test").carry_out
+        commands.handle(ClientCalls(self.listener.port).handlers())
         _, self.port = await self.listener.start()
         await direct.connected.wait()
         self._up.set()

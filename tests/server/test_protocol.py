@@ -217,7 +217,7 @@ def test_cancel_request(h):
 
 
 def test_full_server_answers_at_startup(h):
-    h.session = session(full=lambda _: True)
+    h.session = session(full=lambda: True)
     h.from_client(struct.pack("!ii", 8, m.SSL_CODE))
     h.from_client(startup())
     assert h.client[:1] == b"N"

@@ -38,17 +38,18 @@ def test_what_changes_at_once_and_what_does_not(start_engine, database, tmp_path
     file = tmp_path / "headrace.toml"
     file.write_text("connections_max = 7\nbatch_interval_ms = 50\n")
     engine = start_engine(database, "--config", str(file))
-    admin = connect(engine.dsn, dbname="headrace")
+    admin = connect(database)
     told: list[str] = []
     admin.add_notice_handler(lambda diag: told.append(diag.message_primary))
 
     def reload() -> str:
         told.clear()
-        assert admin.execute("RELOAD").statusmessage == "RELOAD"
+        admin.execute("CALL headrace.reload()")
         return "\n".join(told)
 
     def setting(name: str) -> str:
-        return {r[0]: r[1] for r in admin.execute("SHOW config").fetchall()}[name]
+        [(rows,)] = admin.execute("CALL headrace.show_settings()").fetchall()
+        return {row["name"]: row["value"] for row in rows}[name]
 
     assert setting("connections_max") == "7"
     assert reload() == "no setting has changed"
@@ -97,8 +98,8 @@ def test_another_certificate(start_engine, database, tmp_path, certificate):
     with pytest.raises(psycopg.OperationalError, match="certificate"):
         connect(dsn, **proven)
     file.write_text(words.replace(cert, other).replace(key, other_key))
-    with connect(engine.dsn, dbname="headrace", sslmode="require") as admin:
-        admin.execute("RELOAD")
-        assert admin.execute("SHOW version").fetchone(), "who is there stays"
+    with connect(engine.dsn, sslmode="require") as admin:
+        admin.execute("CALL headrace.reload()")
+        assert admin.execute("SELECT 1").fetchone(), "sessions stay"
     with connect(dsn, **proven) as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)

@@ -72,8 +72,8 @@ def test_the_page_names_the_procedures_as_they_are(database):
     with psycopg.connect(database) as conn:
         install.install(conn)
         found = conn.execute(
-            "SELECT proname, proargnames[:array_length(proargnames, 1)"
-            " - coalesce(array_length(array_positions(proargmodes, 'b'), 1), 0)]"
+            "SELECT proname, coalesce(proargnames[:array_length(proargnames, 1)"
+            " - coalesce(array_length(array_positions(proargmodes, 'b'), 1), 0)], '{}')"
             " FROM pg_proc WHERE prokind = 'p'"
             " AND pronamespace = 'headrace'::regnamespace"
         ).fetchall()
