@@ -1,15 +1,19 @@
-"""RELOAD: what counts at once, what later, and nothing at all where something is wrong."""
+"""reload(): what counts at once, what later, and nothing at all where something is wrong."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from headrace.server.reload import CHANGEABLE
 from tests.waiting import wait_until
+
+MANUAL = Path(__file__).parents[2] / "docs" / "manual"
 
 
 def connect(dsn: str, **options: str) -> psycopg.Connection:
@@ -103,3 +107,8 @@ def test_another_certificate(start_engine, database, tmp_path, certificate):
         assert admin.execute("SELECT 1").fetchone(), "sessions stay"
     with connect(dsn, **proven) as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_the_page_names_all_settings_that_are_reloaded():
+    page = (MANUAL / "port.md").read_text()
+    assert [name for name in sorted(CHANGEABLE) if f"`{name}`" not in page] == []

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headrace.server import orders
-from headrace.server.reload import CHANGEABLE
 from tests.security.roles import PASSWORD, role
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
-MANUAL = Path(__file__).parents[2] / "docs" / "manual"
 
 ORDERS, CUSTOMERS = 4_000, 400
 TABLES = f"""
@@ -277,14 +272,3 @@ def test_without_the_extension_it_says_what_to_do(conn):
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
         advice(conn)
     assert "CREATE EXTENSION pg_stat_statements" in caught.value.diag.message_hint
-
-
-# --- the pages of the manual
-
-
-def test_the_page_about_the_port_has_all_commands():
-    page = (MANUAL / "port.md").read_text()
-    for what in orders.SHOWN:
-        assert f"SHOW {what}" in page, what
-    for name in CHANGEABLE:
-        assert f"`{name}`" in page, name
