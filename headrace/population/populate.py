@@ -545,6 +545,6 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
 
 
 def _whose(dsn: str, facts: Facts) -> str:
-    """Return the label of the view's owner, in the format of ``View.whose``, for the evaluator."""
+    """Return the owner label that the evaluator separates user code by, as ``View.whose``."""
     with reuse.lent(dsn) as conn:
         return f"owner {names.role_of(conn, facts['owner']).name}"

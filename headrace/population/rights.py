@@ -1,7 +1,7 @@
 """Checks at planning time, not at a view's first row, that user-defined code can be evaluated.
 
 Expressions that may run such code are evaluated by an otherwise unprivileged role
-(``config.eval_dsn``), which needs USAGE of the types and EXECUTE on the functions.
+(``config.eval_dsn``), which needs the rights to use the types and functions.
 """
 
 from __future__ import annotations
