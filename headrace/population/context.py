@@ -28,13 +28,10 @@ class WorkerProtocol(Protocol):
         *,
         cancellable: bool = True,
     ) -> Any:
-        """Send a request and return the answer.
+        """Send a request and return the answer; raise TransientError while the worker is down.
 
         ``job`` reports the wait to its user.  If ``cancellable``, cancelling it ends the wait;
         the worker still completes work that it has begun.
-
-        Raises:
-            TransientError: the worker is down.
         """
 
 
@@ -72,15 +69,15 @@ class JobContext:
     snapshots: Snapshots = field(init=False)
     """Snapshots that populations read from; several populations may share one."""
     places: Places = field(init=False)
-    """Slots for populations that load and write rows."""
+    """Permits for populations that load and write rows."""
     spark_place: Places = field(default_factory=lambda: Places(1))
-    """The slot for Spark, whose one heap serves one population at a time."""
+    """The permit for Spark, whose one heap serves one population at a time."""
     live: dict[int, Job] = field(default_factory=dict)
     """The running population jobs, by view ID."""
 
     def __post_init__(self) -> None:
         """Allow as many concurrent populations as ``populations_max``."""
         side_by_side = max(self.settings.populations_max, 1)
-        # Each open snapshot belongs to a job that has a slot, or gets the next one.
+        # Each open snapshot belongs to a job that has a permit, or gets the next one.
         self.snapshots = Snapshots(side_by_side)
         self.places = Places(side_by_side)

@@ -75,8 +75,7 @@ class SourceSnapshots:
     def fill(self, conn: Connection) -> None:
         """Copy the rows of the snapshots into the shadow tables, in ``conn``'s transaction.
 
-        REQUIRES: the caller rolls the transaction back.  Within it the shadow tables have the
-        contents of their tables.
+        REQUIRES: the caller rolls the transaction back.
         """
         conn.execute("SELECT set_config('headrace.filling', 'on', true)")
         for row in self.stand_ins.values():
@@ -109,8 +108,7 @@ def held(
 ) -> Iterator[tuple[SourceSnapshots | None, contextlib.ExitStack]]:
     """Yield snapshots of the sources of ``stand_ins``, and a stack that ends the pause.
 
-    The replicators pause until the stack is closed.  Without shadow tables yield None instead of
-    snapshots.
+    The replicators pause until the stack is closed.  Without shadow tables the snapshots are None.
 
     Raises:
         TransientError: a source, or its replicator, cannot be reached.

@@ -116,8 +116,7 @@ def _while_wanted(job: Job, pieces: Pieces) -> Pieces:
 def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[SourceSpec]:
     """Return one source of each table, small tables first.
 
-    Later rows look up their matches in what is loaded.  So the largest table, which is read last,
-    need not be in memory to be matched.
+    Later rows look up their matches in memory, so the largest table, the last, need not be there.
     """
     first = {source.table_oid: source for source in reversed(plan.sources)}
     return sorted(first.values(), key=lambda source: (sizes[source.id].rows, source.table_oid))

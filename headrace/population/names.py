@@ -193,10 +193,7 @@ def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
 
 
 def acts_for_owner(conn: Connection, view: ViewRow, caller: str | None) -> bool:
-    """Return whether ``caller`` may act as the owner of ``view``.
-
-    Members of the owner's role, superusers, Headrace's own role and None (the server) may.
-    """
+    """Return whether ``caller`` may act as the owner of ``view``; None, the server, always may."""
     if caller is None:
         return True
     row: Any = conn.execute(

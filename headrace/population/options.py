@@ -41,8 +41,8 @@ class ViewOptions:
 
     on_change: Literal["follow", "stop", "resync"] = "follow"
     """Action after a structural change of its tables has stopped the view (server/resumer.py):
-    ``follow`` resyncs it automatically if its query is unchanged, ``resync`` wherever a resync may
-    repair it, ``stop`` never."""
+    ``follow`` resyncs it automatically if its query can stay the same, ``resync`` wherever a resync
+    may repair it, ``stop`` never."""
 
     on_damage: Literal["resync", "stop"] = "resync"
     """Action after the view's state, its result table or the stream was lost or damaged:
@@ -52,8 +52,7 @@ class ViewOptions:
     """Whether the view shares common subplans with other views (runtime/sharing.py)."""
 
     key: tuple[str, ...] | None = None
-    """Columns of the result table's primary key; empty means no key, None the key proven by the
-    plan."""
+    """Columns of the result table's primary key; empty: no key; None: the plan's proven key."""
 
     max_recursion_iterations: Limit | None = None
     """Iterations after which a WITH RECURSIVE counts as endless; None means the setting."""
@@ -187,7 +186,6 @@ _WANTED: Final = {
 
 
 def _misfit(name: str, value: object) -> UserError:
-    """Return the error for an invalid value of an option."""
     if typing.get_origin(_TYPES[name]) is Literal:
         return UserError(
             f'invalid value for option "{name}": "{value}"',

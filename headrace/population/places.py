@@ -14,7 +14,7 @@ _POLL_S: Final = 0.2
 
 
 class Places:
-    """A FIFO semaphore with ``count`` slots; for any thread."""
+    """A FIFO semaphore with ``count`` permits; for any thread."""
 
     def __init__(self, count: int) -> None:
         self.count: Final = max(count, 1)
@@ -24,9 +24,9 @@ class Places:
 
     @contextlib.contextmanager
     def take(self, job: Job, wanted: int = 1) -> Iterator[None]:
-        """Hold ``wanted`` slots (all, if there are fewer) during the block.
+        """Hold ``wanted`` permits (all, if there are fewer) during the block.
 
-        A later job waits even if slots are free; otherwise a job that wants many could starve.
+        A later job waits even if permits are free; otherwise a job that wants many could starve.
 
         Raises:
             QueryCancelled: the job was cancelled while it waited.

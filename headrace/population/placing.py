@@ -179,8 +179,7 @@ def still_there(
 ) -> Placement:
     """Return the placement for repopulating a view, without lost workers.
 
-    A view on a lost worker goes to the worker with the most free capacity; a part of a view goes to
-    the worker of the rest.
+    A view moves to the worker with the most free capacity; a part joins the rest of its view.
     """
     lost = nodes.lost(conn)
     if isinstance(placement, dict):
@@ -254,14 +253,7 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 
 
 def check(conn: Connection, name: str) -> None:
-    """Raise unless views can be placed on the worker ``name``.
-
-    Within a transaction the worker cannot be removed until it ends.
-
-    Raises:
-        UndefinedError: 42704, there is no such worker.
-        UserError: 55000, the worker counts as lost; 22023, as ``check_known``.
-    """
+    """Call ``check_known``, and raise UserError (55000) if the worker counts as lost."""
     check_known(conn, name)
     if name in nodes.lost(conn):
         raise UserError(
@@ -273,13 +265,9 @@ def check(conn: Connection, name: str) -> None:
 
 
 def check_known(conn: Connection, name: str) -> None:
-    """Raise unless the worker ``name`` exists.
+    """Raise UndefinedError (42704) if there is no such worker; it stays until the transaction ends.
 
-    Within a transaction the worker cannot be removed until it ends.
-
-    Raises:
-        UndefinedError: 42704, there is no such worker.
-        UserError: 22023, the name is a misspelt strategy.
+    Raise UserError (22023) if ``name`` is a misspelt strategy.
     """
     if name == MAIN or nodes.known(conn, name):
         return

@@ -304,7 +304,7 @@ class Population:
     def _load_at(
         self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
     ) -> tuple[Loaded, Facts]:
-        """Load the rows of ``snapshot`` once a slot is free; return them and the catalog facts."""
+        """Load the rows of ``snapshot`` once a permit is free; also return the catalog facts."""
         job = self._job
         taken = self._facts_of(snapshot)
         sources = self._rename()
@@ -338,7 +338,7 @@ class Population:
         return loaded, taken
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
-        """Wait for a slot to load; a large in-process population takes all, for its memory."""
+        """Wait for a permit to load; a large in-process population takes all, for its memory."""
         places = self._context.places
         spark = chosen.mode == choice.SPARK
         if spark:
@@ -473,7 +473,6 @@ class Population:
             clock.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
-        """Have the worker adopt the view."""
         self._worker.adopt(self._view_id)
 
     # --- undoing

@@ -35,9 +35,7 @@ def remake(
     remote: RemoteEvaluator | None,
     staging: Staging,
 ) -> tuple[int, int]:
-    """Stage the rows of the new query, computed from those of ``target``.
-
-    Return the numbers of new rows and of old rows.
+    """Stage the rows of the new query, computed from ``target``; return (new rows, old rows).
 
     REQUIRES: ``conn`` is in a transaction that has locked the table.
     """

@@ -154,9 +154,7 @@ def replace_rows(
 def _replace_keyed(
     conn: Connection, target: ResultTable, staged: sql.Identifier, columns: Sequence[str]
 ) -> Replaced:
-    """Replace the rows of a table with a key; rows whose key stays are updated in place.
-
-    The key holds after each statement.
+    """Update rows whose key stays, then delete and insert; the key holds after each statement.
 
     Raises:
         UserError: 23505 or 23502, the new rows violate the key.

@@ -64,8 +64,7 @@ SELECT pg_catalog.has_table_privilege(c.oid, 'TRUNCATE')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                     WHERE s.plugin <> 'pgoutput' AND s.database = pg_catalog.current_database())
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
-"""Whether TRUNCATE is allowed, and no slot with another output plugin, which might ignore a
-TRUNCATE, exists."""
+"""Whether TRUNCATE is allowed, and no slot's output plugin might ignore it."""
 _SAID: Final = """
 SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped"""

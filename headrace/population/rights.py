@@ -38,9 +38,7 @@ SELECT format('GRANT EXECUTE ON ROUTINE %%I.%%I(%%s) TO %%I;', n.nspname, p.pron
 
 
 def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
-    """Check that the user-defined code in ``planned`` can be evaluated.
-
-    ``eval_dsn``: "" means that none is configured.
+    """Check that the user-defined code in ``planned`` can be evaluated; ``eval_dsn`` may be "".
 
     Raises:
         UnsupportedError: there is no role for the evaluation.

@@ -229,7 +229,6 @@ def _drive(
 def _chain(
     spec: Spec, segment: Segment, store: MemoryStore, remote: RemoteEvaluator
 ) -> list[Collection]:
-    """Make the collections of ``segment``."""
     whole, lsn = spec.plan, int(spec.ref.start_lsn)
     names = (segment.head, *segment.tail)
     chain = []
@@ -268,10 +267,7 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
 def _pushed(
     bound: Bound, chain: list[Collection], port: int, message: Diffs | TimeEnd, count: int
 ) -> list[pa.RecordBatch]:
-    """Push a message through the chain as one bounded step of ``count`` rows; return the output.
-
-    The time until the output is consumed does not count.
-    """
+    """Push a message through the chain as one bounded step of ``count`` rows; return the output."""
     bound.begin()
     bound.admit(count, 0)
     with bound.applied():

@@ -113,10 +113,7 @@ class Noise:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Log ``event``, or count it if its kind was logged within the last ten seconds.
-
-        ``event`` must be a literal, because ``tests/test_events.py`` collects these calls.
-        """
+        """Log or count ``event``, a literal, because ``tests/test_events.py`` reads these calls."""
         now = self._clock()
         since, count = self._kinds.get(event, (float("-inf"), 0))
         if now - since < _QUIET_S:

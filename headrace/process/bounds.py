@@ -237,10 +237,7 @@ class Bound:
             )
 
     def received(self, size: int, given: int) -> None:
-        """Raise if ``size``, the bytes of an answer so far, is too large.
-
-        ``given``: bytes of the arguments.
-        """
+        """Raise if an answer of ``size`` bytes to ``given`` bytes of arguments is too large."""
         limit = self.limits.memory_bytes
         if limit and size > limit + BYTES_PER_BYTE * given:
             raise self._exceeded(
@@ -323,7 +320,6 @@ def admit(batches: Sequence[pa.RecordBatch]) -> None:
 
 
 def _measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
-    """Return the numbers of rows and bytes."""
     if len(batches) == 1:  # the usual case
         return batches[0].num_rows, batches[0].nbytes
     return sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)

@@ -187,10 +187,7 @@ class Nursery:
         self._lost(f"the nursery ended with status {status}")
 
     def _hang_up(self) -> None:
-        """Close the connection to a dead fork server.
-
-        A child that has not closed its copy of the socket yet may have kept it open.
-        """
+        """Close the connection to a dead fork server, which a child's copy may keep open."""
         if self._writer is not None:
             self._writer.transport.abort()
 

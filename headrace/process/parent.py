@@ -19,8 +19,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def watch(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     """Have ``stop`` called on ``loop``, or SIGTERM sent to this process, when the parent is gone.
 
-    On Linux the kernel sends the signal.  Everywhere, closing a standard input that is a pipe or
-    socket calls ``stop``.
+    The kernel sends the signal on Linux; the end of a piped standard input calls ``stop``.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -42,10 +42,7 @@ def check(dsn: str) -> None:
 
 
 def _service_files() -> Iterator[Path]:
-    """Yield the service files that libpq reads, except that of its build's directory.
-
-    Source: ``parseServiceInfo`` of libpq.
-    """
+    """Yield the files of libpq's ``parseServiceInfo``, except that of its build's directory."""
     if named := os.environ.get("PGSERVICEFILE"):
         yield Path(named)
     else:

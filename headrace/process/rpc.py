@@ -85,14 +85,11 @@ class Peer:
         *,
         linger_s: float = 0.0,
     ) -> Any:
-        """Send a request and return its result.
+        """Send a request and return its result; raise its error, or PeerGone if the process dies.
 
         A cancelled call is cancelled on the other side too.  It then waits up to ``linger_s`` for
         the answer, so that the other side has cleaned up.  A result that was already under way
         wins over the cancellation.
-
-        Raises:
-            HeadraceError: the other side's error, or PeerGone if the process dies.
         """
         if self.closed.is_set():
             raise errors.TransientError("the peer process is not running")

@@ -26,8 +26,7 @@ _log = structlog.get_logger(__name__)
 def check(path: Path, what: str = "secret", *, of_root: bool = True) -> None:
     """Refuse a file that another user owns, or that other users may read or write.
 
-    ``of_root``: whether the group may read the file if root owns it.  For libpq's password file it
-    may not.
+    ``of_root``: whether the group may read a file of root; not so for libpq's password file.
 
     Raises:
         PrerequisiteError: the file is exposed.

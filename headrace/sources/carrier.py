@@ -362,10 +362,7 @@ class _Session:
         return asked
 
     def _stand(self) -> None:
-        """Wait for up to a second while held, then send feedback to the source's server.
-
-        A hold whose job is gone is released.
-        """
+        """Wait while held, for up to a second; then send feedback, and release a deserted hold."""
         until = clock.monotonic() + _FEEDBACK_S
         hold = True
         while hold and clock.monotonic() < until and not self._stopping.is_set():
@@ -392,10 +389,7 @@ class _Session:
         self._chunk, self._chunk_bytes = [], 0
 
     def _commit(self) -> None:
-        """Commit the open transaction.
-
-        REQUIRES: it has whole transactions of the source only.
-        """
+        """Commit the open transaction.  REQUIRES: no transaction of the source is half done."""
         self._emit()
         rows, end = self._rows, self._end
         if not origins.move(self._main, self._name, self._position, end, rows):

@@ -65,10 +65,7 @@ def narrow_row(message: bytes, kept: frozenset[int]) -> bytes:
 
 
 def _fields(message: bytes, at: int) -> list[tuple[int, int, Column]]:
-    """Return begin, end, and name and type of each column of a description.
-
-    ``at``: offset of its replica identity.
-    """
+    """Return (begin, end, column) for a description whose replica identity is at ``at``."""
     (count,) = _COUNT.unpack_from(message, at + 1)
     at += 1 + _COUNT.size
     out = []
