@@ -94,7 +94,7 @@ def of(settings: Settings, own: Mapping[str, int], *, own_group: bool = True) ->
 
 
 def of_filling(settings: Settings, own: Mapping[str, int]) -> Limits:
-    """Return the limits of one step of a population, which are higher, because no other view waits."""
+    """Return the higher limits of a step of a population, because no other view waits for it."""
     usual = of(settings, own)
     return Limits(
         settings.population_idle_ms_max,

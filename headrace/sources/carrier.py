@@ -324,7 +324,7 @@ class _Session:
             self._rows += len(known)
 
     def _tell(self, oid: int) -> None:
-        """Emit the table's description once per transaction, as a reader may begin at any of them."""
+        """Emit the table's description once per transaction: a reader may begin at any of these."""
         if oid not in self._told:
             if oid not in self._described:
                 raise ContinuityLost(f"the source did not describe the table with OID {oid}")
