@@ -1,4 +1,4 @@
-"""What planning has made of a view, as rows of the catalog."""
+"""Storage of a planned view in the catalog."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from headrace.sql.views import StoredPlan
 
 @dataclass(frozen=True, slots=True)
 class NewView:
-    """What is known of a view before it is populated."""
+    """A planned view that is not populated yet."""
 
     target: ViewName
     query: str
     caller: str | None
     owner: int
-    """OID of the role that it was planned for."""
+    """OID of the role that the view was planned for."""
     options: dict[str, Any]
     block: bool
     planned: Planned
 
 
 def insert(conn: Connection, view: NewView) -> int:
-    """Register a view that is being populated; returns its id.
+    """Register a view that is being populated; return its ID.
 
     Raises:
         DuplicateError: 42P07, the name was taken meanwhile.
+        UndefinedError: the caller's role does not exist.
     """
     target = view.target
     try:
@@ -67,10 +68,10 @@ def renew(
     *,
     owner: int | None = None,
 ) -> None:
-    """Make the view another one for the worker: of another id (old, new), and plan.
+    """Replace the view's ID (``ids``: old, new) and plan, so that the worker sees a new view.
 
-    ``query`` is its new text, if it has one; ``owner`` the OID of its new owner.  Views that read
-    it are made for its query, and read as its owner.
+    ``query``: its new text, if any.  ``owner``: OID of its new owner, if any.  Views that read it
+    depend on its query, and read as its owner.
     """
     reads.forget(conn, ids[0])
     views.renew(conn, ids, _stored(planned), result_oid, query, owner)
@@ -78,7 +79,7 @@ def renew(
 
 
 def rows_of(tables: Iterable[TableRef]) -> list[tuple[int, str, str]]:
-    """Tables as the catalog has them."""
+    """Return (OID, schema, name) of each table, as stored in the catalog."""
     return [(t.oid, t.schema, t.name) for t in tables]
 
 

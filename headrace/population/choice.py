@@ -1,8 +1,8 @@
-"""Where a population runs, in this process or on Spark, by what it costs; and why, in words.
+"""Chooses by estimated cost whether a population runs in this process or on Spark.
 
-In this process all states of the view are in memory until they are written, so it is for what
-fits its share.  Spark spills, and reads side by side, but needs a JVM; it takes what does not fit,
-and what is worth a cluster's while where there is one.
+In this process all states of the view are in memory until they are written, so they must fit into
+the memory share.  Spark spills to disk and reads in parallel, but needs a JVM.  It populates views
+that do not fit, and large ones where there is a cluster.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.population.tables import TableSize
 LOCAL: Final = "local"
 SPARK: Final = "spark"
 ENTRY_BYTES: Final = 250
-"""Of a row in a state, besides its values: two byte strings, a place in a dictionary, the pair
-that is sorted, a part in the result.  Measured as resident memory."""
+"""Overhead of a row in a state, besides its values: two byte strings, a dictionary entry, the
+sorted pair, its part of the result.  Measured as resident memory."""
 ROWS_WORTH_TELLING: Final = 100_000
 _ROWS_WORTH_A_CLUSTER: Final = 100_000
 _STATEFUL: Final = (
@@ -39,23 +39,23 @@ _UNITS: Final = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How to load, and the estimate that it rests on."""
+    """Where to load, and the estimate behind it."""
 
     mode: str
     """LOCAL or SPARK."""
     rows: int
-    """So many are to be read."""
+    """Number of rows to read."""
     bytes: int
-    """What the states take in this process."""
+    """Memory that the states would take in this process."""
     share: int
-    """What they may take."""
+    """Memory that the states may take."""
     large: bool
-    """Whether nothing else should load beside it, if it runs here."""
+    """Whether no other population should run concurrently, if it runs here."""
     why: str = ""
-    """What decided, where it was not the memory."""
+    """The reason, if it was not the memory."""
 
     def __str__(self) -> str:
-        """For users and logs."""
+        """Return a description for users and logs."""
         where = "on Spark" if self.mode == SPARK else "in process"
         rows = f"{self.rows:_}".replace("_", " ")
         text = f"population: {where}, about {rows} rows, {_size(self.bytes)} of {_size(self.share)}"
@@ -68,9 +68,9 @@ def choose(
     settings: Settings,
     options: ViewOptions,
 ) -> Choice:
-    """Where to load: as options or settings say, else by what fits into memory.
+    """Choose where to load: by option or setting, otherwise by whether the states fit into memory.
 
-    ``sizes``: of the sources, by id.
+    ``sizes``: by source ID.
     """
     rows = sum(size.rows for size in sizes.values())
     needed = sum(
@@ -87,7 +87,7 @@ def choose(
         large, why = rows > 0 and rows >= threshold, f"Spark from {threshold} rows on"
 
     def chosen(mode: str, why: str) -> Choice:
-        # What takes more than an equal part of the share has it alone.
+        # A population that needs more than an equal part of the share gets all of it.
         alone = large or needed * max(settings.populations_max, 1) > share
         return Choice(mode, rows, needed, share, alone, why)
 
@@ -99,7 +99,7 @@ def choose(
 
 
 def states_of(physical: PhysicalPlan, source: str) -> int:
-    """In how many states a row of ``source`` may be kept, its own among them."""
+    """Return how many states may keep a row of ``source``, including its own."""
     reached, found = {source}, 1
     for node in physical.nodes:
         ports = sum(name in reached for name in plan.inputs(node))

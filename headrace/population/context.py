@@ -1,4 +1,4 @@
-"""What all jobs of one builder share."""
+"""Shared context of all jobs of one builder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.reading.reader import TextReader
 
 
 class WorkerProtocol(Protocol):
-    """The worker process, as the builder sees it."""
+    """The builder's interface to the worker process."""
 
     def call(
         self,
@@ -28,10 +28,10 @@ class WorkerProtocol(Protocol):
         *,
         cancellable: bool = True,
     ) -> Any:
-        """A request; TransientError while the worker is down.
+        """Send a request and return the answer; raise TransientError while the worker is down.
 
-        ``job`` tells its user what it waits for, and ends the waiting when it is cancelled,
-        if it is ``cancellable``.  What the worker had begun by then, it does.
+        ``job`` reports the wait to its user.  If ``cancellable``, cancelling it ends the wait;
+        the worker still completes work that it has begun.
         """
 
 
@@ -39,7 +39,7 @@ class SparkPopulation(Protocol):
     """Population by Spark (``population.spark``)."""
 
     def begin(self) -> None:
-        """Start Spark in the background: a population will need it."""
+        """Start Spark in the background, for a population that will need it."""
 
     def populate(
         self,
@@ -51,33 +51,33 @@ class SparkPopulation(Protocol):
         staged: Staging,
         owner: str,
     ) -> int:
-        """Fill ``staged`` with the result rows and states; returns the rows."""
+        """Fill ``staged`` with the result rows and states; return the number of rows."""
 
 
 @dataclass(slots=True)
 class JobContext:
-    """What all jobs of one builder share."""
+    """Shared context of all jobs of one builder."""
 
     settings: Settings
     worker: WorkerProtocol
     spark: SparkPopulation
     reader: TextReader = field(default_factory=TextReader)
-    """Reads texts with a parser of many dialects, in a process of its own."""
+    """Parses queries in other SQL dialects, in a separate process."""
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held from registering a view's tables to publishing them, and from finding unused
-    tables to unpublishing them: else a drop could take a table from a new view."""
+    """Held from registering a view's tables to publishing them, and from finding unused tables
+    to unpublishing them; otherwise a drop could unpublish a table of a new view."""
     snapshots: Snapshots = field(init=False)
-    """What populations read from, made for several at once."""
+    """Snapshots that populations read from; several populations may share one."""
     places: Places = field(init=False)
-    """Where populations load and write their rows."""
+    """Permits for populations that load and write rows."""
     spark_place: Places = field(default_factory=lambda: Places(1))
-    """Spark has one heap for all: those that use it come one after the other."""
+    """The permit for Spark, whose one heap serves one population at a time."""
     live: dict[int, Job] = field(default_factory=dict)
-    """The job that populates a view now, by the view's id."""
+    """The running population jobs, by view ID."""
 
     def __post_init__(self) -> None:
-        """As many side by side as the settings allow."""
+        """Allow as many concurrent populations as ``populations_max``."""
         side_by_side = max(self.settings.populations_max, 1)
-        # Each snapshot that is there has somebody who has a place, or gets the next.
+        # Each open snapshot belongs to a job that has a permit, or gets the next one.
         self.snapshots = Snapshots(side_by_side)
         self.places = Places(side_by_side)

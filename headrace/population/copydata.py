@@ -1,7 +1,7 @@
-"""COPY data of a connection in large pieces, through the very libpq that psycopg uses.
+"""Reads COPY data in large pieces, through the same libpq that psycopg uses.
 
-psycopg gives a row by a call.  Its library is found by what psycopg is: an extension that links
-libpq.  Where there is none (psycopg in pure Python) the rows are asked for one by one.
+psycopg returns one row per call.  libpq is found through psycopg's extension module, which links
+it.  Without that module (psycopg in pure Python) rows are read one by one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
 FAILED: Final = -2
-"""What ``PQgetCopyData`` says of an error."""
+"""Result of ``PQgetCopyData`` after an error."""
 
 
 def read(pgconn: PGconn, size: int, rows: int) -> tuple[bytes, int]:
-    """Messages until there are ``size`` bytes or ``rows`` of them, and what libpq said last.
+    """Read up to about ``size`` bytes or ``rows`` messages; return them and libpq's last result.
 
-    Above 0: there may be more; -1: that was all; ``FAILED``: an error.
+    The result is above 0 if there may be more, -1 at the end, ``FAILED`` after an error.
 
     REQUIRES: ``pgconn`` sends COPY data.
     """
@@ -49,11 +49,11 @@ def read(pgconn: PGconn, size: int, rows: int) -> tuple[bytes, int]:
 
 @functools.cache
 def _library() -> tuple[int, int] | None:
-    """Addresses of ``PQgetCopyData`` and ``PQfreemem`` in psycopg's libpq."""
+    """Return the addresses of ``PQgetCopyData`` and ``PQfreemem`` in psycopg's libpq, or None."""
     path = getattr(sys.modules[psycopg.pq.PGconn.__module__], "__file__", None)
     if path is None or path.endswith(".py"):
         return None
-    # Symbols of a library are those of what it links, too.
+    # Looking up a symbol in a library also searches the libraries that it links.
     found = ctypes.CDLL(path)
     names = ("PQgetCopyData", "PQfreemem")
     get, free = (ctypes.cast(getattr(found, name), ctypes.c_void_p).value for name in names)

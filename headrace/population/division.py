@@ -1,15 +1,15 @@
-"""Which collections that need no key have their rows divided among tasks, and by which port.
+"""Divides the rows of collections without keys among tasks, by one input port.
 
-Equal rows stay together; of the other port each task has all rows.  That is right
+Equal rows stay together; every task has all rows of the other port.  That is correct for
 
-* for a join where all rows meet: what a row is paired with, and whether with any, follows from the
-  rows of the other side alone; but of a full join both sides ask that;
-* for what reads the clock, which looks at each row by itself;
-* for the first rows of all, and aggregates without keys, in two steps: a *share* of the rows says
-  what its first ones are, or its sums, and only what shares say comes together (``front``).  A
-  share keeps the rows or values in its state that no other has.
+* a join without keys: the matches of a row depend on the rows of the other side alone.  A full
+  join cannot be divided, because unmatched rows of both sides matter;
+* collections that read the clock, which treat each row by itself;
+* a top-k or an aggregate without keys, in two steps: each *share* of the rows computes its first
+  rows or partial aggregates, and one task combines them (``front``).  The state of a share holds
+  its own rows or values only.
 
-It is worth it where the larger side is the one to be divided.
+Division pays if the larger side is the divided one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.types import Schema
 
 _ROWS_PER_SENT: Final = 10
-"""There must be so many times the rows that a share sends on, for shares to be worth it."""
+"""Smallest ratio of input rows to rows that a share sends for which shares pay."""
 
 
 def in_two_steps(node: Node) -> bool:
-    """Whether shares of the rows of ``node``, and then what they say, can be looked at."""
+    """Return whether ``node`` can be computed from partial results of shares of its rows."""
     match node:
         case plan.TopKSpec():
             return not node.keys and node.limit is not None
@@ -44,13 +44,13 @@ def in_two_steps(node: Node) -> bool:
 
 
 def kept(node: Node, state: str, *, front: bool) -> bool:
-    """Whether ``state`` of ``node`` is that of a share, or of what comes together."""
+    """Return whether ``state`` of ``node`` belongs to the final step (``front``) or to a share."""
     together = f"{node.id}.{HEAD}" if isinstance(node, plan.TopKSpec) else node.id
     return (state == together) == front
 
 
 def share(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Collection:
-    """What is done with the rows of a share."""
+    """Return the collection that computes the partial result of a share."""
     if isinstance(node, plan.ReduceSpec):
         return ReduceShare(node, in_schema, remote)
     if isinstance(node, plan.TopKSpec) and node.limit is not None:
@@ -60,12 +60,12 @@ def share(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
 
 
 def shared_schema(node: Node, in_schema: Schema) -> Schema:
-    """What shares of ``node`` say."""
+    """Return the schema of the partial results of ``node``."""
     return halves.schema(node, in_schema) if isinstance(node, plan.ReduceSpec) else node.schema
 
 
 def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Collection:
-    """What is done with what all shares say."""
+    """Return the collection that combines the partial results of all shares."""
     if isinstance(node, plan.ReduceSpec):
         return ReduceFront(node, in_schema, remote)
     if isinstance(node, plan.TopKSpec):
@@ -74,12 +74,12 @@ def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
 
 
 def columns(node: Node) -> tuple[int, ...]:
-    """By which columns rows of ``node`` are divided; none: by all, the very same together."""
+    """Return the columns that divide the rows of ``node``; empty means all columns."""
     return (halves.divided_by(node) or ()) if isinstance(node, plan.ReduceSpec) else ()
 
 
 def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:
-    """Node -> the port by which it is divided; ``tables``: how many rows each source has."""
+    """Return the port that divides each divided node; ``tables``: the rows of each source."""
     rows: dict[str, int] = {}
     out: dict[str, int] = {}
     for node in physical.nodes:
@@ -99,7 +99,7 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
 
 
 def _rows(node: plan.Node, inputs: list[int], tables: Mapping[str, int]) -> int:
-    """So many rows come out of ``node`` at most, roughly: nobody counts groups and partners."""
+    """Return a rough upper bound of the rows of ``node``; groups and matches are not estimated."""
     match node:
         case plan.SourceSpec():
             return tables[node.id]

@@ -1,12 +1,12 @@
-"""What travels between two Spark tasks: blocks of typed diffs, each for one part of its receiver.
+"""Data exchanged between Spark tasks: blocks of typed diffs, each for one part of its receiver.
 
-Spark moves few large values, and looks at none of them.  A row of its tables is a *block*:
+Spark moves few large values without reading them.  A row of its tables is a *block*:
 
-    part: the task that it is for        port: input of the node        n: how many diffs
-    block: they, as an Arrow stream
+    part: the receiving task        port: input of the node        n: number of diffs
+    block: the diffs, as an Arrow stream
 
-The part is a hash of what the receiver calls the key, so all rows of a key are in one part, however
-often a task is repeated and wherever it runs.
+The part is a hash of the receiver's key.  So all rows of a key are in one part, however often a
+task is repeated and wherever it runs.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch`` for whoever reads it."""
+    """Return ``batch`` as blocks for a single part."""
     return to_all(batch, 0, 1)
 
 
 def to_all(batch: pa.RecordBatch, port: int, parts: int) -> pa.RecordBatch:
-    """``batch`` for every part."""
+    """Return ``batch`` as blocks for every part."""
     packed = _packed(_pieces(batch))
     return _table([(part, *each) for part in range(parts) for each in packed], port)
 
 
 def counted(rows: int) -> pa.RecordBatch:
-    """No diffs, but a number."""
+    """Return a block without diffs that carries the count ``rows``."""
     return pa.RecordBatch.from_arrays([[0], [0], [rows], [b""]], schema=ARROW_SCHEMA)
 
 
 def spread(
     batch: pa.RecordBatch, port: int, keys: list[bytes | None], parts: int
 ) -> pa.RecordBatch:
-    """``batch`` divided by ``keys``; a row whose key is None is left out."""
+    """Divide ``batch`` into blocks by ``keys``; omit rows whose key is None."""
     numbers = key_kernel.divide(keys, parts)
     order = np.argsort(numbers, kind="stable")
     counts = np.bincount(numbers + 1, minlength=parts + 1)
@@ -69,9 +69,9 @@ def spread(
 def keys_for(
     node: Node, port: int, places: tuple[int, ...] | None, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
-    """Key of each row, of columns ``places`` (None: all of them).
+    """Return the key of each row, from the columns ``places`` (None means all columns).
 
-    None where a NULL keeps it from being of any interest (joins).
+    A key is None if a NULL keeps the row from matching any other (joins).
     """
     if isinstance(node, JoinSpec) and not node.keeps_nulls(port):
         return join_keys(node, port, schema, batch)
@@ -83,24 +83,24 @@ def keys_for(
 
 
 def identities(batch: pa.RecordBatch) -> list[bytes | None]:
-    """Keys by which only the very same rows meet."""
+    """Return keys that are equal only for identical rows."""
     return [*encode(columns_of(batch), batch.num_rows)]
 
 
 class Arrivals:
-    """Blocks as they arrive, as record batches of diffs."""
+    """Decoder of arriving blocks into record batches of diffs."""
 
     def __init__(self, schemas: list[Schema]) -> None:
-        """``schemas``: of each input port."""
+        """``schemas``: one for each input port."""
         self._schemas = [arrow_schema(schema) for schema in schemas]
         self.part: int | None = None
-        """What part they are for, once the first has come."""
+        """The part that the blocks are for, once the first has come."""
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(port, diffs) of blocks; small ones are put together.
+        """Yield (port, diffs) of the blocks, with small ones combined.
 
         Raises:
-            BugError: a block is of other types than its port, or for another part.
+            BugError: a block has other types than its port, or is for another part.
         """
         held: list[pa.RecordBatch] = []
         at, rows, size = 0, 0, 0
@@ -127,7 +127,7 @@ class Arrivals:
                         yield port, self._named(port, found)
 
     def _named(self, port: int, found: pa.RecordBatch) -> pa.RecordBatch:
-        """``found`` under the names of its receiver: those of a union's inputs may differ."""
+        """Rename the columns to the receiver's: those of a union's inputs may differ."""
         schema = self._schemas[port]
         if found.schema.types != schema.types:
             raise BugError(f"port {port} got rows of types {found.schema.types}")
@@ -143,7 +143,7 @@ def _joined(port: int, held: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.Rec
 
 
 def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """``batch`` in pieces of about BLOCK_BYTES."""
+    """Cut ``batch`` into pieces of about BLOCK_BYTES."""
     if batch.num_rows == 0:
         return []
     return cut(batch, max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES)))
@@ -160,7 +160,7 @@ def _packed(pieces: list[pa.RecordBatch]) -> list[tuple[int, bytes]]:
 
 
 def _table(blocks: list[tuple[int, int, bytes]], port: int) -> pa.RecordBatch:
-    """``blocks``: part, how many rows, they."""
+    """Return a table of ``blocks``, each given as part, number of rows, bytes."""
     return pa.RecordBatch.from_arrays(
         [
             pa.array([part for part, _, _ in blocks], pa.int32()),

@@ -1,12 +1,12 @@
-"""Tables of other databases in a population: what they were when our own snapshot was made.
+"""Population of tables in other databases, consistent with the snapshot of the main database.
 
-    carrier stands still at p ─► snapshot of the source, at R ─► carrier goes on to R, and stands
-                         ─► snapshot here, at L ─► carrier goes on
+    replicator pauses at p ─► snapshot of the source, at R ─► replicator goes on to R, and pauses
+                         ─► snapshot here, at L ─► replicator goes on
 
-So before L there is in the WAL here exactly what was committed in the source before R, and what a
-view reads there at R fits what it reads here at L: from L on the stream has the rest.  Views that
-read the source are held up meanwhile.  So open transactions, here and there, are waited for before
-that, and after ``_STANDS_MS`` all of it is tried again.
+So the WAL here has before L exactly the transactions that the source committed before R.  Rows read
+there at R are consistent with rows read here at L, and the stream has all changes from L on.  Views
+that read the source are delayed meanwhile.  Therefore the job waits for open transactions on both
+sides before the replicator pauses, and after ``_STANDS_MS`` it starts over.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ from headrace.types import Lsn
 
 _POLL_S: Final = 0.005
 _STANDS_MS: Final = 10_000
-"""How long carriers may stand for one try at a snapshot."""
+"""Longest pause of a replicator for one attempt at a snapshot."""
 _PATIENCE_S: Final = 60.0
-"""How long a source may take to come as far as its own snapshot."""
+"""Longest time until a source's changes have arrived up to its snapshot."""
 
 
 _guard: Final = threading.Lock()
 _locks: Final[dict[str, threading.Lock]] = {}
-"""By source: held by the job that reads it.  All jobs run in one process, the builder."""
+"""By source: lock of the job that reads it.  All jobs run in one process, the builder."""
 
 
 @dataclass(slots=True)
 class SourceSnapshots:
-    """Snapshots of sources, and the tables that stand for theirs, by OID."""
+    """Snapshots of sources, and the shadow tables, by OID."""
 
     stand_ins: Mapping[int, StandIn]
     rows: Mapping[str, SourceRow]
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    """By source, as are ``rows``."""
+    """By source, like ``rows``."""
 
     @contextlib.contextmanager
     def reading(self, spec: SourceSpec) -> Iterator[tuple[Connection, SourceSpec]]:
-        """A connection inside the snapshot that has the rows of ``spec``, and what it is there."""
+        """Yield a connection in the source's snapshot, and ``spec`` translated to the source."""
         row = self.stand_ins[spec.table_oid]
         snapshot = self.snapshots[row.source]
         with reader.joined(self.rows[row.source].dsn, snapshot.ref) as conn:
             yield conn, _there(conn, spec, row)
 
     def size(self, spec: SourceSpec) -> TableSize:
-        """How much of it there is to read."""
+        """Return the size of the table in the source."""
         row = self.stand_ins[spec.table_oid]
         with for_job(self.rows[row.source].dsn, what="population") as conn:
             return tables.size(conn, _there(conn, spec, row))
 
     def fill(self, conn: Connection) -> None:
-        """Put the rows of then into the stand-ins, in a transaction that is rolled back.
+        """Copy the rows of the snapshots into the shadow tables, in ``conn``'s transaction.
 
-        As seen there the stand-ins are what they stand for.
+        REQUIRES: the caller rolls the transaction back.
         """
         conn.execute("SELECT set_config('headrace.filling', 'on', true)")
         for row in self.stand_ins.values():
@@ -89,7 +89,7 @@ class SourceSnapshots:
                 other.cursor() as cursor,
             ):
                 tables.hold(other, there, row.origin_oid, _changed(row))
-                # Before the first write: what is refused there leaves nothing half done here.
+                # Start reading before the first write: a refusal there leaves nothing half done.
                 out = cursor.copy(sql.SQL("COPY {} ({}) TO STDOUT").format(there, names))
                 into = target.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(here, names))
                 with out as pieces, into as copy:
@@ -97,7 +97,7 @@ class SourceSnapshots:
                         copy.write(piece)
 
     def check(self) -> None:
-        """Raise SnapshotLost unless all snapshots are still there."""
+        """Raise SnapshotLost unless all snapshots still exist."""
         for snapshot in self.snapshots.values():
             snapshot.check()
 
@@ -106,12 +106,12 @@ class SourceSnapshots:
 def held(
     job: Job, settings: Settings, stand_ins: Mapping[int, StandIn], number: str
 ) -> Iterator[tuple[SourceSnapshots | None, contextlib.ExitStack]]:
-    """Snapshots of the sources of ``stand_ins``, whose carriers stand until the stack is closed.
+    """Yield snapshots of the sources of ``stand_ins``, and a stack that ends the pause.
 
-    None where there are no stand-ins.
+    The replicators pause until the stack is closed.  Without shadow tables the snapshots are None.
 
     Raises:
-        TransientError: a source, or its carrier, cannot be reached.
+        TransientError: a source, or its replicator, cannot be reached.
         SnapshotBlocked: 55P03, transactions stay open there for ``population_lock_wait_ms``.
     """
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as standing:
@@ -122,7 +122,7 @@ def held(
         names = sorted({row.source for row in stand_ins.values()})
         rows = {name: _running(conn, name) for name in names}
         out = SourceSnapshots(stand_ins, rows)
-        for name in names:  # all lock in the same order
+        for name in names:  # all jobs lock in the same order
             row = rows[name]
             job.phase("snapshot", message=f"waiting for source {name}")
             kept.enter_context(_alone(job, conn, name))
@@ -136,13 +136,13 @@ def held(
 
 @contextlib.contextmanager
 def _alone(job: Job, conn: Connection, name: str) -> Iterator[None]:
-    """Hold a source while no other job does; ``conn`` shows it to carriers until it is closed."""
+    """Lock a source for one job; ``conn`` marks it as held until ``conn`` is closed."""
     with _guard:
         lock = _locks.setdefault(name, threading.Lock())
     while not lock.acquire(blocking=False):
         job.wait(_POLL_S)
     try:
-        # A builder that was killed holds it until the server notices.
+        # The session of a killed builder holds it until the server notices.
         while origins.is_held(conn, name):
             job.wait(_POLL_S)
         origins.mark_holder(conn, name)
@@ -152,9 +152,9 @@ def _alone(job: Job, conn: Connection, name: str) -> Iterator[None]:
 
 
 def wait_ms(settings: Settings, *, standing: bool) -> int:
-    """Milliseconds that a snapshot may wait for open transactions at a time; 0: any number.
+    """Return the milliseconds that one attempt at a snapshot may wait; 0 means no limit.
 
-    ``standing``: carriers stand meanwhile, so no view that reads their sources gets on.
+    ``standing``: replicators are paused meanwhile, which delays all views on their sources.
     """
     limit = settings.population_lock_wait_ms
     return min(limit, _STANDS_MS) or _STANDS_MS if standing else limit
@@ -168,9 +168,9 @@ def _snapshot(
     number: str,
     kept: contextlib.ExitStack,
 ) -> Snapshot:
-    """Return a snapshot of a source, whose carrier stands since before it; ``kept`` ends it.
+    """Pause the replicator and return a snapshot of the source; closing ``kept`` ends it.
 
-    Open transactions are waited for before the carrier stands, as far as that is known.
+    Without a limit on the wait, first wait for open transactions while the replicator still runs.
     """
     limit_s = settings.population_lock_wait_ms / 1000 or math.inf
     until = clock.monotonic() + limit_s
@@ -215,7 +215,7 @@ def _running(conn: Connection, name: str) -> SourceRow:
 
 
 def _reached(job: Job, conn: Connection, name: str, lsn: Lsn) -> None:
-    """Wait until all that was committed in the source before ``lsn`` is in the WAL here."""
+    """Wait until the WAL here has all that the source committed before ``lsn``."""
     until = clock.monotonic() + _PATIENCE_S
     while True:
         asked = origins.asked(conn, name)
@@ -234,10 +234,10 @@ def _reached(job: Job, conn: Connection, name: str, lsn: Lsn) -> None:
 
 
 def _there(conn: Connection, spec: SourceSpec, row: StandIn) -> SourceSpec:
-    """``spec`` as the table that it stands for is: columns by name.
+    """Translate ``spec`` from the shadow table to the table in the source, by column name.
 
     Raises:
-        TableChanged: it is not like its stand-in any more.
+        TableChanged: the table does not match its shadow table any more.
     """
     found = conn.execute(
         "SELECT n.nspname, c.relname, (SELECT jsonb_object_agg(a.attname, a.attnum)"
@@ -260,13 +260,13 @@ def _there(conn: Connection, spec: SourceSpec, row: StandIn) -> SourceSpec:
         columns=columns,
         key=key,
     )
-    # Also types and identity.
+    # Check types and replica identity, too.
     tables.shape(conn, [there])
     return there
 
 
 def _here(conn: Connection, oid: int) -> tuple[sql.Identifier, list[str]]:
-    """A stand-in's name, and its columns."""
+    """Return the name and the columns of a shadow table."""
     row: Any = conn.execute(
         "SELECT n.nspname, c.relname, (SELECT array_agg(a.attname::text ORDER BY a.attnum)"
         "  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)"

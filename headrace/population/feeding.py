@@ -1,15 +1,15 @@
-"""The first contents of a view that is fed from a connection point: the rows of another view.
+"""Population of a view that is fed from a connection point, with the rows of another view.
 
-    attach ─► tap ─► slot's snapshot at LSN L ─► the view's table in it, at txid t
-                     │  batches end exactly at L (the tap cuts)
-                     └── + what was written from t to L (the tap) ── = the view's rows at L
+    attach ─► tap ─► slot's snapshot at LSN L ─► the feeding view's table in it, at txid t
+                     │  a batch ends exactly at L (because of the tap)
+                     └── + changes written from t to L (the tap) ── = the view's rows at L
 
-So they are of the same moment as the rows of the tables that are read in the snapshot, and nothing
-that is below the view is read or computed again.  What the view sends after L is kept by the worker
-from *attach* on (``runtime/sharing.py``), until the new view reads it.
+So these rows are consistent with the tables that are read in the snapshot.  The tables below the
+feeding view are not read, and its query is not computed again.  From *attach* on the worker keeps
+the changes that the view sends after L (``runtime/sharing.py``), until the new view reads them.
 
-* Invariant: what is loaded is what the view sent up to L, as a multiset: a row that is taken back
-  is not loaded at all.
+* Invariant: the loaded rows are the multiset of rows that the view sent up to L; a row that was
+  retracted by then is not loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from headrace.types import Schema
 
 
 class Feeding:
-    """The view that feeds a new one, for one attempt to populate that."""
+    """The feeding view, for one attempt to populate the new view."""
 
     def __init__(self, context: JobContext, job: Job, worker: Handover, node: FeedSpec) -> None:
         self.node: Final = node
@@ -59,17 +59,17 @@ class Feeding:
         self._source: SourceSpec
         self._path: Path
         self._last = 0
-        """The last txid before the snapshot; 0: none since the tap began."""
+        """The last txid before the snapshot; 0 means none since the tap began."""
         self._feeder = 0
-        """The shared subplan that the rows come from, after the first contents."""
+        """The shared subplan that supplies the rows after the population."""
 
     @contextlib.contextmanager
     def attached(self, conn: Connection, reader_id: int) -> Iterator[None]:
-        """Inside, what the view sends is kept for the view ``reader_id``.
+        """Have the worker keep what the feeding view sends for ``reader_id`` during the block.
 
         Raises:
-            DefiniteFailure: the view does not run.
-            SnapshotLost: it was filled anew meanwhile.
+            DefiniteFailure: the feeding view does not run.
+            SnapshotLost: the feeding view was resynced meanwhile.
         """
         self._find(conn)
         job = self._job
@@ -87,7 +87,7 @@ class Feeding:
                 self._context.worker.call("untap", {"job": job.name})
 
     def _find(self, conn: Connection) -> None:
-        """The view and its table as they are now."""
+        """Look up the feeding view and its table in the catalog."""
         node = self.node
         view_id = points.view_of(conn, node.table_oid)
         stored = None if view_id is None else views.stored(conn, view_id)
@@ -100,15 +100,15 @@ class Feeding:
             raise tables.changed(self._source)
 
     def size(self, conn: Connection) -> TableSize:
-        """How much there is to read."""
+        """Return the size of the feeding view's table."""
         return tables.size(conn, _table_of(conn, self.node)[0])
 
     def reach(self, snapshot: Snapshot) -> None:
-        """Wait until the view has come as far as the snapshot.
+        """Wait until the feeding view has written a batch that ends at the snapshot.
 
         Raises:
-            SnapshotLost: it did not stop there; begin anew.
-            DefiniteFailure: it has stopped.
+            SnapshotLost: no batch ended there; begin anew.
+            DefiniteFailure: the view has stopped.
         """
         lsn = int(snapshot.ref.start_lsn)
         about = {"job": self._job.name, "lsn": lsn}
@@ -124,11 +124,11 @@ class Feeding:
                 return
 
     def load(self, flow: Dataflow, conn: Connection) -> int:
-        """Load the rows of the view, as of the snapshot that ``conn`` is in; how many were read.
+        """Load the feeding view's rows as of ``conn``'s snapshot; return how many were read.
 
         Raises:
-            SnapshotLost: the view was filled anew.
-            StateDamaged: its table does not have what the view has written into it.
+            SnapshotLost: the feeding view was resynced.
+            StateDamaged: its table lacks rows that the view has written.
         """
         first = progress.written(conn, self._view_id)
         if first is None:
@@ -151,15 +151,15 @@ class Feeding:
         return read
 
     def check(self, conn: Connection) -> None:
-        """Raise TableChanged if the table was made anew while it was read."""
+        """Raise TableChanged if the table was rewritten while it was read."""
         if _table_of(conn, self.node)[1] != self._storage:
             raise tables.changed(self._source)
 
     def prove(self) -> dict[str, Any]:
-        """What the worker has to know: where the rows come from, and whose the first ones are.
+        """Return the feeder and the feeding view's ID for the worker.
 
         Raises:
-            SnapshotLost: the worker has not kept all that was sent.
+            SnapshotLost: the worker has not kept all changes that were sent.
         """
         known = self._worker.call("attached", {"feeder": self._feeder, "job": self._job.name})
         if not known:
@@ -167,10 +167,10 @@ class Feeding:
         return {"feeds": {self.node.id: self._feeder}, "fed_by": self._view_id}
 
     def _pending(self, first: int) -> tuple[list[list[pa.Array]], Counter[bytes]]:
-        """What was written into the table after txid ``first``: rows to add, and to leave out."""
+        """Return the rows to add and to omit, from the changes after txid ``first``."""
         net: Counter[bytes] = Counter()
         written = self._path.read_bytes() if self._last > first else b""
-        # What is being written behind the boundary may end in the middle of a row.
+        # A write beyond the boundary may be under way, and end in the middle of a row.
         for line in written.rpartition(b"\n")[0].splitlines():
             txid, weight, row = line.split(b"\t", 2)
             if first < int(txid) <= self._last:
@@ -184,7 +184,7 @@ class Feeding:
         gone = _typed(
             b"".join((row + b"\n") * -count for row, count in net.items() if count < 0), schema
         )
-        # Of what is not read, nothing is to be left out.
+        # Rows that the pushed-down filter excludes are not read, so they are not omitted either.
         removed = _lines(only_wanted(self._source, gone) if pushed else gone, schema)
         return added, Counter(removed)
 
@@ -194,7 +194,7 @@ def _lost(error: HeadraceError) -> SnapshotLost:
 
 
 def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:
-    """The view's table, as a source of all that the view sends; and where its rows are stored."""
+    """Return the view's table as a source with the feed's schema, and its file node."""
     row: Any = conn.execute(
         "SELECT n.nspname, c.relname, pg_relation_filenode(c.oid),"
         " (SELECT jsonb_object_agg(a.attname, a.attnum) FROM pg_attribute a"
@@ -219,19 +219,19 @@ def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:
 
 
 def _typed(lines: bytes, schema: Schema) -> list[pa.Array]:
-    """Columns of COPY text."""
+    """Parse COPY text into columns."""
     values = copytext.split(lines, len(schema))
     return [text.parse(v, f.oid) for v, f in zip(values, schema, strict=True)]
 
 
 def _lines(columns: list[pa.Array], schema: Schema) -> list[bytes]:
-    """COPY text of each row."""
+    """Return the COPY text of each row."""
     values = [text.render(v, f.oid) for v, f in zip(columns, schema, strict=True)]
     return bytes(copytext.join(values)).splitlines()
 
 
 def _without(removed: Counter[bytes], columns: list[pa.Array], schema: Schema) -> list[pa.Array]:
-    """Rows but for as many of each as are ``removed``, which are counted off there."""
+    """Return the rows without those in ``removed``, whose counts are decreased."""
     if not removed.total():
         return columns
     keep = []

@@ -1,4 +1,4 @@
-"""What a population asks of the worker: to hold the slot meanwhile, and to go on with the view."""
+"""Requests of a population to the worker: to hold the slot meanwhile, and to adopt the view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RETRY_S: Final = 0.2
 
 
 class Handover:
-    """The worker, for one job."""
+    """Client of the worker for one job."""
 
     def __init__(self, context: JobContext, job: Job, log: structlog.stdlib.BoundLogger) -> None:
         self._context = context
@@ -29,7 +29,7 @@ class Handover:
         self._not_adopted: HeadraceError | None = None
 
     def call(self, method: str, params: dict[str, Any]) -> Any:
-        """A request to the worker, which may be restarting for a moment."""
+        """Send a request to the worker; retry for 30 s while the worker restarts."""
         deadline = clock.monotonic() + _WORKER_WAIT_S
         while True:
             self._job.check()
@@ -41,18 +41,18 @@ class Handover:
                 clock.sleep(_RETRY_S)
 
     def hold(self) -> dict[str, Any]:
-        """Keep the slot from moving on; returns the position it keeps."""
+        """Keep the slot from advancing; return its position as txid and LSN."""
         answer = self.call("hold", {"job": self._job.name})
         return {"txid": int(answer["txid"]), "lsn": int(answer["lsn"])}
 
     def release(self) -> None:
-        """It may move on."""
+        """Let the slot advance again."""
         self._context.worker.call("release", {"job": self._job.name})
 
     def adopt(self, view_id: int) -> None:
-        """Hand the view over; from here on nothing is undone.
+        """Hand the view over to the worker; from here on nothing is undone.
 
-        It may have to wait for a batch, but only as long as the user wants to.
+        The wait for a batch ends early if the user cancels; the hand-over then goes on.
         """
         with contextlib.suppress(QueryCancelled):
             self._job.phase("adopting")
@@ -68,18 +68,18 @@ class Handover:
             raise self._not_adopted
 
     def _hand_over(self, view_id: int) -> None:
-        """Have the worker adopt the view; it has what that takes, whatever becomes of us."""
+        """Have the worker adopt the view; it does not need this process for that."""
         try:
             self._have_adopted(view_id)
         except HeadraceError as error:
             self._log.warning("view not adopted", reason=error.message)
             self._not_adopted = error
             if isinstance(error, UndefinedError):
-                # It was dropped, or filled anew once more under another id: nobody will ask for it.
+                # The view was dropped, or resynced under another ID: its files are not needed.
                 with contextlib.suppress(OSError):
                     staging.of_view(self._context.settings.staging_dir, view_id).remove()
         except OSError as error:
-            # The next start removes them, and asks the worker again, which has it.
+            # The next start removes them, and asks the worker again, which has the view by then.
             self._log.warning("staged files not removed", reason=str(error))
 
     def _have_adopted(self, view_id: int) -> None:
@@ -92,7 +92,7 @@ class Handover:
                     break
                 except TransientError:
                     if clock.monotonic() >= deadline:
-                        # One that starts adopts what it finds staged: keep it.
+                        # Keep the files: a worker adopts staged views when it starts.
                         self._log.warning("view adopted later")
                         return
                     clock.sleep(_RETRY_S)

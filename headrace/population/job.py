@@ -1,8 +1,8 @@
-"""One piece of the builder's work that a user waits for, and may give up on.
+"""A job of the builder, which a user waits for and may cancel.
 
-The work runs in a thread; ``cancel`` comes from another.  Everything that can block is told
-about with ``cancelling`` before it starts, so that a cancel reaches it, and ``check`` stands
-between the steps.
+The work runs in one thread; ``cancel`` is called from another.  Every operation that can block is
+registered with ``cancelling`` before it starts, so that a cancel reaches it.  Between steps the
+work calls ``check``.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _numbers = itertools.count(1)
 _REPORT_INTERVAL_S: Final = 0.2
 _ETA_AFTER_S: Final = 2.0
 _ETA_FROM_PERCENT: Final = 2
-"""Before that much is done, a rate is a guess."""
+"""Percentage from which on the time left is estimated."""
 
 
 class Job:
-    """State of one request: whether it was cancelled, and how far it has come.
+    """Cancellation and progress of one request.
 
-    ``name`` tells jobs of this process apart.  ``report`` is called from the job's thread and
-    must be safe there.
+    ``name`` is unique among the jobs of this process.  ``report`` is called from the job's thread
+    and must be safe there.
     """
 
     def __init__(self, report: Report, name: str = "") -> None:
         self.name: Final = name or f"{identity.name()}-{next(_numbers)}"
         self.unasked = False
-        """Whether the server does it by itself, without a call of a user."""
+        """Whether the server started the job by itself, without a call of a user."""
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -58,21 +58,21 @@ class Job:
     # --- cancelling
 
     def check(self) -> None:
-        """Raise QueryCancelled if the user gave up."""
+        """Raise QueryCancelled if the job was cancelled."""
         if self._cancelled.is_set():
             raise cancelled()
 
     def wanted(self) -> bool:
-        """Whether the user has not given up."""
+        """Return whether the job was not cancelled."""
         return not self._cancelled.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep; QueryCancelled as soon as the user gives up."""
+        """Sleep; raise QueryCancelled as soon as the job is cancelled."""
         self._cancelled.wait(seconds)
         self.check()
 
     def cancel(self) -> None:
-        """Give up: wake what blocks.  Safe from any thread, any number of times."""
+        """Cancel the job and wake blocked operations; from any thread, any number of times."""
         self._cancelled.set()
         with self._lock:
             actions = list(self._cancels.values())
@@ -84,13 +84,13 @@ class Job:
 
     @contextlib.contextmanager
     def cancelling(self, action: Callable[[], object]) -> Iterator[None]:
-        """While inside, ``cancel`` also calls ``action``."""
+        """Have ``cancel`` also call ``action`` during the block."""
         self.check()
         with self._lock:
             key = next(self._keys)
             self._cancels[key] = action
         try:
-            # A cancel between the check and the entry above has called nothing of ours.
+            # A cancel between the check and the registration did not call ``action``.
             self.check()
             yield
         finally:
@@ -99,7 +99,7 @@ class Job:
 
     @contextlib.contextmanager
     def connection(self, dsn: str, *, what: str, **options: Any) -> Iterator[Connection]:
-        """A connection (see ``for_job``) whose running query a cancel stops."""
+        """Yield a connection (see ``for_job``) whose running query a cancel stops."""
         with self._opened(dsn, what, options) as conn, self.cancelling(lambda: _cancel_query(conn)):
             yield conn
 
@@ -112,7 +112,7 @@ class Job:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Inside, Postgres' errors become those of our tree; after a cancel all mean that."""
+        """Translate Postgres' errors into Headrace's; after a cancel, into QueryCancelled."""
         try:
             yield
         except psycopg.Error as error:
@@ -122,9 +122,9 @@ class Job:
     # --- progress
 
     def phase(self, name: str, total: int = 0, **details: Any) -> None:
-        """A new phase of the work begins.
+        """Begin a new phase.
 
-        ``total`` is the expected number of rows; 0: nobody knows.
+        ``total``: the expected number of rows; 0 means unknown.
         """
         self.check()
         self._phase, self._total = name, total
@@ -132,18 +132,18 @@ class Job:
         self._send(0, details)
 
     def say(self, message: str) -> None:
-        """Tell the user ``message``; from any thread."""
+        """Report ``message`` to the user; from any thread."""
         self._report({"phase": self._phase, "message": message})
 
     def rows(self, done: int) -> None:
-        """So many rows of the phase are done; sent on only a few times a second."""
+        """Report the rows of the phase that are done, at most five times a second."""
         self.check()
         if done == self._done or clock.monotonic() - self._reported < _REPORT_INTERVAL_S:
             return
         self._send(done, {})
 
     def complete(self, done: int) -> None:
-        """The phase has done all rows, however many were expected."""
+        """Report that the phase is complete with ``done`` rows, even if more were expected."""
         self._total = done
         self._send(done, {"percent": 100} if done else {})
 
@@ -152,14 +152,14 @@ class Job:
         self._reported = now
         self._done = done
         if done > self._total:
-            # More than expected: it was an estimate, and a wrong one.
+            # More rows than expected: drop the wrong estimate.
             self._total = 0
         message: dict[str, Any] = {"phase": self._phase}
         if self._total or done:
             message["rows"] = done
         if self._total:
             message["total"] = self._total
-            # Nothing is 100 % before it is known to be done.
+            # Report 100 % only when the phase is complete.
             percent = min(99, 100 * done // self._total)
             message["percent"] = percent
             elapsed = now - self._phase_started
@@ -170,7 +170,7 @@ class Job:
 
 
 def cancelled() -> QueryCancelled:
-    """The user gave up."""
+    """Return the error of a cancelled job."""
     return QueryCancelled("canceling statement due to user request")
 
 

@@ -1,4 +1,4 @@
-"""In-process population: for small tables, where starting Spark tasks would cost more."""
+"""In-process population, for views whose states fit into memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _PART = "0"
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is loaded."""
+    """Inputs of an in-process population."""
 
     plan: PhysicalPlan
     sizes: Mapping[str, TableSize]
-    """Of the tables, by source."""
+    """Sizes of the tables, by source ID."""
     feeding: Feeding | None = None
-    """Another view that feeds it."""
+    """The view that feeds this one, if any."""
     elsewhere: SourceSnapshots | None = None
-    """Where some of its tables are."""
+    """Snapshots of the sources that some of the tables are in."""
 
 
 def populate(
@@ -50,7 +50,7 @@ def populate(
 ) -> tuple[int, Callable[[], None]]:
     """Fill ``staging`` with the result rows at snapshot ``ref``.
 
-    How many they are, and what adds the states.
+    Return the number of rows, and a function that adds the states.
 
     Raises:
         SnapshotLost: the snapshot is gone; begin anew with another.
@@ -88,7 +88,7 @@ def populate(
 def _reading(
     job: Job, conn: Connection, source: SourceSpec, elsewhere: SourceSnapshots | None
 ) -> Iterator[Iterator[list[pa.Array]]]:
-    """The rows of ``source``, wherever they are."""
+    """Yield the rows of ``source``, from this database or another."""
     if elsewhere is None or source.table_oid not in elsewhere.stand_ins:
         with contextlib.closing(reader.read(conn, source)) as batches:
             yield batches
@@ -102,7 +102,7 @@ def _reading(
 
 
 def instant(dsn: str, ref: SnapshotRef) -> int:
-    """The same of a transaction in snapshot ``ref``, for those who read in several."""
+    """Return ``now()`` in snapshot ``ref``, for readers that use several transactions."""
     with reader.joined(dsn, ref) as conn:
         return _now(conn)
 
@@ -114,16 +114,16 @@ def _while_wanted(job: Job, pieces: Pieces) -> Pieces:
 
 
 def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[SourceSpec]:
-    """One source of each table, small ones first: later rows meet what is in dictionaries by then.
+    """Return one source of each table, small tables first.
 
-    The largest, which is read last, need not be there itself to be met.
+    Later rows look up their matches in memory, so the largest table, the last, need not be there.
     """
     first = {source.table_oid: source for source in reversed(plan.sources)}
     return sorted(first.values(), key=lambda source: (sizes[source.id].rows, source.table_oid))
 
 
 def _now(conn: Connection) -> int:
-    """now() of the reading transaction, in microseconds since 2000-01-01 UTC."""
+    """Return ``now()`` of the reading transaction, in microseconds since 2000-01-01 UTC."""
     row = conn.execute(
         "SELECT pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()"
         " - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) * 1000000)"

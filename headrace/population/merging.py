@@ -1,6 +1,6 @@
-"""States of which several Spark tasks have a part of the same key: made one before they are staged.
+"""Merges states for which several Spark tasks have values of the same key.
 
-A task leaves its part in a file; the builder puts the parts together.
+Each task writes its part to a file; the builder merges the parts before it stages the state.
 
     STAGING_DIR/<view id>/parts/<state>.<part>.arrow     key, value
 """
@@ -27,7 +27,7 @@ _SCHEMA: Final = pa.schema([("key", pa.large_binary()), ("value", pa.large_binar
 
 
 def shared(node: Node) -> dict[str, bool]:
-    """The states of ``node`` that all tasks write to; whether their values are weights.
+    """Return the states of ``node`` that all tasks write, and whether their values are weights.
 
     Weights of one key are added up; other values are the same in all tasks.
     """
@@ -37,7 +37,7 @@ def shared(node: Node) -> dict[str, bool]:
 
 
 def leave(staging: Staging, part: str, states: Mapping[str, Pieces]) -> None:
-    """Keep what task ``part`` has of ``states``; once more, if it is repeated."""
+    """Write the part of ``states`` that task ``part`` has; a repeated task overwrites it."""
     folder = staging.path / _FOLDER
     for name, pieces in states.items():
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -53,7 +53,7 @@ def leave(staging: Staging, part: str, states: Mapping[str, Pieces]) -> None:
 
 
 def merge(staging: Staging, plan: PhysicalPlan) -> None:
-    """Stage the states of which tasks have left parts."""
+    """Merge the parts of all tasks, and stage the merged states."""
     made: dict[str, Pieces] = {}
     for node in plan.nodes:
         for name, weights in shared(node).items():

@@ -1,4 +1,4 @@
-"""Names of views: parsed as Postgres does, placed in a schema, and checked for rights."""
+"""View names: parsed like identifiers in Postgres, resolved to a schema, checked for rights."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _OURS: Final = "headrace"
 
 @dataclass(frozen=True, slots=True)
 class ViewName:
-    """Where a view's result table goes."""
+    """Schema and name of a view's result table."""
 
     schema: str
     name: str
     new_schema: bool = False
-    """The schema does not exist; it is made, for the caller, together with the table."""
+    """The schema does not exist; it is created, for the caller, together with the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role that exists: known by its OID, named for the moment."""
+    """An existing role: its OID, and its current name."""
 
     oid: int
     name: str
 
 
 def parse(conn: Connection, text: str) -> tuple[str | None, str]:
-    """(schema or None, name) of ``name`` or ``schema.name``, quoted or not.
+    """Return (schema or None, name) of ``name`` or ``schema.name``, quoted or not.
 
     Raises:
-        UserError: 42602 (no identifier), 42622 (longer than 63 bytes).
+        UserError: 42602 (not an identifier), 42622 (longer than 63 bytes).
     """
     if "\x00" in text:
         raise UserError("invalid name syntax: zero byte", sqlstate="42602")
@@ -75,11 +75,11 @@ def parse(conn: Connection, text: str) -> tuple[str | None, str]:
 def resolve_new(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewName:
-    """Where a new view called ``text`` goes; every check that needs no plan.
+    """Return the name of a new view called ``text``, after all checks that need no plan.
 
     Raises:
         UserError: 42602, 42622, 3F000 (no such schema), 42P07 or 42710 (name taken).
-        PrivilegeError: the caller may not create there.
+        PrivilegeError: the caller may not create in the schema.
     """
     schema, name = parse(conn, text)
     if schema is None:
@@ -103,7 +103,7 @@ def resolve_new(
 def find(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow | None:
-    """The view called ``text``: in its schema, or the first on the caller's search path."""
+    """Return the view called ``text``: in its schema, or the first on the caller's search path."""
     schema, name = parse(conn, text)
     path = [schema] if schema is not None else search_path(conn, caller, settings)
     return views.find(conn, name, path)
@@ -112,10 +112,10 @@ def find(
 def find_named(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow | None:
-    """The view that ``text`` names, where it may be a query as well; None: it is no name.
+    """Return the view that ``text`` names, or None if ``text`` is not a name but a query.
 
     Raises:
-        UndefinedError: 42P01, it is a name, and no view's.
+        UndefinedError: 42P01, there is no view of that name.
     """
     try:
         parse(conn, text)
@@ -134,7 +134,7 @@ def find_named(
 def find_here(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow | None:
-    """The view that a new one called ``text`` would be in the place of."""
+    """Return the finished view that a new one called ``text`` would replace, or None."""
     schema, name = parse(conn, text)
     if schema is None:
         schema = _current_schema(conn, caller, settings)
@@ -143,7 +143,7 @@ def find_here(
 
 
 def search_path(conn: Connection, caller: str | None, settings: dict[str, str]) -> list[str]:
-    """The existing schemas of the caller's search path."""
+    """Return the existing schemas of the caller's search path."""
     with conn.transaction(force_rollback=True):
         act_as(conn, caller, settings)
         row: Any = conn.execute("SELECT pg_catalog.current_schemas(false)").fetchone()
@@ -153,7 +153,7 @@ def search_path(conn: Connection, caller: str | None, settings: dict[str, str]) 
 def find_owned(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow:
-    """Like ``find``, for what only the owner may do.
+    """Return the view called ``text``, for an action that only its owner may take.
 
     Raises:
         UndefinedError: 42P01, there is no such view.
@@ -169,11 +169,11 @@ def find_owned(
 
 
 def lock(conn: Connection, view: ViewRow) -> None:
-    """Let nobody else change the row of a view that was found before.
+    """Lock the catalog row of a view that was found before.
 
     Raises:
-        UndefinedError: 42P01, it was dropped since.
-        UserError: 55006, it has another id since, of a resync or because it was created again.
+        UndefinedError: 42P01, the view was dropped since.
+        UserError: 55006, the view's ID has changed since, by a resync or a new creation.
     """
     if views.lock(conn, view.id):
         return
@@ -187,13 +187,13 @@ def lock(conn: Connection, view: ViewRow) -> None:
 
 
 def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
-    """Raise PrivilegeError unless ``caller`` acts for the owner of ``view``, or for us."""
+    """Raise PrivilegeError unless ``caller`` may act as the owner of ``view``."""
     if not acts_for_owner(conn, view, caller):
         raise PrivilegeError(f"must be owner of view {view.name}")
 
 
 def acts_for_owner(conn: Connection, view: ViewRow, caller: str | None) -> bool:
-    """Whether ``caller`` acts for the owner of ``view``, or for us."""
+    """Return whether ``caller`` may act as the owner of ``view``; None, the server, always may."""
     if caller is None:
         return True
     row: Any = conn.execute(
@@ -207,10 +207,10 @@ def acts_for_owner(conn: Connection, view: ViewRow, caller: str | None) -> bool:
 
 
 def role(conn: Connection, name: str | None) -> Role:
-    """The role called ``name``; None: our own.
+    """Return the role called ``name``; None means the role of this connection.
 
     Raises:
-        UndefinedError: 42704, there is none.
+        UndefinedError: 42704, there is no such role.
     """
     found = conn.execute(
         "SELECT r.oid::bigint, r.rolname FROM pg_roles r"
@@ -223,10 +223,10 @@ def role(conn: Connection, name: str | None) -> Role:
 
 
 def role_of(conn: Connection, oid: int) -> Role:
-    """The role with that OID.
+    """Return the role with the OID ``oid``.
 
     Raises:
-        UndefinedError: 42704, it was dropped.
+        UndefinedError: 42704, the role was dropped.
     """
     found = conn.execute(
         "SELECT r.oid::bigint, r.rolname FROM pg_roles r WHERE r.oid = %s::bigint::oid", (oid,)

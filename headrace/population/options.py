@@ -17,7 +17,7 @@ from headrace.sql.nodes import MAIN
 
 _GROUP_MAX: Final = 63
 _LIMIT_MAX: Final = 2**31 - 1
-"""The number of an iteration is an integer."""
+"""Iteration numbers are 32-bit integers."""
 
 _LATENCY_MS_MAX: Final = 3_600_000
 
@@ -28,67 +28,67 @@ Limit = Annotated[int, Meta(ge=1, le=_LIMIT_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How a view is populated and written."""
+    """Options of one view."""
 
     population: Literal["auto", "local", "spark"] = "auto"
-    """``local`` (in the builder), ``spark``, or ``auto``: by the number of rows."""
+    """``local`` (in the builder), ``spark``, or ``auto`` (by the number of rows)."""
     threshold_rows: Count | None = None
-    """Rows of all tables from which ``auto`` takes Spark; None: the server's setting."""
+    """Total rows from which ``auto`` chooses Spark; None means the server's setting."""
     block: bool = True
-    """Whether the caller waits; without waiting the view outlives a restart of the engine."""
+    """Whether the caller waits.  Without a wait the population survives a restart of the engine."""
     commit_group: Annotated[str, Meta(max_length=_GROUP_MAX)] = ""
-    """Views of one group appear changed together; '': with all that name none."""
+    """Views of one group change in one transaction; '' is the group of all views that name none."""
 
     on_change: Literal["follow", "stop", "resync"] = "follow"
-    """What follows when a change of its tables' structure has stopped the view: ``follow`` has it
-    resynced by itself where its query stands as it is, ``resync`` wherever that may mend it,
-    ``stop`` nowhere (server/resumer.py)."""
+    """Action after a structural change of its tables has stopped the view (server/resumer.py):
+    ``follow`` resyncs it automatically if its query can stay the same, ``resync`` wherever a resync
+    may repair it, ``stop`` never."""
 
     on_damage: Literal["resync", "stop"] = "resync"
-    """What follows when the view's state, its result table or the stream was lost or spoilt:
-    ``resync`` has it filled anew by itself, with ``stop`` it waits for a call."""
+    """Action after the view's state, its result table or the stream was lost or damaged:
+    ``resync`` repopulates it automatically, ``stop`` waits for a call."""
 
     sharing: bool = True
-    """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
+    """Whether the view shares common subplans with other views (runtime/sharing.py)."""
 
     key: tuple[str, ...] | None = None
-    """Columns of the result table's primary key; empty: it has none; None: what the plan proves."""
+    """Columns of the result table's primary key; empty: no key; None: the plan's proven key."""
 
     max_recursion_iterations: Limit | None = None
-    """Iterations after which a WITH RECURSIVE is taken to have no end; None: the setting."""
+    """Iterations after which a WITH RECURSIVE counts as endless; None means the setting."""
 
     max_recursion_rows: Limit | None = None
-    """Rows of one iteration that one transaction may change; None: the setting."""
+    """Rows of one iteration that one transaction may change; None means the setting."""
 
     latency_ms: Late = 0
-    """How late after a commit the table may show it; 0: as early as can be.  The least of all
-    views counts, since what is committed is worked on once for all (A-41, A-44)."""
+    """Longest delay from a commit until the table shows it; 0 means as soon as possible.  The
+    smallest value of all views counts, since each batch is processed once for all (A-41, A-44)."""
 
     history: str | None = None
-    """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
+    """Interval for which changes are kept; None means no history (A-26; sql/history.py)."""
 
     placement: Annotated[str, Meta(max_length=_GROUP_MAX)] | dict[str, str] = MAIN
     """The worker that keeps the view's states and computes its changes (``add_worker``); or the
-    worker of each collection, by id or kind; or a strategy (placing.py).  With another one than
-    ``main`` nothing is kept in common with other views."""
+    worker of each collection, by ID or kind; or a strategy (placing.py).  With a value other than
+    ``main`` the view shares nothing with other views."""
 
     dialect: str | None = None
-    """That of the query, if it is not Postgres': it is translated first (reading/dialects.py), and
-    then is a query like others; kept is the translation."""
+    """SQL dialect of the query, if it is not Postgres'.  The query is translated first
+    (reading/dialects.py), and the translation is stored."""
 
     point: str | None = None
-    """``from``: the connection point of a view that the query reads: the view's rows come from
-    there, the first ones and all others (A-25, A-45; population/feeding.py)."""
+    """Option ``from``: connection point of a view that the query reads.  The rows of that view,
+    the first ones and all later ones, come from there (A-25, A-45; population/feeding.py)."""
 
     trust_stable: tuple[str, ...] = ()
-    """Functions whose results depend on their arguments alone, though they are not declared
-    IMMUTABLE: the author of the view vouches for them."""
+    """Functions not declared IMMUTABLE whose results depend on their arguments alone, as the
+    author of the view asserts."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What one transaction may cost the view, where it is not as the settings say."""
+    """Limits of one transaction that differ from the settings."""
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError if an option says more than ``settings`` allow.
+        """Raise UserError if an option exceeds the limit of ``settings``.
 
         A view with more time than the setting must be in a named group (``views/groups.py``).
         """
@@ -111,12 +111,12 @@ class ViewOptions:
             )
 
     def raises_time(self, settings: Settings) -> bool:
-        """Return whether the view may take more time than the setting says."""
+        """Return whether the view's time limit is above the setting."""
         most = settings.view_time_ms_max
         return bool(most) and self.limits.get(bounds.TIME, 0) > most
 
     def recursions(self, settings: Settings) -> tuple[int, int]:
-        """The bounds of recursive queries: the view's, else those of the settings."""
+        """Return (iterations, rows), the limits of recursive queries, from options or settings."""
         iterations, rows = self.max_recursion_iterations, self.max_recursion_rows
         return (
             settings.max_recursion_iterations if iterations is None else iterations,
@@ -125,10 +125,11 @@ class ViewOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Options of JSON data.
+        """Parse options from JSON data.
 
         Raises:
-            UserError: 22023, an option is unknown or has no fitting value.
+            UserError: 22023, an option is unknown or has an invalid value.
+            UnsupportedError: options exclude each other.
         """
         for name in given:
             if name not in _TYPES:
@@ -185,7 +186,6 @@ _WANTED: Final = {
 
 
 def _misfit(name: str, value: object) -> UserError:
-    """What is wrong with the value of an option."""
     if typing.get_origin(_TYPES[name]) is Literal:
         return UserError(
             f'invalid value for option "{name}": "{value}"',

@@ -1,4 +1,4 @@
-"""Places for work that takes memory and processors: so much at a time, in order of arrival."""
+"""Semaphore with several permits per job, for work that takes memory and CPU, in FIFO order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_S: Final = 0.2
 
 
 class Places:
-    """``count`` places; for any thread."""
+    """A FIFO semaphore with ``count`` permits; for any thread."""
 
     def __init__(self, count: int) -> None:
         self.count: Final = max(count, 1)
@@ -24,12 +24,12 @@ class Places:
 
     @contextlib.contextmanager
     def take(self, job: Job, wanted: int = 1) -> Iterator[None]:
-        """Have ``wanted`` places (all, if there are fewer), as long as the block lasts.
+        """Hold ``wanted`` permits (all, if there are fewer) during the block.
 
-        Who comes later waits, even for what is free now: else who wants many would wait for ever.
+        A later job waits even if permits are free; otherwise a job that wants many could starve.
 
         Raises:
-            QueryCancelled: the user gave up while it waited.
+            QueryCancelled: the job was cancelled while it waited.
         """
         wanted = min(wanted, self.count)
         self._wait(job, wanted)

@@ -1,8 +1,8 @@
-"""Option ``placement``: which parts of a planned view go to which workers.
+"""Option ``placement``: assigns the parts of a planned view to workers.
 
-A worker's name: the view is there whole.  An object: collections by id or kind, and where each is
-to be.  A strategy: it decides, by what collections are known or expected to send, and by how much
-room there is (``planner/placement/star.py``).
+The value is a worker's name for the whole view, or an object from collections (by ID or kind) to
+workers, or a strategy.  A strategy decides by the measured or expected output of collections and
+by the free capacity of workers (``planner/placement/star.py``).
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ Placement = str | dict[str, str]
 """The option's value."""
 
 _WIDTH: Final = 8
-"""Bytes of a value of which nothing is known."""
+"""Assumed bytes of a value without statistics."""
 _ROWS: Final = 1000
-"""Rows of what was never analysed."""
+"""Assumed rows of a table that was never analysed."""
 _ENOUGH_ROWS: Final = 20
 _ENOUGH_S: Final = 60.0
-"""Numbers of collections count after so many rows or so long: the first rows take much longer than
-later ones, and rates over fractions of a second depend on when the first row came."""
+"""Measurements count only after so many rows or seconds.  The first rows take much longer than
+later ones, and rates over fractions of a second depend on the arrival of the first row."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredView:
-    """What the collections of a running view have done."""
+    """Measurements of the collections of a running view."""
 
     rates: Mapping[str, float]
-    """Bytes per second that each has sent."""
+    """Bytes per second that each collection has sent."""
     ns_per_row: Mapping[str, int]
-    """Nanoseconds that each row that came in has taken; without collections that have seen few."""
+    """Nanoseconds per input row; without collections that have seen few rows."""
     seconds: float
-    """For how long, at least."""
+    """Shortest time of measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostFacts:
-    """What strategies go by."""
+    """Inputs of the strategies."""
 
     sizes: Mapping[str, ExpectedSize] = field(default_factory=dict)
-    """Of a plan's nodes, as it was planned."""
+    """Expected sizes of the plan's nodes, from planning."""
     measured: MeasuredView | None = None
-    """None: the view does not run, or its collections were not counted for long enough."""
+    """None means that the view does not run, or was not measured for long enough."""
     links: Mapping[str, LinkFacts] | None = None
-    """Of the links to workers; None: what was said of them (``add_link``)."""
+    """Measured links to workers; None means the declared ones (``add_link``)."""
     view_id: int = 0
-    """The view that is placed, if there is one: what it takes now is free for it."""
+    """ID of the view to place, if it exists; its current capacity counts as free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What all strategies say of a plan."""
+    """Results of all strategies for one plan."""
 
     found: Mapping[str, StarPlacement | PlacementFailed | UserError]
     best: StarPlacement | None
 
     def of(self, strategy: str) -> StarPlacement:
-        """The placement of a strategy; ``auto``: the cheapest of all.
+        """Return the placement of a strategy; ``auto`` is the cheapest of all.
 
         Raises:
-            UserError: 55000, it has none; or the plan is too large for it.
+            UserError: 55000, the strategy has none; or the plan is too large for it.
         """
         if strategy == "auto" and self.best is not None:
             return self.best
@@ -98,10 +98,10 @@ class Compared:
 
 
 def parsed(text: str) -> Placement:
-    """The option's value of a text, in which an object is written as JSON.
+    """Parse the option's value from a text, in which an object is written as JSON.
 
     Raises:
-        UserError: 22023, it is no such object.
+        UserError: 22023, the JSON is not an object of strings.
     """
     if not text.lstrip().startswith("{"):
         return text
@@ -122,12 +122,12 @@ def parts(
     placement: Placement,
     facts: CostFacts,
 ) -> dict[str, str]:
-    """The last node of each part of ``plan`` that is to be elsewhere, and its worker.
+    """Return the last node and the worker of each part of ``plan`` that is not on ``main``.
 
     Raises:
-        UndefinedError: 42704, there is no such worker, or collection.
-        UnsupportedError: the plan cannot be cut so.
-        UserError: 55000, the strategy finds no place.
+        UndefinedError: 42704, there is no such worker or collection.
+        UnsupportedError: the plan cannot be cut there.
+        UserError: 55000, the strategy finds no placement.
     """
     if isinstance(placement, dict):
         for worker in set(placement.values()):
@@ -142,7 +142,7 @@ def parts(
 def compared(
     conn: Connection, settings: Settings, plan: p.PhysicalPlan, facts: CostFacts
 ) -> Compared:
-    """What each strategy says of a plan that can be cut."""
+    """Return the result of each strategy for a plan that can be cut."""
     main, *others = stations(conn, settings, facts)
     known = facts.measured
     costs = Costs(expected(plan, facts.sizes) if known is None else known.rates)
@@ -158,7 +158,7 @@ def compared(
 
 
 def stations(conn: Connection, settings: Settings, facts: CostFacts) -> list[Station]:
-    """The workers with what is on them, ``main`` first, but for the view of ``facts``."""
+    """Return the workers with their load, ``main`` first; the view of ``facts`` is not counted."""
     known = links.said(conn) if facts.links is None else facts.links
     taken: dict[str, int] = {}
     for load in nodes.loads(conn):
@@ -177,9 +177,9 @@ def stations(conn: Connection, settings: Settings, facts: CostFacts) -> list[Sta
 def still_there(
     conn: Connection, settings: Settings, placement: Placement, view_id: int
 ) -> Placement:
-    """Where a view is to be filled anew: as its option says, but for workers that are lost.
+    """Return the placement for repopulating a view, without lost workers.
 
-    What was to be on one of these is where there is most room, parts of a view where the rest is.
+    A view moves to the worker with the most free capacity; a part joins the rest of its view.
     """
     lost = nodes.lost(conn)
     if isinstance(placement, dict):
@@ -191,13 +191,13 @@ def still_there(
 
 
 def weight(facts: LinkFacts) -> float:
-    """What it costs to move a byte over a link, beside an ordinary one; as that, where unknown."""
+    """Return the cost of a byte on a link, relative to an ordinary link; unknown means ordinary."""
     rate = ORDINARY_BYTES_S if facts.bytes_per_s is None else float(facts.bytes_per_s)
     return TopologyLink.measured(MAIN, MAIN, rate, (facts.latency_us or 0) / 1000).weight
 
 
 def _taken(load: WorkerLoad) -> dict[str, int]:
-    """How many collections of a view each worker has; sources and sinks are not counted."""
+    """Return the number of a view's collections on each worker, without sources and sinks."""
     if not load.parts:
         return {load.whole or MAIN: load.collections}
     try:
@@ -215,7 +215,7 @@ def _count(plan: p.PhysicalPlan) -> int:
 
 
 def expected(plan: p.PhysicalPlan, sizes: Mapping[str, ExpectedSize]) -> dict[str, float]:
-    """Bytes that each node is expected to send while all rows of all tables change once."""
+    """Return the bytes that each node is expected to send if every table row changes once."""
     return {
         node.id: size.rows * size.width
         for node in plan.nodes
@@ -225,9 +225,9 @@ def expected(plan: p.PhysicalPlan, sizes: Mapping[str, ExpectedSize]) -> dict[st
 
 
 def is_enough(rows: list[dict[str, Any]]) -> bool:
-    """Whether the collections of a view (rows of ``operators.stats``) have been counted for long.
+    """Return whether a view (rows of ``operators.stats``) was measured for long enough.
 
-    Each worker that has some counts for itself: it begins anew when it is started again.
+    Each worker is judged by itself, because its counters start anew when it restarts.
     """
     if not rows or not all(row["since_s"] for row in rows):
         return False
@@ -238,7 +238,7 @@ def is_enough(rows: list[dict[str, Any]]) -> bool:
 
 
 def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
-    """Return the rates of a view's collections; None: they were not counted for long enough."""
+    """Return a view's measurements, or None if they do not cover enough time."""
     if not is_enough(rows):
         return None
     rates = {row["node"]: row["bytes_out"] / row["since_s"] for row in rows}
@@ -253,10 +253,7 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 
 
 def check(conn: Connection, name: str) -> None:
-    """Raise unless something can be placed on a worker: UndefinedError (42704), there is none.
-
-    UserError (55000): it counts as lost.  Inside of a transaction it stays until that ends.
-    """
+    """Call ``check_known``, and raise UserError (55000) if the worker counts as lost."""
     check_known(conn, name)
     if name in nodes.lost(conn):
         raise UserError(
@@ -268,10 +265,9 @@ def check(conn: Connection, name: str) -> None:
 
 
 def check_known(conn: Connection, name: str) -> None:
-    """Raise UndefinedError (42704) unless there is such a worker.
+    """Raise UndefinedError (42704) if there is no such worker; it stays until the transaction ends.
 
-    UserError (22023): it is a misspelt strategy.  Inside of a transaction the worker stays until
-    that ends.
+    Raise UserError (22023) if ``name`` is a misspelt strategy.
     """
     if name == MAIN or nodes.known(conn, name):
         return
@@ -291,13 +287,13 @@ def check_known(conn: Connection, name: str) -> None:
 
 
 def _strategy(name: str) -> str | None:
-    """The strategy that ``name`` is, or is misspelt; no worker can be called so."""
+    """Return the strategy of that name, or its correct spelling; workers cannot have such names."""
     meant = re.sub(r"\W+", "_", name.strip().lower())
     return meant if meant in STRATEGIES else None
 
 
 def _check_no_strategy(name: str) -> None:
-    """Raise UserError (22023) where a worker is to be named, and a strategy is."""
+    """Raise UserError (22023) if ``name`` is a strategy instead of a worker."""
     meant = _strategy(name)
     if meant is not None:
         raise UserError(
@@ -309,6 +305,6 @@ def _check_no_strategy(name: str) -> None:
 
 
 def check_all(conn: Connection, placement: Placement, found: Mapping[str, str]) -> None:
-    """The same of all that a view is to be on: by its option, or in parts."""
+    """Call ``check`` for all workers of a view, by its option and by its parts."""
     for worker in {nodes.whole(placement) or MAIN, *found.values()}:
         check(conn, worker)

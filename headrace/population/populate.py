@@ -1,8 +1,8 @@
-"""The population of a planned view: hold, snapshot, load, the transaction it appears in, adopt.
+"""Population of a planned view: hold the slot, snapshot, load, publish in one transaction, adopt.
 
-What is done before (``register``) and in that transaction (``appear``) differs between a new view
-(create.py) and one that is filled anew (resync.py).  Each step's undoing is put on a stack before
-the next begins.  The point of no return is the commit; a cancel after it comes too late.
+The steps before (``register``) and in that transaction (``appear``) differ between a new view
+(create.py) and a resynced one (resync.py).  The undo action of each step is pushed on a stack
+before the next step begins.  The commit is the point of no return; a later cancel has no effect.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
 
 Loaded = tuple[int, Callable[[], None]]
-"""How many result rows there are, and what writes the states."""
+"""Number of result rows, and a function that writes the states."""
 
 
 @contextlib.contextmanager
 def planning(context: JobContext, job: Job) -> Iterator[Connection]:
-    """The phase of that name: the connection it goes over, whose errors are of our tree."""
+    """Begin the phase "planning"; yield its connection, whose errors are translated."""
     with job.connection(context.settings.source, what="builder") as conn:
         job.phase("planning")
         with job.translating():
@@ -92,12 +92,12 @@ def plan_with_facts(
     options: ViewOptions,
     view_id: int = 0,
 ) -> tuple[Planned, Facts]:
-    """The plan, and the facts of the catalog that it was made of.
+    """Return the plan, and the catalog facts that it was made from.
 
-    ``view_id``: of a view that there is already.
+    ``view_id``: ID of the view, if it already exists.
     """
     with conn.transaction(force_rollback=True):
-        # One snapshot: an alteration after the facts shows when they are read again.
+        # Use one snapshot: reading the facts again later reveals any change since.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds, over = options.recursions(settings), _point(conn, options.point)
         limits, trusted = PlanLimits(settings.planning_time_ms_max), options.trust_stable
@@ -125,11 +125,11 @@ def plan_with_facts(
 
 
 def _point(conn: Connection, name: str | None) -> int | None:
-    """The table of the view that a connection point is of.
+    """Return the OID of the result table behind the connection point ``name``.
 
     Raises:
         UndefinedError: 42704, there is no such point.
-        TransientError: 55000, the view does not run.
+        TransientError: 55000, its view does not run.
     """
     if name is None:
         return None
@@ -147,7 +147,7 @@ def _point(conn: Connection, name: str | None) -> int | None:
 
 
 class Population:
-    """One population after planning; see the module text."""
+    """One population after planning; see the module docstring."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Population:
         planned_under: Facts,
         name: str,
     ) -> None:
-        """``name`` is the view's, for the log."""
+        """``name``: the view's name, for the log."""
         self._planned_under = planned_under
         self._context = context
         self._settings = context.settings
@@ -175,19 +175,19 @@ class Population:
         self._worker = Handover(context, job, self._log)
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
-        """Set ``_view_id`` and enter the view's tables, so that nobody unpublishes them."""
+        """Set ``_view_id`` and record the view's tables, so that they stay published."""
         raise NotImplementedError
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
-        """Put rows, progress and catalog row in place, in the caller's transaction."""
+        """Write rows, progress and catalog row, in the caller's transaction."""
         raise NotImplementedError
 
     def populate(self) -> int:
-        """Everything from the catalog row to the adoption; returns the rows."""
+        """Populate the view, from the catalog row to the adoption; return the number of rows."""
         started = clock.monotonic()
         with contextlib.ExitStack() as undo:
             if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
-                # It starts behind what else there is to wait for.
+                # Spark starts in the background, during the other waits.
                 self._context.spark.begin()
             self._register(undo)
             rows = self._populate_attempts(undo)
@@ -198,7 +198,7 @@ class Population:
     # --- steps
 
     def _register(self, undo: contextlib.ExitStack) -> None:
-        """Hold, catalog row, publication; undone in the opposite order."""
+        """Hold the slot, write the catalog row, publish the tables; undo in reverse order."""
         tables_read = [t.oid for t in self._planned.tables]
         self._undo(undo, "publication", lambda: unpublish_unused(self._context, tables_read))
         self._undo(undo, "hold", self._worker.release)
@@ -211,7 +211,7 @@ class Population:
         self._job.check()
 
     def _live(self, view_id: int, undo: contextlib.ExitStack) -> None:
-        """Until the end of the job nobody else may touch the view."""
+        """Register this job as the one that populates the view, until the job ends."""
         self._context.live[view_id] = self._job
         events.know_view(view_id, self._name)
         undo.callback(events.forget_view, view_id)
@@ -222,12 +222,12 @@ class Population:
         self._undo(undo, "staging", staged.remove)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                # Asked again each time: a worker that was restarted knows no holds.
+                # Hold again at each attempt: a restarted worker has no holds.
                 return self._populate(staged, self._worker.hold(), attempt)
             except (SnapshotLost, TableChanged) as error:
                 self._job.check()
                 with self._connect() as conn:
-                    # If the source gives up WAL, another attempt ends no better.
+                    # If the source has discarded WAL, another attempt would fail, too.
                     check_slot(conn, self._settings)
                 if attempt == _ATTEMPTS or self._committed:
                     raise
@@ -262,9 +262,9 @@ class Population:
         number: str,
         place: contextlib.ExitStack,
     ) -> tuple[Loaded, Facts, Snapshot]:
-        """Load what a snapshot shows, together with snapshots of the sources of ``beyond``.
+        """Load the rows of a snapshot, together with snapshots of the sources of ``beyond``.
 
-        Carriers of sources stand until there is a snapshot here, so that is tried for a while only.
+        Replicators pause until the snapshot here exists, so each attempt at it is limited in time.
         """
         job, settings = self._job, self._settings
         endless = not settings.population_lock_wait_ms
@@ -292,7 +292,7 @@ class Population:
         raise AssertionError("the loop has no end")
 
     def _attach(self, place: contextlib.ExitStack) -> None:
-        """Have what feeds the view kept for it, where something does."""
+        """Have the worker keep the changes of the feeding view, if there is one."""
         self._feeding = None
         for node in self._planned.physical.feeds:
             feeding = Feeding(self._context, self._job, self._worker, node)
@@ -304,7 +304,7 @@ class Population:
     def _load_at(
         self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
     ) -> tuple[Loaded, Facts]:
-        """Load what ``snapshot`` shows, in a ``place``; and what the view relies on."""
+        """Load the rows of ``snapshot`` once a permit is free; also return the catalog facts."""
         job = self._job
         taken = self._facts_of(snapshot)
         sources = self._rename()
@@ -321,7 +321,7 @@ class Population:
         try:
             loaded = self._load(chosen.mode, snapshot, sizes, staged)
         except HeadraceError:
-            # What went wrong may be a consequence of one of these, which say more.
+            # One of these checks may reveal the cause of the error.
             job.check()
             _check(snapshot, self._elsewhere)
             with self._connect() as conn:
@@ -338,7 +338,7 @@ class Population:
         return loaded, taken
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
-        """Wait for the turn to load; the states of a large one in-process are in memory."""
+        """Wait for a permit to load; a large in-process population takes all, for its memory."""
         places = self._context.places
         spark = chosen.mode == choice.SPARK
         if spark:
@@ -347,14 +347,14 @@ class Population:
         place.enter_context(places.take(self._job, places.count if alone else 1))
 
     def _rename(self) -> tuple[SourceSpec, ...]:
-        """Give the plan the names of now, which rows are read by; its sources."""
+        """Refresh table and column names in the plan, and return its sources."""
         with self._connect() as conn:
             physical = tables.renamed(conn, self._planned.physical)
         self._planned = replace(self._planned, physical=physical)
         return physical.sources
 
     def _facts_of(self, snapshot: Snapshot) -> Facts:
-        """What the view relies on, as its snapshot has it; the plan must fit it."""
+        """Return the catalog facts as of the snapshot, after checking that the plan fits them."""
         with reader.joined(self._dsn, snapshot.ref) as conn:
             facts = self._facts_now(conn, self._planned_under)
         uses.check_planned(self._planned_under, self._planned.physical, facts)
@@ -391,7 +391,7 @@ class Population:
                 *(self._job, planned.physical, snapshot, sizes, planned.settings, staged),
                 _whose(self._dsn, self._planned_under),
             )
-            return rows, _nothing  # the executors have
+            return rows, _nothing  # the executors have written the states
         limits = bounds.of_filling(self._settings, self._options.limits)
         bound = Bound(limits, "a step of its population")
         remote = self._evaluator(limits.value_bytes)
@@ -403,7 +403,7 @@ class Population:
             remote.close()
 
     def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
-        """Return what evaluates the query's expressions; the caller closes it."""
+        """Return an evaluator for the query's expressions; the caller closes it."""
         return RemoteEvaluator(
             self._dsn,
             self._planned.settings,
@@ -416,14 +416,14 @@ class Population:
     def _publish(
         self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]
     ) -> None:
-        """The result appears; while its rows are written, so may be the ``states``."""
+        """Publish the result in one transaction; ``states`` may be written concurrently."""
         timeout, job = self._settings.lock_timeout_ms, self._job
-        # Of states that are kept, what the view lacks is held since before their mark.
+        # For reused states the slot has been held since before their mark.
         held = facts.get("held")
         since = facts["start_lsn"] if held is None else held["lsn"]
         if self._settings.wal_retention == "local":
-            # The slot need not have it: the worker does, as long as it knows the hold.  Should it
-            # lose that from here on, it does not adopt the view.
+            # The worker's intake log has the changes, as long as the worker knows the hold.  If
+            # the worker loses the hold from here on, it does not adopt the view.
             since = 0
             if self._worker.hold() != (held or {"txid": facts["txid"], "lsn": facts["lsn"]}):
                 raise SnapshotLost("what came after the snapshot of the population is not kept")
@@ -450,7 +450,7 @@ class Population:
             self._job.check()
             raise
         except psycopg.OperationalError as error:
-            # The answer was lost; nothing may be undone until it is known.
+            # The answer was lost; nothing may be undone until the outcome is known.
             self._committed = True
             self._committed = self._was_committed(row[0])
             if not self._committed:
@@ -458,7 +458,7 @@ class Population:
         self._committed = True
 
     def _was_committed(self, xid: str) -> bool:
-        """What became of transaction ``xid``; waits as long as the source does not say."""
+        """Return whether transaction ``xid`` was committed; wait until the source answers."""
         while True:
             try:
                 with self._connect() as conn:
@@ -473,13 +473,12 @@ class Population:
             clock.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
-        """Have the worker go on with the view."""
         self._worker.adopt(self._view_id)
 
     # --- undoing
 
     def _undo(self, undo: contextlib.ExitStack, what: str, action: Callable[[], None]) -> None:
-        """Run ``action`` if the block fails; a failing one does not stop the others."""
+        """Run ``action`` if the block fails; an error in it does not stop the other actions."""
 
         def run() -> None:
             if self._committed:
@@ -487,7 +486,7 @@ class Population:
             try:
                 action()
             except (HeadraceError, psycopg.Error, OSError) as error:
-                # Start-up removes what is left: see builder.clean_up.
+                # The next start removes the remains: see builder.clean_up.
                 self._log.warning("undo failed", what=what, reason=str(error))
 
         undo.callback(run)
@@ -495,12 +494,12 @@ class Population:
     # --- helpers
 
     def _connect(self) -> contextlib.AbstractContextManager[Connection]:
-        """A connection in autocommit mode."""
+        """Return a pooled connection in autocommit mode."""
         return reuse.lent(self._dsn)
 
 
 def _check(snapshot: Snapshot, elsewhere: SourceSnapshots | None) -> None:
-    """Raise SnapshotLost unless all that is read is still there."""
+    """Raise SnapshotLost unless all snapshots still exist."""
     snapshot.check()
     if elsewhere is not None:
         elsewhere.check()
@@ -511,7 +510,7 @@ def _nothing() -> None:
 
 
 def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
-    """Take those tables out of the publication that no view reads any more."""
+    """Unpublish those of the tables that no view reads any more."""
     with (
         context.publication_lock,
         reuse.lent(context.settings.source) as conn,
@@ -522,10 +521,10 @@ def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
 
 
 def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None:
-    """Prove that the permanent slot still has every change since ``start_lsn`` (0: any).
+    """Check that the permanent slot still has every change since ``start_lsn`` (0 means any).
 
     Raises:
-        SnapshotLost: it was confirmed beyond the snapshot (a worker died with its holds).
+        SnapshotLost: the slot was confirmed beyond the snapshot (a worker died with its holds).
         PrerequisiteError: the slot is lost.
     """
     row = conn.execute(
@@ -534,7 +533,7 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
         (format_lsn(start_lsn), settings.slot_name),
     ).fetchone()
     if row is None:
-        return  # the worker, which owns it, will say so when it adopts the view
+        return  # the worker, which owns the slot, reports that when it adopts the view
     if row[0] == "lost":
         raise PrerequisiteError(
             f'replication slot "{settings.slot_name}" lost its WAL during the population',
@@ -545,6 +544,6 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
 
 
 def _whose(dsn: str, facts: Facts) -> str:
-    """Return who is to blame for what a view's expressions do, as ``View.whose`` has it."""
+    """Return the owner label that the evaluator separates user code by, as ``View.whose``."""
     with reuse.lent(dsn) as conn:
         return f"owner {names.role_of(conn, facts['owner']).name}"

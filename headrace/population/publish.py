@@ -1,4 +1,4 @@
-"""The transaction in which a view appears: table, rows, index, grants, progress, catalog."""
+"""The transaction that publishes a view: table, rows, index, grants, progress, catalog."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SCHEMA_LOCK: Final = 0x4844_5204
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A result table that is to be made."""
+    """A result table to create."""
 
     target: ViewName
     columns: Sequence[Field]
     key: Sequence[str]
     reader: str | None
     kept: KeptOfTable | None = None
-    """What users had made of the one that it takes the place of."""
+    """Users' changes to the table that this one replaces."""
 
 
 def publish(
@@ -49,14 +49,14 @@ def publish(
     staging: Staging,
     position: dict[str, Any],
 ) -> int:
-    """Make the result table with its rows and set the view running; the caller commits.
+    """Create the result table with its rows and set the view running; return the table's OID.
 
-    ``position`` is what ``hold`` answered plus ``start_lsn``.  Returns the table's OID.
+    The caller commits.  ``position``: the answer of ``hold`` plus ``start_lsn``.
 
     REQUIRES: an open transaction on a connection with pinned settings.
     """
     target = view.target
-    # Under its name there may be another role by now.
+    # Look the role up by OID: its old name may belong to another role by now.
     owner = names.role_of(conn, view.owner).name if view.caller is not None else None
     if target.new_schema:
         _make_schema(conn, target.schema, owner)
@@ -71,10 +71,10 @@ def publish(
 
 
 def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -> int:
-    """Make a result table with the staged rows, its index and grants; returns its OID.
+    """Create a result table with the staged rows, its index and grants; return its OID.
 
     Raises:
-        UserError: 23505 or 23502, its rows have no such key.
+        UserError: 23505 or 23502, the rows violate the key.
     """
     target, kept = wanted.target, wanted.kept
     oid = int(
@@ -91,7 +91,7 @@ def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -
     if wanted.reader is not None and not (kept is not None and kept.known):
         table.let_read(conn, target.schema, target.name, wanted.reader)
     if kept is not None:
-        # While it is empty: no code can run in making an index.
+        # Do this while the table is empty, so that building an index runs no user code.
         kept.restore(conn, target.schema, target.name)
     faults.point(faults.RESULT_MADE)
     name = sql.Identifier(target.schema, target.name)
@@ -109,7 +109,7 @@ def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -
 
 
 def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> str:
-    """The first progress row of a population; returns the LSN it starts from."""
+    """Write the first progress row of a population; return the LSN that it starts from."""
     start_lsn = format_lsn(int(position["start_lsn"]))
     progress.begin(conn, view_id, int(position["txid"]), start_lsn)
     return start_lsn
@@ -118,10 +118,10 @@ def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> st
 def copy_rows(
     job: Job, conn: Connection, name: sql.Identifier, staging: Staging, *, frozen: bool = False
 ) -> int:
-    """Copy the staged rows into the table ``name``; returns how many they are.
+    """Copy the staged rows into the table ``name``; return their number.
 
-    ``frozen``: whoever sees the table sees them, whatever its snapshot.
-    REQUIRES then: it was truncated in this transaction, outside of any within it.
+    ``frozen``: make the rows visible to all snapshots (COPY FREEZE).
+    REQUIRES then: the table was truncated in this transaction, outside of any subtransaction.
     """
     how = sql.SQL(" (FREEZE)" if frozen else "")
     total = staging.row_count()
@@ -145,8 +145,8 @@ def copy_rows(
 
 
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
-    """Make a schema for the view, and remember that we did: ``drop`` takes it away again."""
-    # Two views may come into one new schema at once: the second waits for the first's commit.
+    """Create a schema for the view and record it, so that ``drop`` removes it again."""
+    # Two views may create the same schema at once: the second waits for the first's commit.
     statements.alone(conn, _SCHEMA_LOCK)
     statement = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     if caller is not None:
@@ -155,5 +155,5 @@ def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
         with conn.transaction():
             conn.execute(statement)
     except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation):
-        return  # somebody has made it meanwhile
+        return  # another session has created it meanwhile
     schemas.remember(conn, schema)

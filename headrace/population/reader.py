@@ -1,13 +1,13 @@
-"""Rows of a base table as of a source snapshot: COPY text through the stream's own decoder.
+"""Reads the rows of a base table in a snapshot: COPY text, parsed by the stream's decoder.
 
-Used alike by the builder itself and by every Spark task, each on a connection of its own.
+The builder and every Spark task use it, each on its own connection.
 
-* Invariant 1: nothing is read outside the snapshot: the reader proves it with
-  ``pg_current_snapshot()`` after it has joined (E5, H4).
+* Invariant 1: all rows are read in the snapshot: the reader checks ``pg_current_snapshot()`` after
+  it has joined (E5, H4).
 * Invariant 2: a value has the same text here and in the stream: same output functions, same
   pinned settings, never a cast to text (H5).
-* Invariant 3: what is read is the planned table itself, not what has its name now.
-* Invariant 4: no query is planned over a table whose owner has not our rights anyway (tables.py).
+* Invariant 3: the reader reads the planned table, not another one that has its name now.
+* Invariant 4: no query is planned over a table unless its owner has our rights anyway (tables.py).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ WHOLE: Final = Blocks(0, None)
 
 @contextlib.contextmanager
 def joined(dsn: str, ref: SnapshotRef, keep: reuse.Keep = reuse.always) -> Iterator[Connection]:
-    """A connection inside the snapshot; ``keep`` says whether others may have it afterwards.
+    """Yield a connection inside the snapshot; ``keep`` decides whether it is reused afterwards.
 
     Raises:
-        SnapshotLost: the snapshot is no longer there, or it is not the one expected.
+        SnapshotLost: the snapshot does not exist any more, or is not the expected one.
     """
     with reuse.lent(dsn, keep, what="population reader") as conn:
         try:
-            # NB: an explicit BEGIN: in an implicit transaction SET has no effect, silently (E5).
+            # NB: BEGIN must be explicit: in an implicit transaction SET silently does nothing (E5).
             conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
@@ -73,7 +73,7 @@ def joined(dsn: str, ref: SnapshotRef, keep: reuse.Keep = reuse.always) -> Itera
                 ) from error
             prove(conn, ref)
             yield conn
-            # Whose reading was left was canceled, and its connection is not to be used again.
+            # An abandoned read was cancelled, and its connection must not be reused.
             if conn.info.transaction_status == TransactionStatus.INTRANS:
                 conn.rollback()
         except psycopg.Error as error:
@@ -94,14 +94,14 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
 def read(
     conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE, *, plain: bool = False
 ) -> Generator[list[pa.Array], None, None]:
-    """Typed columns of ``load_columns(source)``, batch by batch.
+    """Yield the typed columns of ``load_columns(source)``, batch by batch.
 
-    ``plain``: nothing is asked of the server but the rows, whose order of texts may be another.
+    ``plain``: read all rows and filter them here, because the server may order texts differently.
 
-    REQUIRES: ``conn`` comes from ``joined``; it is closed before ``conn`` is.
+    REQUIRES: ``conn`` comes from ``joined``; the generator is closed before ``conn``.
 
     Raises:
-        TableChanged: the table has lost its name to another, or has another owner.
+        TableChanged: the name belongs to another table, or the table has another owner.
     """
     columns = load_columns(source)
     if not columns:
@@ -125,7 +125,7 @@ def read(
 def copy_statement(
     source: SourceSpec, columns: tuple[SourceColumn, ...], blocks: Blocks
 ) -> sql.Composed:
-    """The COPY that reads ``columns`` of ``source`` in a range of blocks."""
+    """Return the COPY statement that reads ``columns`` of ``source`` in a range of blocks."""
     conditions = []
     if blocks.first:
         conditions.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)")))
@@ -142,7 +142,7 @@ def copy_statement(
 
 
 def plain_statement(source: SourceSpec, columns: tuple[SourceColumn, ...]) -> sql.Composed:
-    """The COPY that reads ``columns`` of all rows, for which nothing is planned."""
+    """Return the COPY statement for ``columns`` of all rows, which needs no planning."""
     return sql.SQL("COPY {} ({}) TO STDOUT").format(
         sql.Identifier(source.schema_name, source.table_name),
         sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
@@ -150,7 +150,7 @@ def plain_statement(source: SourceSpec, columns: tuple[SourceColumn, ...]) -> sq
 
 
 def _condition(source: SourceSpec) -> sql.Composed:
-    """Which rows are wanted, by the names that the columns have now."""
+    """Return the pushed-down filter, with the current names of the columns."""
     parts: list[sql.Composable] = []
     for number, part in enumerate(source.pushdown):
         if number % 2:
@@ -172,9 +172,9 @@ def _parse(source: SourceSpec, column: SourceColumn, values: pa.Array) -> pa.Arr
 
 
 def _copy(conn: Connection, statement: bytes) -> Generator[bytes, None, None]:
-    """Whole lines of COPY data in pieces of about ``BYTES_PER_BATCH``.
+    """Yield whole lines of COPY data in pieces of about ``BYTES_PER_BATCH``.
 
-    The next one is read while this one is worked on.
+    A thread reads the next piece while the caller works on this one.
     """
     pgconn = conn.pgconn
     result = pgconn.exec_(statement)
@@ -192,8 +192,8 @@ def _copy(conn: Connection, statement: bytes) -> Generator[bytes, None, None]:
                 if data and length != FAILED:
                     yield data
         finally:
-            if not ahead.done():  # nobody wants it any more
-                with contextlib.suppress(psycopg.Error):  # it ends with its piece, then
+            if not ahead.done():  # the caller has abandoned the read
+                with contextlib.suppress(psycopg.Error):  # without a cancel the read ends anyway
                     conn.cancel_safe(timeout=_CANCEL_S)
     done = pgconn.get_result()
     if length == FAILED or done is None or done.status != ExecStatus.COMMAND_OK:

@@ -1,7 +1,7 @@
-"""The rows of an altered view, made of those that its table has.
+"""Recomputes the rows of an altered view from the rows of its result table.
 
-The table is locked, and the view stands still: so its rows are of the moment of the states that
-are kept.  They are read, computed and written some at a time, for nothing is kept of them.
+The table is locked and the view is paused, so its rows match the txid of the reused states.  The
+rows are processed batch by batch, because no state of them is needed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def remake(
     remote: RemoteEvaluator | None,
     staging: Staging,
 ) -> tuple[int, int]:
-    """Stage the rows of the new query, of those of ``target``: how many they are, of how many.
+    """Stage the rows of the new query, computed from ``target``; return (new rows, old rows).
 
-    REQUIRES: ``conn`` is in a transaction that has the table locked.
+    REQUIRES: ``conn`` is in a transaction that has locked the table.
     """
     source = _source(target, keeping)
     had = 0
@@ -60,7 +60,7 @@ def _made(
     remote: RemoteEvaluator | None,
     batches: Iterator[list[pa.Array]],
 ) -> Iterator[tuple[int, bytes]]:
-    """COPY text of the new rows, of those of the table."""
+    """Yield (rows, COPY text) of the new rows, computed from ``batches``."""
     numbers = {column.attnum: at for at, column in enumerate(source.columns)}
     schema = keeping.upper.node(keeping.top).schema
     for columns in batches:
@@ -69,7 +69,7 @@ def _made(
             pa.nulls(count, arrow_type(field.oid)) if place is None else columns[numbers[place + 1]]
             for field, place in zip(schema, keeping.places, strict=True)
         ]
-        # One for each: it keeps what it gives until its end.
+        # Use one dataflow for each batch: it holds its output until its end.
         flow = Dataflow(keeping.upper, MemoryStore(undo=False), remote, 0, repeats=True)
         flow.load_feed(keeping.top, given)
         yield from rows.render(keeping.upper.sink.schema, flow.end(0))
@@ -77,7 +77,7 @@ def _made(
 
 
 def _source(target: ResultTable, keeping: Common) -> SourceSpec:
-    """The columns of the table that are needed, and one at least, as those of a source."""
+    """Return the needed columns of the table, at least one, as a source."""
     places = sorted({place for place in keeping.places if place is not None}) or [0]
     fields = [target.schema[place] for place in places]
     columns = tuple(

@@ -1,9 +1,9 @@
-"""New contents for a result table that is there: only the rows that differ are touched.
+"""Replaces the contents of an existing result table; only rows that differ are touched.
 
-The staged rows go into a temporary table first.  Two rows are the same if their *images* are:
-the text of the whole row by the types' own output functions, under pinned settings.  So 1.0 and
-1.00 differ, a type needs no equality, and blanks of char(n) count.  Equal rows are numbered, and
-number n of the one table is number n of the other: that is the difference of multisets.
+The staged rows are copied into a temporary table first.  Two rows are equal if their *images* are:
+the text of the whole row by the types' output functions, under pinned settings.  So 1.0 and 1.00
+differ, a type needs no equality operator, and trailing blanks of char(n) count.  Equal rows are
+numbered, and matched by number between the tables, which gives the multiset difference.
 """
 
 from __future__ import annotations
@@ -33,37 +33,34 @@ _NEW: Final = "headrace_new_contents"
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Rows that were taken out of a table, and put into it."""
+    """Numbers of rows removed from a table and added to it."""
 
     removed: int
     added: int
     noted: bool = False
-    """Whether what differs is kept in the view's history."""
+    """Whether the difference was written to the view's history."""
 
 
 def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
-    """The text that is the same for the same rows only; exact under pinned settings."""
+    """Return the expression of a row's image, which is exact under pinned settings."""
     return sql.SQL('ROW({})::pg_catalog.text COLLATE pg_catalog."C"').format(
         sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
     )
 
 
 def put_right(conn: Connection, before: ResultTable, publication: str, key: Sequence[str]) -> bool:
-    """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
+    """Lock the result table and repair it, in the caller's transaction; return whether it stays.
 
-    ``before``: as we have made it; ``key``: the one that it is to have: if that is another than it
-    has, that goes first.
-
-    What somebody has added is his, and stands against it.  False: it lacked columns, and was
-    dropped to be made again.
+    ``before``: the table as Headrace made it.  ``key``: its future key; a different one is dropped.
+    A table with other columns is dropped, to be created again; then return False.
 
     Raises:
-        SinkTableError: something was added, or depends on a table that has to be made again.
+        SinkTableError: users have added something, or objects depend on a table to be dropped.
     """
     name = before.identifier
     target = replace(before, key=tuple(key))
     table.check(conn, before, publication, filling=True)
-    # Writers are locked out: the engine, and whoever may have got the right to write.
+    # Lock out writers: the engine, and any role that has been granted the right to write.
     conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
     table.check(conn, before, publication, filling=True)
     found = table.fingerprint(conn, target.oid)
@@ -101,18 +98,16 @@ def replace_rows(
     *,
     kept: Kept | None = None,
 ) -> Replaced:
-    """Make the rows of ``target`` the staged ones, in the caller's transaction.
+    """Replace the rows of ``target`` by the staged ones, in the caller's transaction.
 
-    Its columns get the types of the query.  ``kept``: the history that is to have the rows that
-    differ; it gets none where types have changed.
-
-    Readers are not held up; they see the old rows until the commit.
+    Its columns get the types of the query.  ``kept``: the history to write the difference to; none
+    is written if types have changed.  Readers do not wait; they see the old rows until the commit.
 
     REQUIRES: ``put_right``, in this transaction.
 
     Raises:
-        UserError: 55000, the query has other types now, which something keeps away; 23505 or
-            23502, its new rows do not have the key.
+        UserError: 55000, the query has other types now, and dependent objects prevent the change;
+            23505 or 23502, the new rows violate the key.
     """
     name = target.identifier
     columns = [field.name for field in target.schema]
@@ -141,7 +136,7 @@ def replace_rows(
     else:
         row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
         replaced = Replaced(int(row[0]), int(row[1]))
-        if target.key:  # somebody has dropped it
+        if target.key:  # the key was dropped
             keys.add(conn, name, target.key)
     count: Any = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
     if count[0] != total:
@@ -159,10 +154,10 @@ def replace_rows(
 def _replace_keyed(
     conn: Connection, target: ResultTable, staged: sql.Identifier, columns: Sequence[str]
 ) -> Replaced:
-    """The same where there is a key: it holds at each statement, and a row whose key stays too.
+    """Update rows whose key stays, then delete and insert; the key holds after each statement.
 
     Raises:
-        UserError: 23505 or 23502, the new rows do not have the key.
+        UserError: 23505 or 23502, the new rows violate the key.
     """
     keys.add(conn, staged, target.key)
     operators = keys.equality(conn, target.oid)
@@ -231,13 +226,12 @@ def _fit_columns(
     staged: sql.Identifier,
     fields: Sequence[Field],
 ) -> bool:
-    """Give columns the types of ``staged`` where they have others.
+    """Give columns the types of ``staged``; return whether any type has changed.
 
-    Values that do not fit the new type become NULL: their rows are exchanged.
-    Whether there were any.
+    Values that do not fit the new type become NULL, and their rows are replaced later.
 
     Raises:
-        UserError: 55000, they stay as they are: what a user made of the table depends on them.
+        UserError: 55000, objects of users depend on a column's type.
     """
     row: Any = conn.execute("SELECT %s::regclass::oid", (staged.as_string(conn),)).fetchone()
     table.prove_types(conn, int(row[0]), fields)
@@ -274,9 +268,9 @@ def retype(
     *,
     built_in: bool = True,
 ) -> str | None:
-    """Alter the type of a column to ``kind``; what stands against it, if something does.
+    """Alter the type of a column to ``kind``; return the reason if that is impossible.
 
-    ``built_in``: whether ``kind`` is; else no value of the column is cast to it.
+    ``built_in``: whether ``kind`` is built in; otherwise no value of the column is cast to it.
     """
     column = sql.Identifier(old.name)
     values: list[sql.Composable] = [column, sql.SQL("NULL")]
@@ -293,7 +287,7 @@ def retype(
         except (
             psycopg.errors.DataError,
             psycopg.errors.CannotCoerce,
-            psycopg.errors.IntegrityError,  # of the key
+            psycopg.errors.IntegrityError,  # the key is violated
         ):
             continue
         except (

@@ -1,13 +1,13 @@
-"""Other columns for a result table that is there: it keeps its OID and all that hangs on the rest.
+"""Changes the columns of an existing result table, which keeps its OID and dependent objects.
 
-A column is known by its name.  The columns of the table stand in the order of the query's, so one
-that would have to stand before another that is there already is made anew behind that.
+Columns are identified by name.  The table's columns must have the order of the query's.  So a
+column that must move behind an existing one is dropped and added again at the end.
 
-    have  a b c d          stay   a c      (they stand in the order that is wanted)
+    have  a b c d          stay   a c      (already in the wanted order)
     want  a c b e          gone   d        made anew  b        added  e
 
-What hangs on a column that goes, or is made anew, or gets another type, would go with it or break:
-it is named, before anything is changed (``Reshape.check``), and looked for again under the lock.
+An object that depends on a column that is dropped, recreated or retyped would be dropped or break.
+``Reshape.check`` reports such objects before any change, and checks again under the lock.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ SELECT a.attname, d.classid::pg_catalog.regclass::text,
    AND (k.oid IS NULL OR k.conrelid <> d.refobjid OR k.contype NOT IN ('p', 'n'))
    AND (i.oid IS NULL OR i.relname <> %(hash)s)
  GROUP BY 1, 2, 3 ORDER BY 3, 1"""
-"""What depends on columns: but for what we have made, the key and the index of rows."""
+"""Objects that depend on columns, except Headrace's own: the key and the row index."""
 _REFERRING: Final = """
 SELECT pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::regclass, k.oid, 0)
   FROM pg_catalog.pg_constraint k
  WHERE k.contype = 'f' AND k.confrelid = %s AND k.conparentid = 0 ORDER BY 1"""
 _EASY: Final = frozenset(("pg_class", "pg_statistic_ext", "pg_publication_rel"))
-"""Of what catalogs those are that a column's other type does no harm: indexes, and what only names
+"""Catalogs of dependent objects that survive a type change: indexes, and objects that only name
 the column."""
 _ROWS_KEY_LATER: Final = 20_000
-"""From so many rows on a key is made when they are there."""
+"""Number of rows from which a key is created after the rows are written."""
 _PLAIN: Final = """
 SELECT pg_catalog.has_table_privilege(c.oid, 'TRUNCATE')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                     WHERE s.plugin <> 'pgoutput' AND s.database = pg_catalog.current_database())
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
-"""Whether nobody minds a TRUNCATE: who is told of deleted rows may not be told of that."""
+"""Whether TRUNCATE is allowed, and no slot's output plugin might ignore it."""
 _SAID: Final = """
 SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = %s AND a.attname = ANY (%s) AND NOT a.attisdropped"""
@@ -78,21 +78,21 @@ SELECT a.attname, g.privilege_type, r.rolname, g.grantee = 0, g.is_grantable
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """What becomes of the columns of a result table, by name."""
+    """Changes to the columns of a result table, by name."""
 
     stay: tuple[str, ...]
     gone: tuple[str, ...]
     anew: tuple[str, ...]
-    """Those that are dropped, and made again behind the others."""
+    """Columns that are dropped, and added again at the end."""
     added: tuple[str, ...]
     retyped: tuple[str, ...]
-    """Of those that stay."""
+    """Columns that stay, with another type."""
     typed: tuple[str, ...]
-    """Of those that are made anew: which get another type."""
+    """Columns that are recreated with another type."""
 
     @classmethod
     def of(cls, have: Sequence[ResultColumn], want: Sequence[Field]) -> Self:
-        """Of the columns that there are, the wanted ones."""
+        """Return the changes that turn the columns ``have`` into ``want``."""
         places = {column.name: place for place, column in enumerate(have)}
         fields = {field.name: field for field in want}
         stay: list[str] = []
@@ -121,21 +121,22 @@ class Reshape:
 
     @property
     def nothing(self) -> bool:
-        """Whether the columns stay as they are, types apart."""
+        """Whether no column is dropped, recreated or added; types may change."""
         return not (self.gone or self.anew or self.added)
 
     @property
     def makes(self) -> bool:
-        """Whether there are columns to be made, so that each row is another one."""
+        """Whether columns are recreated or added, so that every row changes."""
         return bool(self.anew or self.added)
 
     def check(self, conn: Connection, before: ResultTable, target: ResultTable) -> None:
-        """Refuse what would break what hangs on the table.
+        """Refuse changes that would break dependent objects.
 
-        ``before``: as it is; ``target``: as it is to be.
+        ``before``: the table as it is.  ``target``: the table after the change.
 
         Raises:
-            UserError: 2BP01, with the names of all of these.
+            UserError: 2BP01, with the names of the dependent objects.
+            UnsupportedError: as ``_check_foreign_types``.
         """
         breaks = self._dependents(conn, target)
         if before.key != target.key:
@@ -173,7 +174,10 @@ class Reshape:
         return out
 
     def _check_foreign_types(self, conn: Connection, target: ResultTable) -> None:
-        """Refuse a column whose type may be another's by the time that rows have it already."""
+        """Refuse a new column of a user-defined type if foreign keys refer to the table.
+
+        The rows then stay, and the type's name may mean another type when the column is added.
+        """
         if self.makes and is_referred(conn, target.oid):
             user = [f.name for f in target.schema if f.name in {*self.anew, *self.added}
                     and f.oid >= FIRST_USER_OID]  # fmt: skip
@@ -195,14 +199,14 @@ class Reshape:
     ) -> Replaced:
         """Give the table its new columns and the staged rows, in the caller's transaction.
 
-        From then on readers wait for the commit.  Whoever has a snapshot of before sees the rows of
-        then.  ``before``: the table as it is; ``had``: the staged rows are made of those that it
-        has, so many.  Of new columns there are no statistics yet.
+        Readers wait for the commit from then on.  Older snapshots still see the old rows.
+        ``before``: the table as it is.  ``had``: its number of rows, if the staged rows were
+        computed from them.  New columns have no statistics yet.
 
         REQUIRES: ``put_right`` in this transaction; no foreign key refers to the table; ``makes``.
 
         Raises:
-            UserError: as ``check``; 23505 or 23502, the rows do not have the key.
+            UserError: as ``check``; 23505 or 23502, the rows violate the key.
         """
         name = target.identifier
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(name))
@@ -213,7 +217,7 @@ class Reshape:
         else:
             had = conn.execute(sql.SQL("DELETE FROM ONLY {}").format(name)).rowcount
         table.drop_hash_index(conn, target.schema_name, target.oid)
-        # Without rows nothing is evaluated, whatever a type's name is that of by now.
+        # The table is empty: nothing is evaluated, even if the name means another type by now.
         for field in (f for f in target.schema if f.name in self.retyped):
             old = next(a for a in table.attributes(conn, target.oid) if a.name == field.name)
             (kind,) = table.spelled(conn, [field])
@@ -231,9 +235,9 @@ class Reshape:
         return Replaced(had, added)
 
     def narrow(self, conn: Connection, before: ResultTable, target: ResultTable) -> int:
-        """Drop columns of the table, whose rows stay as they are; how many these are.
+        """Drop columns of the table, and keep its rows; return the number of rows.
 
-        REQUIRES: as ``refill``, but that no columns are made, or get another type.
+        REQUIRES: as ``refill``, except that no column is added, recreated or retyped.
 
         Raises:
             UserError: as ``check``.
@@ -254,7 +258,7 @@ class Reshape:
         return int(row[0])
 
     def index(self, conn: Connection, target: ResultTable) -> None:
-        """Give the table, whose rows are there, its key, or the index of its rows."""
+        """Add the key, or without one the row index, after the rows are written."""
         if not target.key:
             table.create_hash_index(conn, target.schema_name, target.table_name)
             return
@@ -264,10 +268,10 @@ class Reshape:
             keys.add(conn, target.identifier, target.key)
 
     def change(self, conn: Connection, target: ResultTable) -> None:
-        """Drop and make columns.
+        """Drop and add columns; recreated ones keep their comments and grants.
 
         Raises:
-            UserError: 2BP01, Postgres knows of something that depends on them.
+            UserError: 2BP01, objects depend on the columns, according to Postgres.
             TransientError: a type was renamed or replaced meanwhile.
         """
         fields = [f for f in target.schema if f.name in {*self.anew, *self.added}]
@@ -280,7 +284,7 @@ class Reshape:
             sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(field.name), kind)
             for field, kind in zip(fields, table.spelled(conn, fields), strict=True)
         ]
-        # No index of ours may go along silently: the one of rows is made again.
+        # Drop the row index, which is created again later, so that it does not go silently.
         table.drop_hash_index(conn, target.schema_name, target.oid)
         try:
             with conn.transaction():
@@ -320,12 +324,12 @@ class Reshape:
 
 
 def _made_in_place(conn: Connection, target: ResultTable) -> bool:
-    """Whether rows that are made of the table's may be shown to whoever sees the table.
+    """Return whether rows computed from the table's may be visible to all snapshots.
 
-    So they may if each snapshot that there is, or may come, has the rows of now.  Then these need
-    not be deleted one by one, and the new ones not be those of a new transaction.
+    That is correct if every existing and future snapshot has the current rows.  Then the table can
+    be truncated, without deleting each row, and filled with frozen rows.
 
-    REQUIRES: ``put_right`` in this transaction (it has no trigger); nobody but the sink writes it.
+    REQUIRES: ``put_right`` in this transaction (no triggers); only the sink writes the table.
     """
     row = conn.execute(_PLAIN, (target.oid,)).fetchone()
     found = table.fingerprint(conn, target.oid)
@@ -334,7 +338,7 @@ def _made_in_place(conn: Connection, target: ResultTable) -> bool:
 
 
 def is_referred(conn: Connection, oid: int) -> bool:
-    """Whether foreign keys refer to the table: its rows are to be updated, not made anew."""
+    """Return whether foreign keys refer to the table, so that its rows must be updated in place."""
     return conn.execute(_REFERRING, (oid,)).fetchone() is not None
 
 

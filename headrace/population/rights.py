@@ -1,7 +1,7 @@
-"""Whether code of users can run where it has to: said with the plan, not at a view's first row.
+"""Checks at planning time, not at a view's first row, that user-defined code can be evaluated.
 
-What may run such code is evaluated by a role without any rights (``config.eval_dsn``), which must
-at least be allowed to name the types and functions.
+Expressions that may run such code are evaluated by an otherwise unprivileged role
+(``config.eval_dsn``), which needs the rights to use the types and functions.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SELECT format('GRANT EXECUTE ON ROUTINE %%I.%%I(%%s) TO %%I;', n.nspname, p.pron
 
 
 def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
-    """Raise unless what ``planned`` evaluates of users can be evaluated; "" is no ``eval_dsn``.
+    """Check that the user-defined code in ``planned`` can be evaluated; ``eval_dsn`` may be "".
 
     Raises:
-        UnsupportedError: there is no role for it.
-        PrerequisiteError: 42501, the role lacks a right; the hint grants it.
+        UnsupportedError: there is no role for the evaluation.
+        PrerequisiteError: 42501, the role lacks a right; the hint says how to grant it.
     """
     types: set[int] = set()
     asked = False
@@ -50,7 +50,7 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
         data = to_json(node)
         for part in untrusted(data):
             asked = True
-            # Of an aggregate or window function the types are those of its node's columns.
+            # For an aggregate or window function, take the types from its whole node.
             types.update(uses.types_of(part if part["kind"] == "Remote" else data))
     if not asked:
         return
@@ -73,7 +73,7 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
 
 
 def untrusted(data: Any) -> Iterator[dict[str, Any]]:
-    """Parts of a plan as JSON that the role evaluates."""
+    """Yield the parts of a plan (as JSON) that the unprivileged role evaluates."""
     if isinstance(data, dict):
         if data.get("trusted") is False:
             yield data

@@ -1,4 +1,4 @@
-"""Result rows of a population as COPY text."""
+"""Rendering of a population's result rows as COPY text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROWS_PER_PIECE: Final = 50_000
 
 
 def render(schema: Schema, diffs: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
-    """(rows, COPY text) pieces of ``diffs``: each row as often as its weight says.
+    """Yield (rows, COPY text) pieces of ``diffs``, with each row repeated by its weight.
 
     Raises:
-        BugError: a weight is not positive: a first result takes nothing back.
+        BugError: a weight is not positive, which a first result cannot have.
     """
     if diffs.num_rows == 0:
         return
-    # By place: a view may have a column of that name.
+    # Take the weights by position: a view may have a column of that name.
     weights = diffs.column(diffs.num_columns - 1)
     least = pc.min(weights).as_py()
     if least <= 0:

@@ -1,13 +1,12 @@
-"""Pieces of a plan that one Spark task runs, with our own collections.
+"""Segments: pieces of a plan that one Spark task runs, with Headrace's collections.
 
 A *segment* is a collection that needs all rows of a key together (or reads a table), and the
-stateless ones after it.  It leaves by an *exit*: keyed, for the node that needs the rows by key;
-plain, for several users; or as result rows, into a file.  Between segments diffs travel as blocks
-(``edges``).  The states that its collections have built are written as sorted runs when its input
-has ended.
+stateless ones after it.  Its rows leave by an *exit*: keyed, for the node that needs the rows by
+key; plain, for several readers; or as result rows, into a file.  Between segments diffs travel as
+blocks (``edges``).  At the end of its input a segment writes its states as sorted runs.
 
-Invariant 1: a repeated task writes the same files: parts are named by what is in them (the
-part of the key; the number of the reading partition), never by the attempt.
+Invariant 1: a repeated task writes the same files: parts are named by their content (the part of
+the key, or the number of the reading partition), never by the attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ FRONT: Final = "front"
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How rows leave a segment; the rest is of a keyed exit: to what, over how many parts."""
+    """How rows leave a segment; a keyed exit also has the receiving node, its port, the parts."""
 
     kind: str
     node: str = ""
@@ -65,22 +64,22 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Collection ``head`` (or '': rows of node ``schema_of`` pass), then those of ``tail``."""
+    """Collection ``head`` (or '': rows of node ``schema_of`` pass through), then ``tail``."""
 
     head: str
     tail: tuple[str, ...] = ()
     schema_of: str = ""
     step: str = WHOLE
-    """What the head does: all; or in two steps (``division``) SHARE, then FRONT."""
+    """Step of the head: WHOLE, or one of two steps (``division``): SHARE, then FRONT."""
 
     def then(self, node_id: str) -> Segment:
-        """The segment with one more stateless collection."""
+        """Return the segment with one more stateless collection."""
         return replace(self, tail=(*self.tail, node_id))
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Everything a task needs, as it stands in ``job.json``."""
+    """All inputs of a task, as stored in ``job.json``."""
 
     plan: PhysicalPlan
     dsn: str
@@ -89,20 +88,20 @@ class Spec:
     ref: SnapshotRef
     staging: Staging
     blocks: dict[str, list[list[int | None]]]
-    """Per source: [first, last] block ranges, one for each reading partition."""
+    """By source: [first, last] block ranges, one for each reading partition."""
     divided: dict[str, int]
-    """Nodes whose rows of that port are divided as one likes, the other ports' going to all."""
+    """By node: the port whose rows are divided without a key; rows of other ports go to all."""
     instant: int = 0
-    """now() of what reads the clock, the same in all tasks: microseconds since 2000-01-01 UTC."""
+    """``now()``, the same in all tasks, in microseconds since 2000-01-01 UTC."""
     idle_ms: int = 0
-    """Milliseconds that a step may take; 0: any time."""
+    """Milliseconds that a step may take; 0 means no limit."""
     owner: str = ""
-    """Who is to blame for what expressions do."""
+    """Owner label that the evaluator separates user code by."""
     turns: str = ""
-    """Where the processes of this machine take turns with code of users; '': this is another."""
+    """Directory in which the machine's processes take turns to run user code; '' on a cluster."""
 
     def write(self) -> Path:
-        """Put it where the tasks find it."""
+        """Write the spec into the staging directory; return its path."""
         return self.staging.write_json("job.json", self)
 
 
@@ -111,7 +110,7 @@ _SPECS: Final = msgspec.json.Decoder(Spec, dec_hook=lambda kind, at: kind(at))
 
 @functools.lru_cache(maxsize=2)
 def load_spec(path: str) -> Spec:
-    """The spec in file ``path``; kept, as one Python worker runs many tasks."""
+    """Return the spec in file ``path``; cached, because one Python worker runs many tasks."""
     data = Path(path).read_bytes()
     return _SPECS.decode(data)
 
@@ -122,7 +121,7 @@ def load_spec(path: str) -> Spec:
 def run(
     spec: Spec, segment: Segment, exit_: Exit, part: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Run ``segment`` over blocks; yields blocks."""
+    """Run ``segment`` over blocks; yield blocks."""
     blocks = Arrivals(_schemas(spec.plan, segment))
     inputs = _loads(spec.plan, segment, blocks.read(batches))
 
@@ -136,7 +135,7 @@ def run(
 def run_source(
     spec: Spec, segment: Segment, exit_: Exit, number: int, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
-    """Run ``segment``, whose head is a source, over typed columns as they were read."""
+    """Run ``segment``, whose head is a source, over typed columns from the reader."""
     node = spec.plan.node(segment.head)
     assert isinstance(node, SourceSpec), "a reading segment begins with a source"
     loads = ((0, load_batch(node, columns)) for columns in batches)
@@ -148,7 +147,7 @@ def run_source(
 def scan_source(
     source: SourceSpec, parts: int, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a table without a key, sent so that equal rows meet in one task."""
+    """Yield blocks of a table without a key, divided so that equal rows meet in one task."""
     schema = load_schema(source)
     for columns in batches:
         ones = pa.array(np.ones(len(columns[0]), np.int64))
@@ -157,12 +156,12 @@ def scan_source(
 
 
 def load_schema(source: SourceSpec) -> Schema:
-    """What the reader reads, as a schema."""
+    """Return the schema of the columns that the reader reads."""
     return tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in load_columns(source))
 
 
 def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
-    """Columns of the key by which ``node`` needs its input; None: all columns."""
+    """Return the key columns by which ``node`` needs its input; None means all columns."""
     match node:
         case plan.JoinSpec():
             return node.left_keys if port == 0 else node.right_keys
@@ -177,7 +176,7 @@ def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
 
 
 def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
-    """Schema of each input port of ``segment``."""
+    """Return the schema of each input port of ``segment``."""
     if not segment.head:
         return [whole.node(segment.schema_of).schema]
     node = whole.node(segment.head)
@@ -190,7 +189,7 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
 def _loads(
     whole: PhysicalPlan, segment: Segment, inputs: Iterable[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """``inputs`` as the head of ``segment`` takes them."""
+    """Convert ``inputs`` to the form that the head of ``segment`` takes."""
     head = segment.head and whole.node(segment.head)
     if not isinstance(head, SourceSpec):
         yield from inputs
@@ -205,7 +204,7 @@ def _drive(
     inputs: Iterable[tuple[int, pa.RecordBatch]],
     part: Callable[[], str],
 ) -> Iterator[pa.RecordBatch]:
-    """Typed diffs of the segment's last collection; its states are written at the end."""
+    """Yield the typed diffs of the segment's last collection; write its states at the end."""
     store = MemoryStore(undo=False)
     turns = Path(spec.turns) if spec.turns else None
     remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn, owner=spec.owner, folder=turns)
@@ -230,7 +229,6 @@ def _drive(
 def _chain(
     spec: Spec, segment: Segment, store: MemoryStore, remote: RemoteEvaluator
 ) -> list[Collection]:
-    """The collections of ``segment``."""
     whole, lsn = spec.plan, int(spec.ref.start_lsn)
     names = (segment.head, *segment.tail)
     chain = []
@@ -251,7 +249,7 @@ def _chain(
 
 
 def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pieces]) -> None:
-    """Stage what task ``part`` has built; of what all tasks have the same, the first one does."""
+    """Stage the states of task ``part``; states that all tasks share are written by the first."""
     own, parts = dict(states), {}
     if segment.head:
         head = spec.plan.node(segment.head)
@@ -269,7 +267,7 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
 def _pushed(
     bound: Bound, chain: list[Collection], port: int, message: Diffs | TimeEnd, count: int
 ) -> list[pa.RecordBatch]:
-    """What comes out at the end: one step, over ``count`` rows, whatever others do in between."""
+    """Push a message through the chain as one bounded step of ``count`` rows; return the output."""
     bound.begin()
     bound.admit(count, 0)
     with bound.applied():
@@ -311,21 +309,21 @@ def _leave(
 
 
 def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:
-    """Schema of what comes out of ``segment``."""
+    """Return the output schema of ``segment``."""
     last = segment.tail[-1] if segment.tail else segment.head or segment.schema_of
     return whole.node(last).schema
 
 
-# --- errors cross the JVM as a file: Spark only passes on a text
+# --- errors cross the JVM as a file: Spark passes on only their text
 
 
 def save_error(staging: Staging, error: HeadraceError) -> None:
-    """Keep what went wrong in a task, for the builder to raise."""
+    """Save the error of a task, for the builder to raise."""
     staging.write_json(ERROR_FILE, to_wire(error))
 
 
 def saved_error(staging: Staging) -> HeadraceError | None:
-    """The error of a task, if one failed for a reason of ours."""
+    """Return the saved error of a task, if there is one."""
     path = staging.path / ERROR_FILE
     if not path.exists():
         return None
@@ -333,12 +331,12 @@ def saved_error(staging: Staging) -> HeadraceError | None:
 
 
 def single(spec: Spec, node: Node) -> bool:
-    """Whether all rows at all must meet in one task."""
+    """Return whether all rows must meet in one task."""
     match node:
         case plan.JoinSpec():
             return not node.left_keys and node.id not in spec.divided
         case plan.ReduceSpec():
-            # Each task makes the groups that are always there.
+            # Each task would make the groups that always exist.
             return bool(node.always) or (not node.keys and node.id not in spec.divided)
         case plan.TopKSpec():
             return not node.keys and node.id not in spec.divided

@@ -1,18 +1,18 @@
-"""Snapshots that populations share: who comes while one is made gets the next one.
+"""Snapshots shared by populations: jobs that arrive while one is being made share the next one.
 
     a ─────── slot ── reads ─────┐
     b, c, d ─ (wait) ───────────── slot ── all three read ──┐
     e ──────────────────────────── (waits) ─────────────────── slot ── …
 
-A slot waits until every transaction that writes has ended, and then for those that began
-meanwhile.  That is most of a population's time where others write, and costs the same for many
-populations as for one.  Each snapshot is made by a thread of its own, so that whoever gives up
-takes nothing from the others; it ends with the last of those who share it.
+Creating a slot waits until every writing transaction has ended, and then for those that began
+meanwhile.  On a busy server that is most of a population's time, and it costs the same for many
+populations as for one.  A separate thread makes each snapshot, so that a job that gives up does
+not affect the others.  The snapshot ends with the last job that shares it.
 
-* Invariant 1: who joins has published its tables, committed, before (E3, E4): a
-  slot is begun after all who share it have joined.
-* Invariant 2: one slot is made at a time, and there are never more than ``alive_max``: slots are
-  few, and belong to the whole server.
+* Invariant 1: a job has published its tables, committed, before it joins (E3, E4); the creation of
+  a slot begins after all jobs that share it have joined.
+* Invariant 2: one slot is created at a time, and at most ``alive_max`` exist, because slots are a
+  scarce resource of the whole server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _POLL_S: Final = 0.2
 
 
 class _Group:
-    """Those who share one snapshot; guarded by the lock of ``Snapshots``."""
+    """The jobs that share one snapshot; guarded by the lock of ``Snapshots``."""
 
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings: Final = settings
@@ -51,7 +51,7 @@ class _Group:
         self.error: Exception | None = None
         self.begun = False
         self.ended = False
-        """Nothing is left of it."""
+        """Whether the snapshot and its slot are gone."""
 
     def _hear(self, step: dict[str, Any]) -> None:
         self.message = step.get("message") or self.message
@@ -63,7 +63,7 @@ class Snapshots:
     def __init__(self, alive_max: int) -> None:
         self._alive_max: Final = alive_max
         self._changed = threading.Condition()
-        # Guarded by its lock.
+        # The fields below are guarded by the lock of ``_changed``.
         self._numbers = itertools.count(1)
         self._forming: _Group | None = None
         self._making: _Group | None = None
@@ -71,14 +71,14 @@ class Snapshots:
 
     @contextlib.contextmanager
     def join(self, job: Job, settings: Settings, limit_s: float = math.inf) -> Iterator[Snapshot]:
-        """A snapshot that is made from now on, as long as the block lasts.
+        """Yield a snapshot that was made after this call, valid during the block.
 
-        ``limit_s``: for how long to wait for it.
+        ``limit_s``: the longest wait for it.
 
-        REQUIRES: the tables that are read from it are published, committed.
+        REQUIRES: the tables to read are published, committed.
 
         Raises:
-            HeadraceError: as ``snapshot.export``; it is blocked also after ``limit_s``.
+            HeadraceError: as ``snapshot.export``; SnapshotBlocked also after ``limit_s``.
         """
         until = clock.monotonic() + limit_s
         group = self._enter(settings)
@@ -108,7 +108,7 @@ class Snapshots:
                     raise _again(group.error) from group.error
                 if group.snapshot is not None:
                     return group.snapshot
-                # A group that is not begun waits for what the one before it waits for.
+                # A group that has not begun waits for the same transactions as the one before it.
                 making = self._making
                 message = group.message or (making.message if making is not None else None)
             if message is not None and message != told:
@@ -118,7 +118,7 @@ class Snapshots:
                 raise snapshots.blocked((message or "").removeprefix(WAITING))
 
     def _leave(self, group: _Group) -> None:
-        """The last one to leave waits until nothing is left of it."""
+        """Leave the group; the last job waits until the snapshot is gone."""
         with self._changed:
             group.members -= 1
             if group.members:
@@ -136,7 +136,7 @@ class Snapshots:
     # --- making, under the lock
 
     def _begin(self) -> None:
-        """Begin with the next one if it is time."""
+        """Begin to make the next snapshot, if none is being made and the limit allows it."""
         group = self._forming
         if group is None or self._making is not None:
             return
@@ -156,7 +156,7 @@ class Snapshots:
                     group.job,
                     settings.source,
                     slot_name=settings.slot_name,
-                    # A slot of an earlier process may not be gone yet.
+                    # The slot of an earlier process may still exist.
                     number=f"{identity.name()}_{group.number}",
                     wait_ms=settings.population_lock_wait_ms,
                 ) as snapshot,
@@ -167,7 +167,7 @@ class Snapshots:
                 self._over(group)
                 _log.info("snapshot shared", populations=group.members)
                 self._changed.wait_for(lambda: not group.members)
-        except Exception as error:  # noqa: BLE001  it is raised where somebody waits
+        except Exception as error:  # noqa: BLE001  raised again in the waiting jobs
             group.error = error
         finally:
             with self._changed:
@@ -176,7 +176,7 @@ class Snapshots:
                 self._over(group)
 
     def _over(self, group: _Group) -> None:
-        """It is not being made any more: the next one may be."""
+        """Mark the group as not being made any more, and begin the next one."""
         if self._making is group:
             self._making = None
         self._begin()
@@ -184,7 +184,7 @@ class Snapshots:
 
 
 def _again(error: Exception) -> HeadraceError:
-    """``error`` for one of several who get it."""
+    """Return a copy of ``error`` for one of several waiting jobs."""
     if not isinstance(error, HeadraceError):
         return BugError(f"internal error in a snapshot: {error!r}")
     return error.again()

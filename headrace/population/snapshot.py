@@ -1,13 +1,13 @@
-"""A source snapshot at a known LSN, that many connections can read at once.
+"""A snapshot at a known LSN, which many connections can read at once.
 
-Only the snapshot that comes with a replication slot is consistent with the stream (
-E1-E4): a transaction is in the snapshot exactly if its commit LSN is below the slot's consistent
-point.  So every population makes a temporary slot of its own; it goes away with the connection.
+Only the snapshot of a new replication slot is consistent with the stream (E1-E4): a transaction
+is in the snapshot exactly if its commit LSN is below the slot's consistent point.  So a population
+makes a temporary slot, which ends with its connection.
 
     exporter:  BEGIN; CREATE_REPLICATION_SLOT … TEMPORARY … (SNAPSHOT 'use'); pg_export_snapshot()
     readers:   BEGIN; SET TRANSACTION SNAPSHOT '…'; prove it; COPY …
 
-Invariant 1: readers work only while ``alive``; the exporter is asked again at the end.
+Invariant 1: rows are used only if the exporter is still alive after they were read (``check``).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _log = structlog.get_logger(__name__)
 _PING_INTERVAL_S: Final = 10.0
 _LOOK_S: Final = 1.0
 _LOOK_S_MAX: Final = 10.0
-"""Seconds between two looks at which transactions a new slot waits for: at first, and at most."""
+"""Seconds between two looks at the transactions that a new slot waits for: first, and at most."""
 _WRITERS_S: Final = 0.5
 _OLDEST_SERVER: Final = 150_000
 _SLOT_INFIX: Final = "_p_"
 WAITING: Final = "waiting for "
-"""How a message begins that names open transactions."""
+"""Prefix of a message that names open transactions."""
 _LISTED_MAX: Final = 5
-# The locks tell which transaction the slot waits for now, and the roles that other columns are
-# hidden from see these as well.  The other transactions that have written may be next.
+# pg_locks shows which transaction the slot waits for now, even to roles that may not see other
+# columns.  The slot may wait for the other transactions that have written next.
 _BLOCKERS: Final = """
 WITH waiting AS (
   SELECT w.transactionid AS xid FROM pg_catalog.pg_locks w
@@ -63,11 +63,11 @@ SELECT pg_catalog.format('transaction of %%s (%%s), started %%s', role, id, coal
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """What a reader anywhere needs to join the snapshot."""
+    """Reference by which a reader, on any machine, joins the snapshot."""
 
     name: str
     proof: str
-    """``pg_current_snapshot()`` of the exporter, which each reader must see as well."""
+    """``pg_current_snapshot()`` of the exporter, which each reader must see, too."""
     start_lsn: Lsn
     """Consistent point: changes committed below it are in the snapshot, others are not."""
 
@@ -86,10 +86,10 @@ class Snapshot:
         self._thread.start()
 
     def check(self) -> None:
-        """Prove that the exporter still lives.
+        """Check that the exporter still lives.
 
         Raises:
-            SnapshotLost: it does not; nothing that was read may be used.
+            SnapshotLost: the exporter is gone; no row that was read may be used.
         """
         if self._lost is None:
             self._ping()
@@ -97,7 +97,7 @@ class Snapshot:
             raise SnapshotLost("the snapshot of the population was lost", detail=str(self._lost))
 
     def close(self) -> None:
-        """End the snapshot; its slot goes with the connection."""
+        """End the snapshot; its slot ends with the connection."""
         self._stop.set()
         self._conn.close()
         self._thread.join(timeout=5)
@@ -109,7 +109,7 @@ class Snapshot:
                 return
 
     def _ping(self) -> None:
-        # NB: any statement is allowed: with SNAPSHOT 'use' the snapshot is the transaction's.
+        # NB: statements are allowed: with SNAPSHOT 'use' the snapshot belongs to the transaction.
         with self._lock:
             if self._lost is not None or self._stop.is_set():
                 return
@@ -122,20 +122,20 @@ class Snapshot:
 
 @contextlib.contextmanager
 def export(job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int) -> Iterator[Snapshot]:
-    """A snapshot that lives as long as the block.
+    """Yield a snapshot that is valid during the block.
 
-    Waits for the transactions that have written and are open, and tells the job which they are: a
-    slot begins only when they have ended.  It does so until the job is cancelled, or at most
-    ``wait_ms`` in all where that is not 0.
-    REQUIRES: tables have been in the publication, committed, before.
+    A slot begins only when the open transactions that have written have ended.  This waits for
+    them, and reports them to the job, until the job is cancelled or ``wait_ms`` have passed
+    (0 means no limit).
+    REQUIRES: the tables have been in the publication, committed, before.
 
     Raises:
         SnapshotBlocked: transactions (named) have stayed open for ``wait_ms``.
         PrerequisiteError: a slot is missing, the server is too old, or the role may not replicate.
     """
     slot = slot_of(slot_name, number)
-    # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
-    # of these waits (E8), should we be gone by then.  Without it ``remove_slots`` ends the wait.
+    # A walsender waits for the transactions one by one.  Only lock_timeout bounds each wait (E8) if
+    # this process is gone by then.  Without it ``remove_slots`` ends the wait.
     conn = for_job(
         dsn, what="snapshot", replication=True, settings={"lock_timeout": f"{wait_ms}ms"}
     )
@@ -157,7 +157,7 @@ def export(job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int) -> 
 
 
 def slot_of(slot_name: str, number: str) -> str:
-    """Name of the temporary slot of population ``number``; at most 63 bytes."""
+    """Return the name of the temporary slot of population ``number``; at most 63 bytes."""
     tail = f"{_SLOT_INFIX}{number}"
     return slot_name[: 63 - len(tail)] + tail
 
@@ -168,12 +168,12 @@ def remove_slot(dsn: str, slot: str) -> None:
         with for_job(dsn, what="janitor") as conn:
             _terminate(conn, "s.slot_name = %s", slot)
     except (HeadraceError, psycopg.Error) as error:
-        # The slot is temporary: it goes when its server process notices that we left.
+        # The slot is temporary: it ends when its server process notices the disconnection.
         _log.warning("temporary slot not removed yet", slot=slot, reason=str(error))
 
 
 def remove_slots(conn: Connection, slot_name: str) -> int:
-    """End all populations' slots of an earlier builder of the same engine; how many."""
+    """Remove the slots of an earlier builder of the same engine; return how many there were."""
     prefix = slot_name[: 63 - len(_SLOT_INFIX)] + _SLOT_INFIX
     return _terminate(conn, "starts_with(s.slot_name, %s)", prefix)
 
@@ -191,9 +191,9 @@ def _terminate(conn: Connection, condition: str, value: str) -> int:
 
 
 def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Lsn:
-    """Create the slot as the first thing in a transaction, which stays open.
+    """Create the slot with the first command of a transaction, which stays open; return its LSN.
 
-    It waits in one go: who begins anew has to wait for those who wrote meanwhile too.
+    The wait is not split: a new attempt would also wait for transactions that began meanwhile.
     """
     create = sql.SQL(
         "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')"
@@ -222,14 +222,14 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
 
 
 class _Lookout:
-    """While inside: tells the job which transactions a new slot waits for, and ends the wait."""
+    """Reports the transactions that a new slot waits for, and ends the wait at the deadline."""
 
     def __init__(self, job: Job, conn: Connection, dsn: str, seconds: float) -> None:
         self.pid: Final = conn.info.backend_pid
         self.blockers = ""
-        """The transactions that it waited for at the last look."""
+        """The transactions that the slot waited for at the last look."""
         self.late = False
-        """Whether the time was over."""
+        """Whether the deadline has passed."""
         self._job = job
         self._conn = conn
         self._dsn = dsn
@@ -242,7 +242,7 @@ class _Lookout:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        # A cancellation of ours must not reach the next statement.
+        # Wait for the thread, so that its cancel cannot reach the next statement.
         self._over.set()
         self._thread.join()
 
@@ -273,7 +273,7 @@ def _create(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Sn
 
 
 def wait_for_writers(job: Job, dsn: str) -> None:
-    """Wait until all transactions have ended that have written and are open now.
+    """Wait until all transactions that are open now and have written have ended.
 
     The next slot then waits only for those that have begun since.
     """
@@ -295,16 +295,16 @@ def _find_blockers(dsn: str, waits: int) -> str:
 
 
 def _blockers(conn: Connection, waits: int) -> str:
-    """Return the transactions that a new slot waits for, oldest first, in words.
+    """Return a text that lists the transactions that a new slot waits for, oldest first.
 
-    ``waits``: the server process that makes the slot; 0: there is none yet.
+    ``waits``: PID of the server process that makes the slot; 0 means none yet.
     """
     rows = conn.execute(_BLOCKERS, {"waits": waits, "most": _LISTED_MAX}).fetchall()
     return ", ".join(str(row[0]) for row in rows)
 
 
 class SnapshotBlocked(PrerequisiteError):
-    """Transactions have stayed open for as long as a slot may wait for them."""
+    """Transactions have stayed open for longer than a slot may wait."""
 
 
 def blocked(blockers: str) -> UserError:

@@ -1,8 +1,8 @@
-"""Population by Spark: the same collections, many tasks, inside one source snapshot.
+"""Population by Spark: the same collections in many tasks, in one snapshot.
 
 The plan becomes a few DataFrames of blocks of rows (``segments``, ``edges``): a scan per table, a
-shuffle before each collection that needs all rows of a key, one action.  Adaptive execution is off:
-a shuffle must stay what we asked for, since every task's states are named by its keys.
+shuffle before each collection that needs all rows of a key, one action.  Adaptive execution is off,
+because it could change a shuffle, and the states of each task are named by its keys.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _BLOCKS_PER_ARROW_BATCH: Final = 8
 _ROWS_WORTH_A_TASK: Final = 20_000
 _LINE_MAX: Final = 2_000
 _GRAVE: Final = re.compile(r"\b(ERROR|FATAL|Exception|Error)\b")
-"""In a line of the JVM."""
+"""Marks a line of the JVM's output as a problem."""
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The JVM only moves our bytes: the better compiler's work is never earned back."""
+"""The JVM only moves bytes, so the optimising compiler would not pay."""
 
 
 class Spark:
-    """The builder's Spark session: started when it is needed, kept while it is used."""
+    """The builder's Spark session, which starts on demand and ends when idle."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        """Held while a session starts or ends: pyspark has one for all."""
+        """Held while a session starts or ends: pyspark has one per process."""
         self._starting: Future[Any] | None = None
         self._users = 0
         self._used_at = 0.0
@@ -65,12 +65,12 @@ class Spark:
         self._start()
 
     def session(self, job: Job) -> Any:
-        """The session; waits until it has started, or the user gives up.
+        """Return the session, after waiting for its start; cancelling the job ends the wait.
 
         Raises:
-            HeadraceError: it cannot be started; it is tried again next time.
+            HeadraceError: the session cannot be started; the next call tries again.
 
-        REQUIRES: inside of ``_used``, or nobody lets go of it meanwhile.
+        REQUIRES: the caller is inside ``_used``, or the session does not end meanwhile.
         """
         starting = self._start()
         if not starting.done():
@@ -83,19 +83,19 @@ class Spark:
         """End the session and its JVM."""
         with self._lock:
             starting, self._starting = self._starting, None
-        # One that still starts ends with us: its JVM reads our end of a pipe.
+        # A session that is still starting ends with this process, whose pipe its JVM reads.
         if starting is not None and starting.done() and not starting.exception():
             with contextlib.suppress(Exception):
                 starting.result().stop()
 
     def _start(self) -> Future[Any]:
-        """The start that is under way or done; a new one if there is none, or it failed."""
+        """Return the start that is under way or done; begin one if there is none, or it failed."""
         with self._lock:
             starting = self._starting
             if starting is None or (starting.done() and starting.exception()):
                 starting = self._starting = Future()
                 self.status = "warming"
-                # A daemon: an engine that stops does not wait for Spark to start.
+                # A daemon thread: a stopping engine does not wait for Spark to start.
                 threading.Thread(
                     target=self._run_start, args=(starting,), name="spark start", daemon=True
                 ).start()
@@ -106,12 +106,12 @@ class Spark:
         try:
             with self._making:
                 session = _start(self._settings)
-            # The first query compiles and forks what the next ones find ready.
+            # The first query compiles code and forks workers, which later queries use.
             session.range(2, numPartitions=2).mapInArrow(tasks.ready, "id bigint").collect()
         except HeadraceError as error:
             self.status = f"failed: {error.message}"
             starting.set_exception(error)
-        except Exception as error:  # noqa: BLE001  Spark fails in many ways; asked again later
+        except Exception as error:  # noqa: BLE001  Spark fails in many ways; retried later
             self.status = f"failed: {error}"
             _log.warning("spark could not be started", reason=str(error)[:2000])
             starting.set_exception(
@@ -126,7 +126,7 @@ class Spark:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        """While inside, the session is not let go."""
+        """Keep the session during the block."""
         with self._lock:
             self._users += 1
         try:
@@ -137,7 +137,7 @@ class Spark:
             self._await_idle()
 
     def _await_idle(self) -> None:
-        """Let go of the session if nobody uses it for as long as the settings say from now on."""
+        """End the session if it is idle for ``spark_idle_ms`` from now on."""
         with self._lock:
             self._used_at = clock.monotonic()
         idle_s = 0 if self._settings.spark_warm else self._settings.spark_idle_ms / 1000
@@ -169,12 +169,12 @@ class Spark:
         staged: Staging,
         owner: str,
     ) -> int:
-        """Fill ``staged`` with the result rows and states; returns the rows.
+        """Fill ``staged`` with the result rows and states; return the number of rows.
 
-        ``owner`` is to blame for what expressions do.
+        ``owner``: label that the evaluator separates user code by.
 
         Raises:
-            HeadraceError: of a task, as it was raised there; TransientError if Spark failed.
+            HeadraceError: the error of a task, as raised there; TransientError if Spark failed.
         """
         with self._used():
             session = self.session(job)
@@ -231,11 +231,11 @@ class Spark:
         }
 
     def _forget_if_dead(self, session: Any) -> None:
-        """Let go of a session whose JVM has died; the next population starts another."""
+        """Drop a session whose JVM has died; the next population starts another."""
         try:
             if not session.sparkContext._jsc.sc().isStopped():  # noqa: SLF001
                 return
-        except Exception as error:  # noqa: BLE001  whatever py4j says when nobody answers
+        except Exception as error:  # noqa: BLE001  any error of py4j without a JVM
             _log.warning("the JVM of spark has died", reason=str(error)[:500])
         with self._making:
             with self._lock:
@@ -245,10 +245,10 @@ class Spark:
 
 
 def split_blocks(size: TableSize, rows_per_task: int, tasks_min: int) -> list[list[int | None]]:
-    """[first, last] block ranges of about ``rows_per_task`` rows; the last one is open.
+    """Return [first, last] block ranges of about ``rows_per_task`` rows; the last one is open.
 
-    Open, because the table may have grown: what grew is not in the snapshot, but nothing
-    that is in the snapshot may be left out.
+    The table may have grown.  New rows are not in the snapshot, but no row of the snapshot may be
+    omitted.
     """
     tasks = -(-size.rows // max(rows_per_task, 1))
     if size.rows >= _ROWS_WORTH_A_TASK:
@@ -265,14 +265,14 @@ class _Flow:
 
     segment: Segment
     frame: Any = None
-    """Encoded input; None: the segment reads a table."""
+    """Encoded input; None means that the segment reads a table."""
 
 
 class _Graph:
-    """DataFrames of a plan."""
+    """The DataFrames of a plan."""
 
     def __init__(self, session: Any, spec: Spec, spec_path: str, parts: int) -> None:
-        """``parts``: so many tasks take the rows that meet by a key."""
+        """``parts``: number of tasks that rows are divided among by key."""
         self._session = session
         self._spec = spec
         self._plan = spec.plan
@@ -287,11 +287,11 @@ class _Graph:
                 self._uses[name] = self._uses.get(name, 0) + 1
 
     def result(self) -> Any:
-        """The action: one row per task with the number of result rows it wrote."""
+        """Return the final DataFrame: one row per task, with the number of result rows written."""
         return self._emit(self._flow(self._plan.sink.input), Exit(segments.RESULT))
 
     def close(self) -> None:
-        """Let go of what was kept for several users."""
+        """Release the DataFrames that were persisted for several readers."""
         for frame in self._persisted:
             with contextlib.suppress(Exception):
                 frame.unpersist()
@@ -354,7 +354,7 @@ class _Graph:
                 raise BugError("a view is populated whole")
 
     def _met(self, node: plan.Node) -> Any:
-        """The inputs of ``node``, so that each task has one part."""
+        """Return the inputs of ``node``, shuffled so that each task has one part."""
         return self._meeting(
             node,
             [
@@ -364,7 +364,7 @@ class _Graph:
         )
 
     def _meeting(self, node: plan.Node, frames: list[Any]) -> Any:
-        """``frames``, whose rows left keyed for ``node``, so that each task has one part."""
+        """Shuffle ``frames``, whose rows are keyed for ``node``, so that each task has one part."""
         return _union(frames).repartitionById(self._parts(node), "part")
 
     def _parts(self, node: plan.Node) -> int:
@@ -373,7 +373,7 @@ class _Graph:
     def _emit(self, flow: _Flow, exit_: Exit) -> Any:
         what, frame = tasks.run, flow.frame
         if frame is None:
-            # A table without a key is read apart from its collection.
+            # A table without a key is read separately from its collection.
             ranges = self._ranges.get(flow.segment.head or flow.segment.schema_of, 1)
             what, frame = tasks.scan, self._session.range(0, ranges, 1, ranges)
         function = functools.partial(what, self._path, flow.segment, exit_)
@@ -386,7 +386,7 @@ def _union(frames: list[Any]) -> Any:
 
 @contextlib.contextmanager
 def _watched(session: Any, job: Job, staged: Staging) -> Iterator[None]:
-    """While inside: progress is reported, and a cancel reaches the Spark job."""
+    """Report progress during the block, and pass a cancel on to the Spark job."""
     context = session.sparkContext
     context.setJobGroup(job.name, "headrace population", interruptOnCancel=True)
     done = threading.Event()
@@ -396,7 +396,7 @@ def _watched(session: Any, job: Job, staged: Staging) -> Iterator[None]:
             try:
                 job.rows(staged.rows_read())
             except QueryCancelled:
-                # Again and again: a cancel before the job began has no effect.
+                # Repeat it: a cancel before the job has begun has no effect.
                 with contextlib.suppress(Exception):
                     context.cancelJobGroup(job.name)
 
@@ -415,7 +415,7 @@ def _cores(session: Any) -> int:
 
 
 def _forget(session: Any) -> None:
-    """Have pyspark forget a dead JVM: it keeps one per process, for good."""
+    """End the session and its JVM, and clear pyspark's references, which it keeps for good."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -436,12 +436,12 @@ def _forget(session: Any) -> None:
 
 
 def _gateway(master: str, options: dict[str, str]) -> None:
-    """Begin the JVM as pyspark would, but that what it writes comes into the log."""
+    """Start the JVM as pyspark would, but with its output in the log."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:  # noqa: SLF001  pyspark has no other way
-        return  # of a start that failed later on
+        return  # left by a start that failed later
     conf = SparkConf(loadDefaults=False).setAll([("spark.master", master), *options.items()])
     gateway = launch_gateway(conf, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT})
     said = gateway.proc.stdout
@@ -450,7 +450,7 @@ def _gateway(master: str, options: dict[str, str]) -> None:
 
 
 def _tell_lines(said: IO[bytes]) -> None:
-    """Log what the JVM, and workers below it, write; until they end."""
+    """Log the output of the JVM and its workers, until they end."""
     with said:
         for line in said:
             text = line.decode(errors="replace").rstrip()[:_LINE_MAX]
@@ -461,7 +461,7 @@ def _tell_lines(said: IO[bytes]) -> None:
 
 
 def _start(settings: Settings) -> Any:
-    """A new session; nothing is fetched from any network."""
+    """Start a session, which fetches nothing from the network."""
     os.environ["JAVA_HOME"] = java_home()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -485,7 +485,7 @@ def _start(settings: Settings) -> Any:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_PER_ARROW_BATCH),
         "spark.python.worker.reuse": "true",
-        # Blocks are compressed as they are.
+        # Blocks are already compressed.
         "spark.shuffle.compress": "false",
         "spark.shuffle.spill.compress": "false",
         # A task repeated on another executor reads the same snapshot: two tries are enough.
@@ -496,8 +496,8 @@ def _start(settings: Settings) -> Any:
         options["spark.driver.host"] = "127.0.0.1"
         options["spark.driver.bindAddress"] = "127.0.0.1"
         options["spark.driver.extraJavaOptions"] = _JVM
-        # Other users of the machine reach its ports, too.  Spark draws the secret itself, anew at
-        # each start: an option would stand in the arguments of its process.
+        # Other users of the machine can reach the ports, too.  Spark generates the secret itself at
+        # each start; an option would be visible in the arguments of its process.
         options["spark.authenticate"] = "true"
         options["spark.network.crypto.enabled"] = "true"
     _gateway(settings.spark_master, options)

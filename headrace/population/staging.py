@@ -1,17 +1,17 @@
-"""The files a population leaves for the worker, and those it needs on the way.
+"""Staging directory: files that a population leaves for the worker, and temporary ones.
 
     STAGING_DIR/<view id>/
-        manifest.json          written last: the population is whole
-        state/<n>.sst          sorted runs of the states, no key of a state in two of them
-        state/<n>.pack         the pairs of a run for memory, if one process has built them all
+        manifest.json          written last: the population is complete
+        state/<n>.sst          sorted runs of the states; no key of a state is in two of them
+        state/<n>.pack         warm-start snapshot of a run, if one process has built all states
         rows/<n>.copy          result rows in COPY text format
-        rows/<n>.count         how many they are
+        rows/<n>.count         number of these rows
         progress/<n>           rows read by task n
-        job.json               what Spark tasks need (mode 0600: it holds the DSN)
+        job.json               inputs of Spark tasks (mode 0600: it holds the DSN)
 
 On a Spark cluster the directory must be on storage that all executors share (setting
-``staging_dir_override``).  A task writes under a name of its own and renames at the end, so a task
-that is repeated replaces its file by an equal one.
+``staging_dir_override``).  A task writes under a unique name and renames at the end, so a repeated
+task replaces its file by an equal one.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Staging:
     path: Path
 
     def make(self) -> None:
-        """Make it anew, empty."""
+        """Create the directory, or empty an existing one."""
         self.remove()
         for folder in (self.path, self.path / "state", self.path / "rows"):
             folder.mkdir(mode=0o700, parents=True)
         (self.path / "progress").mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
-        # The name goes first: what is left of a half-removed directory is no population, and
-        # tasks of a cancelled one that still run find nothing to write to.
+        """Remove the directory and its contents."""
+        # Rename first: a half-removed directory must not look like a population, and running tasks
+        # of a cancelled one must find nothing to write to.
         gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             self.path.rename(gone)
-        # A task that was about to rename a file when the name went does it in there.
+        # A task that was about to rename a file may still do so in the renamed directory.
         while gone.exists():
             try:
                 shutil.rmtree(gone)
@@ -66,10 +66,10 @@ class Staging:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                     raise
 
-    # --- what tasks write
+    # --- written by tasks
 
     def write_state(self, part: str, states: Mapping[str, Pieces]) -> None:
-        """Sorted runs of the ``states`` that task ``part`` has built."""
+        """Write a sorted run of the ``states`` that task ``part`` has built."""
         if not states:
             return
         with self._renamed(self._run(part, states)) as draft:
@@ -77,7 +77,7 @@ class Staging:
                 draft.touch()
 
     def write_states(self, part: str, states: Mapping[str, Pieces]) -> None:
-        """All ``states`` of the view as one run, which may go into the worker's memory at once."""
+        """Write all ``states`` of the view as one run, and a warm-start snapshot of it."""
         if not states:
             return
         path = self._run(part, states)
@@ -90,11 +90,11 @@ class Staging:
                 draft.touch()
 
     def _run(self, part: str, states: Mapping[str, Pieces]) -> Path:
-        # Tasks with other states may call their parts the same.
+        # Tasks with other states may have parts of the same name.
         return self.path / "state" / f"{min(states)}.{part}.sst"
 
     def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:
-        """Result rows of task ``part``: (rows, COPY text) pieces; returns the row count."""
+        """Write result rows of task ``part``, given as (rows, COPY text); return the row count."""
         folder = self.path / "rows"
         count = 0
         with self._renamed(folder / f"{part}.copy") as draft, draft.open("wb") as file:
@@ -106,12 +106,12 @@ class Staging:
         return count
 
     def write_progress(self, part: str, rows: int) -> None:
-        """Tell how many rows task ``part`` has read."""
+        """Record the number of rows that task ``part`` has read."""
         with self._renamed(self.path / "progress" / part) as draft:
             draft.write_text(str(rows))
 
     def write_json(self, name: str, data: Any) -> Path:
-        """A file only we may read, on disk when this returns."""
+        """Write a file that only this user may read, and sync it; return its path."""
         path = self.path / name
         with self._renamed(path) as draft:
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -123,13 +123,13 @@ class Staging:
 
     @property
     def moved(self) -> Path:
-        """The run of states that another worker has had."""
+        """Path of the run of states moved from another worker."""
         return self.path / "state" / "moved.sst"
 
-    # --- what the builder reads
+    # --- read by the builder
 
     def rows_read(self) -> int:
-        """Rows read so far by all tasks."""
+        """Return the number of rows read so far by all tasks."""
         total = 0
         for path in (self.path / "progress").glob("[0-9a-z]*"):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -137,21 +137,21 @@ class Staging:
         return total
 
     def row_files(self) -> list[Path]:
-        """Files of result rows."""
+        """Return the files of result rows."""
         return sorted((self.path / "rows").glob("*.copy"))
 
     def row_count(self) -> int:
-        """Result rows in all files."""
+        """Return the number of result rows in all files."""
         files = (self.path / "rows").glob("*.count")
         return sum(int(path.read_text()) for path in files)
 
     def runs(self) -> list[Path]:
-        """Runs that have entries."""
+        """Return the runs that have entries."""
         files = sorted((self.path / "state").glob("[!.]*.sst"))
         return [path for path in files if path.stat().st_size]
 
     def seal(self, facts: dict[str, Any]) -> None:
-        """Write the manifest: ``facts`` and the runs; everything is on disk when it is there."""
+        """Write the manifest with ``facts`` and the runs, after all runs are synced to disk."""
         runs = self.runs()
         for path in runs:
             durable.sync(path)
@@ -163,7 +163,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _renamed(self, path: Path) -> Iterator[Path]:
-        """A draft name; the file gets its own name only if all went well."""
+        """Yield a draft path; rename it to ``path`` if the block succeeds."""
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             yield draft
@@ -173,14 +173,14 @@ class Staging:
 
 
 def of_view(staging_dir: Path, view_id: int) -> Staging:
-    """The staging directory of a view."""
+    """Return the staging directory of a view."""
     if view_id <= 0:
         raise BugError(f"view id {view_id}")
     return Staging(staging_dir / str(view_id))
 
 
 def sealed(staging_dir: Path) -> list[int]:
-    """Ids of the views whose population is whole and was not handed over for certain."""
+    """Return the IDs of views with a complete population that may not have been adopted yet."""
     if not staging_dir.exists():
         return []
     return sorted(
@@ -191,7 +191,7 @@ def sealed(staging_dir: Path) -> list[int]:
 
 
 def is_moved(staging_dir: Path, view_id: int) -> bool:
-    """Whether what is staged are states that a view has had elsewhere."""
+    """Return whether the staged states were moved from another worker."""
     try:
         facts = msgspec.json.decode((staging_dir / str(view_id) / MANIFEST).read_bytes())
     except (OSError, ValueError):
@@ -200,9 +200,9 @@ def is_moved(staging_dir: Path, view_id: int) -> bool:
 
 
 def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:
-    """Remove all but the whole populations of the views in ``keep``; returns their names.
+    """Remove all except the complete populations of the views in ``keep``; return the names.
 
-    A directory without its manifest is one whose removal was interrupted.
+    A directory without a manifest is incomplete, even if its view is in ``keep``.
     """
     removed: list[str] = []
     if not staging_dir.exists():

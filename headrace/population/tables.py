@@ -1,13 +1,13 @@
-"""Base tables of a population: how large they are, and whether they stay as they were planned.
+"""Base tables of a population: their sizes, and checks that they stay as planned.
 
-A snapshot protects rows, not the table around them: TRUNCATE and rewrites (VACUUM FULL, CLUSTER,
-ALTER … TYPE) are not seen by it, and change what is at which place.  So a table's *shape* is
-read, outside the snapshot, before the first row and after the last; any difference throws
-the population away (E11, H9).
+A snapshot protects rows, not their table: TRUNCATE and rewrites (VACUUM FULL, CLUSTER,
+ALTER … TYPE) ignore it, and move or remove rows.  So a table's *shape* is read, outside the
+snapshot, before the first row and after the last.  Any difference discards the population (E11,
+H9).
 
-To plan a query over a table is to run code of its owner: Postgres computes what is constant in the
-expressions of its indexes and statistics, as who asks.  So of a table whose owner has not our
-rights anyway nothing is planned: it is read by a plain COPY, whole.
+Planning a query over a table may run code of its owner: Postgres evaluates constant parts of the
+expressions of indexes and statistics, with the rights of the session.  So a table whose owner does
+not have our rights anyway is read whole, by a plain COPY, which plans nothing.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from headrace.postgres.connect import Connection
 
 
 class TableChanged(TransientError):
-    """A table was changed by DDL under the population; it may be tried again."""
+    """DDL changed a table during the population, which may be retried."""
 
     sqlstate = "40001"
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """How much there is to read of one table."""
+    """Size of one table to read."""
 
     rows: int
-    """Estimate, as Postgres' planner makes it."""
+    """Estimate, computed as by Postgres' planner."""
     blocks: int
     known: bool = True
-    """Whether it rests on an ANALYZE; else on nothing but the width of the columns."""
+    """Whether the estimate rests on an ANALYZE; otherwise only on the width of the columns."""
     whole: bool = False
-    """Whether it has to be read in one piece (``may_plan``)."""
+    """Whether the table must be read in one piece (``may_plan``)."""
     width: int = 0
-    """Bytes of a row's columns that are read, as far as statistics know them."""
+    """Bytes of the columns that are read of a row, as estimated from statistics."""
 
 
 Shape = tuple[object, ...]
 
 
-# A tuple's header and its line pointer take 28 bytes.
+# A tuple's header and line pointer take 28 bytes.
 _SIZE: Final = """
 SELECT pg_relation_size(c.oid), current_setting('block_size')::int, c.reltuples::bigint,
        c.relpages, 28 + (SELECT sum(CASE WHEN a.attlen > 0 THEN a.attlen ELSE 32 END)
@@ -66,9 +66,9 @@ SELECT pg_relation_size(c.oid), current_setting('block_size')::int, c.reltuples:
 
 
 def may_plan(conn: Connection, source: SourceSpec) -> bool:
-    """Whether what planning a query over the table runs is of somebody who has our rights anyway.
+    """Return whether planning over the table runs only code of a role that has our rights anyway.
 
-    REQUIRES: the table is held; so its owner stays, and nobody else gives it indexes.
+    REQUIRES: the table is locked by ``hold``, so that its owner and indexes stay.
     """
     row = conn.execute(
         "SELECT pg_has_role(relowner, session_user, 'MEMBER') FROM pg_class WHERE oid = %s",
@@ -78,12 +78,12 @@ def may_plan(conn: Connection, source: SourceSpec) -> bool:
 
 
 def hold(conn: Connection, name: sql.Identifier, oid: int | None, otherwise: HeadraceError) -> None:
-    """Keep ``name`` for the table ``oid`` until the end of the transaction.
+    """Lock the table ``oid``, so that ``name`` means it until the end of the transaction.
 
-    A view put in its place would run its owner's functions with our rights.
+    A view in its place would run its owner's functions with our rights.
 
     Raises:
-        HeadraceError: ``otherwise``, where the name means something else, or nothing, by now.
+        HeadraceError: ``otherwise``, if the name does not mean the table any more.
     """
     try:
         conn.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
@@ -99,10 +99,10 @@ def hold(conn: Connection, name: sql.Identifier, oid: int | None, otherwise: Hea
 
 
 def size(conn: Connection, source: SourceSpec) -> TableSize:
-    """Size of the table of ``source`` now.
+    """Return the current size of the table of ``source``.
 
     Raises:
-        TableChanged: there is no such table any more, or it has another name.
+        TableChanged: the table does not exist any more.
     """
     read = [column.attnum for column in load_columns(source)]
     row = conn.execute(_SIZE, {"oid": source.table_oid, "read": read}).fetchone()
@@ -112,16 +112,16 @@ def size(conn: Connection, source: SourceSpec) -> TableSize:
     blocks, whole = -(-size // block), not row[5]
     if blocks == 0:
         return TableSize(0, 0, whole=whole)
-    # As the planner has it: rows per page of the last ANALYZE times the pages of today.
+    # As in the planner: rows per page at the last ANALYZE, times the current number of pages.
     known = tuples >= 0 and pages > 0
     rows = round(tuples / pages * blocks) if known else blocks * max(block // width, 1)
-    # Of a value that is stored apart, statistics know its pointer.
+    # For a value in the TOAST table, statistics have only the width of its pointer.
     apart = int(row[7] or 0) // max(rows, 1)
     return TableSize(rows, blocks, known=known, whole=whole, width=int(row[6] or 0) + apart)
 
 
 def expected(sources: Sequence[SourceSpec], sizes: Mapping[str, TableSize]) -> int:
-    """How many rows will be read; 0 if that cannot be told with some right."""
+    """Return the number of rows to read; 0 if there is no reliable estimate."""
     tables = {source.table_oid: source for source in sources}.values()
     if any(s.pushdown or not sizes[s.id].known for s in tables):
         return 0
@@ -129,10 +129,10 @@ def expected(sources: Sequence[SourceSpec], sizes: Mapping[str, TableSize]) -> i
 
 
 def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
-    """``physical`` with the names that its tables and columns have now.
+    """Return ``physical`` with the current names of its tables and columns.
 
     Raises:
-        TableChanged: one of them is gone.
+        TableChanged: a table or column is gone.
     """
     nodes: list[Node] = []
     for node in physical.nodes:
@@ -159,10 +159,10 @@ def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
 
 
 def shape(conn: Connection, sources: Sequence[SourceSpec]) -> dict[str, Shape]:
-    """What may not change while the tables are read.
+    """Return the properties of each table that must not change while it is read.
 
     Raises:
-        TableChanged: a table is no longer what the plan was made for.
+        TableChanged: a table does not match the plan any more.
     """
     found: dict[str, Shape] = {}
     for source in sources:
@@ -202,7 +202,7 @@ def check_same(before: dict[str, Shape], after: dict[str, Shape]) -> None:
 
 def _check_columns(conn: Connection, source: SourceSpec) -> None:
     rows = conn.execute(
-        # A domain's values are those of its base type: that is what the plan knows.
+        # The plan has base types instead of domains, whose values are the same.
         "WITH RECURSIVE types AS ("
         " SELECT attnum, attname, atttypid AS oid FROM pg_attribute"
         "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
@@ -219,7 +219,7 @@ def _check_columns(conn: Connection, source: SourceSpec) -> None:
 
 
 def _labels(conn: Connection, source: SourceSpec) -> object:
-    """Labels of the enums among the columns: renaming one changes values, silently (E11)."""
+    """Return the labels of the columns' enums: renaming a label silently changes values (E11)."""
     row = conn.execute(
         "SELECT array_agg(e.oid || ':' || e.enumlabel ORDER BY e.oid) FROM pg_enum e"
         " JOIN pg_type t ON t.oid = e.enumtypid"
@@ -230,7 +230,7 @@ def _labels(conn: Connection, source: SourceSpec) -> object:
 
 
 def changed(source: SourceSpec) -> TableChanged:
-    """That the table of ``source`` is not what was planned."""
+    """Return the error for a table that does not match the plan any more."""
     return TableChanged(
         f'table "{source.schema_name}"."{source.table_name}" was changed'
         " while the view was being created",

@@ -1,7 +1,7 @@
-"""What a Spark task runs, called by ``mapInArrow``: a scan of block ranges, or a segment.
+"""Functions of Spark tasks, called by ``mapInArrow``: a scan of block ranges, or a segment.
 
-Each scan reads with the same reader as the builder, and runs the source collection and the
-stateless ones after it before a row leaves Python.
+A scan uses the builder's reader.  It runs the source collection and the stateless ones after it
+before a row leaves Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.postgres.failures import as_headrace
 def run(
     spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """One task of a segment that reads no table."""
+    """Run one task of a segment that reads no table."""
     from pyspark import TaskContext  # only there is a task
 
     context = TaskContext.get()
@@ -36,9 +36,9 @@ def run(
 def scan(
     spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """One task of a segment that begins with a table, or with constant rows.
+    """Run one task of a segment that begins with a table, or with constant rows.
 
-    ``batches``: which block ranges of the spec it reads, one in each row.
+    ``batches``: the numbers of the block ranges to read, one in each row.
     """
     spec = segments.load_spec(spec_path)
     with _errors_told(spec):
@@ -48,13 +48,13 @@ def scan(
 
 
 def ready(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Nothing; a worker that has run it has imported what the others need."""
+    """Pass ``batches`` through; a Python worker that has run it has imported all modules."""
     segments.load_spec.cache_info()
     yield from batches
 
 
 def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa.RecordBatch]:
-    # A table without a key is read apart from its collection.
+    # A table without a key is read separately from its collection.
     node = spec.plan.node(segment.head or segment.schema_of)
     if isinstance(node, ValuesSpec):
         yield from segments.run(spec, segment, exit_, str(number), ())
@@ -79,7 +79,7 @@ def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa
 
 
 def _counted(spec: Spec, name: str, batches: Iterator[list[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """The batches, with the number of rows so far told to the builder."""
+    """Yield the batches, and report the number of rows so far to the builder."""
     done = 0
     for batch in batches:
         done += len(batch[0])
@@ -89,7 +89,7 @@ def _counted(spec: Spec, name: str, batches: Iterator[list[pa.Array]]) -> Iterat
 
 @contextlib.contextmanager
 def _errors_told(spec: Spec) -> Iterator[None]:
-    """While inside, what goes wrong is kept for the builder: Spark only passes on a text."""
+    """Save an error of the block for the builder, because Spark passes on only its text."""
     try:
         yield
     except (HeadraceError, psycopg.Error) as error:

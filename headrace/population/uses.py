@@ -1,4 +1,4 @@
-"""What a planned view relies on in the catalog: the question for ``forwarder.fingerprint``."""
+"""Catalog objects that a planned view depends on: the input of ``postgres.fingerprint``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(
     types: frozenset[int] = frozenset(),
     functions: frozenset[int] = frozenset(),
 ) -> Uses:
-    """Columns of its sources, and every type in the plan besides those of the query.
+    """Return the columns of the plan's sources, and its types besides those of the query.
 
     ``owner``: the OID of the role that the view acts for.
     """
@@ -39,13 +39,13 @@ def of(
         types | frozenset(types_of(data)),
         functions,
         owner,
-        # What stands in the place of a function's call depends on the words of its body, too.
+        # An inlined function call depends on the text of the function's body, too.
         evaluates=_evaluates(data) or bool(functions),
     )
 
 
 def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
-    """What ``planned`` uses, for a view of ``caller`` (None: of our own role)."""
+    """Return the dependencies of ``planned``, for a view of ``caller`` (None: our own role)."""
     owner = names.role(conn, caller).oid
     used = of(planned.physical, owner, types=planned.types, functions=planned.functions)
     if planned.whole is not None:
@@ -68,10 +68,10 @@ def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
 
 
 def check_planned(before: Facts, physical: PhysicalPlan, now: Facts) -> None:
-    """Prove that the plan, made of what ``before`` shows, fits the snapshot's facts ``now``.
+    """Check that the plan, made from the facts ``before``, fits the snapshot's facts ``now``.
 
     Raises:
-        TableChanged: something was altered in between.
+        TableChanged: a dependency was altered in between.
         PrivilegeError: a right has ended.
     """
     error = fingerprint.difference(before, now, published=False)
@@ -92,10 +92,10 @@ def check_planned(before: Facts, physical: PhysicalPlan, now: Facts) -> None:
 
 
 def check_kept(before: Facts, now: Facts) -> None:
-    """Prove that a snapshot with the facts ``before`` was read from tables as they were.
+    """Check that tables stayed unchanged while a snapshot with the facts ``before`` was read.
 
     Raises:
-        TableChanged: something was altered, or a table has other storage (a snapshot
+        TableChanged: a dependency was altered, or a table has another file node (a snapshot
             protects neither against TRUNCATE nor against a rewrite).
         PrivilegeError: a right has ended.
     """
@@ -127,7 +127,7 @@ def _changed(message: str, detail: str | None = None) -> TableChanged:
 
 
 def _evaluates(data: Any) -> bool:
-    """Whether Postgres evaluates anything of a plan as JSON."""
+    """Return whether Postgres evaluates any part of a plan (as JSON)."""
     if isinstance(data, dict):
         if data.get("sql") or data.get("native") is False:
             return True
@@ -136,7 +136,7 @@ def _evaluates(data: Any) -> bool:
 
 
 def types_of(data: Any) -> Iterator[int]:
-    """Values of every ``oid`` in a plan as JSON."""
+    """Yield the value of every ``oid`` in a plan (as JSON)."""
     if isinstance(data, dict):
         if isinstance(data.get("oid"), int):
             yield data["oid"]

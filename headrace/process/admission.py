@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 def tune(sock: Any, timeout_ms: int) -> None:
-    """Find out when the other side has gone without a word (where the system can)."""
+    """Enable TCP keepalive, so that a vanished peer is detected, where the system supports it."""
     with contextlib.suppress(OSError, AttributeError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
@@ -43,7 +43,7 @@ class Visitor(Protocol):
     """A client that has not logged in."""
 
     def close(self) -> None:
-        """Send it away."""
+        """Close the connection."""
 
 
 class Admission:
@@ -59,11 +59,10 @@ class Admission:
         self._of: dict[str, dict[Visitor, None]] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._all)
 
     def enter(self, visitor: Visitor, address: str) -> bool:
-        """Let in; whether somebody else had to leave for it."""
+        """Admit a visitor; return whether an older one was closed to make room."""
         key = network(address)
         self._all[visitor] = key
         same = self._of.setdefault(key, {})
@@ -80,11 +79,11 @@ class Admission:
         return True
 
     def limit(self, per_address: int, total: int) -> None:
-        """Let in so many from now on."""
+        """Set the limits for visitors admitted from now on."""
         self._per_address, self._total = per_address, total
 
     def leave(self, visitor: Visitor) -> None:
-        """It has logged in, or gone."""
+        """Remove a visitor that has logged in or disconnected."""
         key = self._all.pop(visitor, None)
         if key is not None:
             same = self._of[key]
@@ -94,7 +93,7 @@ class Admission:
 
 
 def network(address: str) -> str:
-    """What counts as one address: of IPv6 the network, of which everybody has a whole one."""
+    """Return the key by which addresses are counted: for IPv6 the /64, which one client owns."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -107,14 +106,14 @@ def network(address: str) -> str:
 
 
 class Noise:
-    """Tells what rude clients do: one line of a kind in ten seconds, with a count."""
+    """Rate-limited log of client errors: one line of each kind in ten seconds, with a count."""
 
     def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
         self._clock = now
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Log ``event``, a literal, or count it (``tests/test_events.py`` reads them here, too)."""
+        """Log or count ``event``, a literal, because ``tests/test_events.py`` reads these calls."""
         now = self._clock()
         since, count = self._kinds.get(event, (float("-inf"), 0))
         if now - since < _QUIET_S:
@@ -128,7 +127,7 @@ class Noise:
         _log.info(event, **fields)
 
     def on_exception(self, _loop: Any, context: dict[str, Any]) -> None:
-        """Asyncio's exception handler: sockets fail all the time, all else is a bug."""
+        """Handle asyncio's exceptions: socket errors are ordinary, all others are bugs."""
         error = context.get("exception")
         if isinstance(error, OSError):
             self.tell("socket failed", reason=str(error) or type(error).__name__)

@@ -1,13 +1,13 @@
-"""Bounds of the work for one view: time, rows, bytes, and a flag that ends it.
+"""Limits on the work for one view: time, rows, bytes, and cancellation.
 
-Who works for a view does it inside of ``Bound.applied``.  What may amplify (a join, a function
-that gives rows, an iteration, a statement for the user's Postgres) asks the bound of its thread
-before it goes on, and gets ``LimitExceeded``, or whatever ``cancel`` was given.  Where no bound is
-applied, nothing is bounded.
+Work for a view runs inside ``Bound.applied``.  Operations that may amplify (a join, a
+set-returning function, an iteration, a statement for the user's Postgres) check the bound of their
+thread before they go on.  The check raises ``LimitExceeded``, or the error given to ``cancel``.
+Without an applied bound nothing is limited.
 
-What counts is the view's own work, so that a slow machine trips nobody: processor time of the
-thread, and apart from it the time that statements take in Postgres, of which a wait that this
-thread slept through counts as a short one.  Both grow with the rows that there are to work on.
+Only the view's own work counts, so that a slow machine does not exceed a limit: the thread's CPU
+time and, separately, the time of its statements in Postgres.  A single wait counts at most
+``WAIT_S_MAX``, even if the thread slept through more.  Both limits grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from headrace.config import Settings
 
 OWN_MS_PER_ROW: Final = 0.1
-"""Milliseconds of our own for each row that a collection takes (it needs 0.002 to 0.01)."""
+"""CPU milliseconds allowed for each row that a collection takes (it needs 0.002 to 0.01)."""
 ASKED_MS_PER_ROW: Final = 0.25
-"""Milliseconds in Postgres for each argument tuple (it needs 0.005 to 0.015)."""
+"""Milliseconds in Postgres allowed for each argument tuple (it needs 0.005 to 0.015)."""
 ROWS_PER_ROW: Final = 100
-"""Rows of an intermediate result for each row of the transaction, besides the limit."""
+"""Rows of an intermediate result allowed for each row of the transaction, beyond the limit."""
 BYTES_PER_BYTE: Final = 16
-"""Likewise bytes."""
+"""Bytes of an intermediate result allowed for each byte of the transaction, beyond the limit."""
 VALUES_PER_LIMIT: Final = 4
-"""A value may have this part of the bytes of the limit."""
+"""Divisor of the memory limit that gives the largest size of one value."""
 WAIT_S_MAX: Final = 0.1
-"""What one wait counts at most: the thread asks to be woken after half of it."""
+"""The most that one wait counts; the thread asks to be woken after half of it."""
 
 OPTION_FACTOR_MAX: Final = 10
-"""An option may be this many times its setting: a view's work delays that of the others."""
+"""Largest ratio of an option to its setting, because a view's work delays other views."""
 
 TIME: Final = "view_time_ms_max"
 ROWS: Final = "view_rows_max"
@@ -52,38 +52,38 @@ NAMES: Final = (TIME, MEMORY, ROWS)
 
 
 class Described(Protocol):
-    """A part of a view's query that gives rows."""
+    """A part of a view's query that produces rows."""
 
     @property
     def words(self) -> str:
-        """What it is called in SQL."""
+        """Its name in SQL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one transaction (or step of a population) may cost a view; 0: any amount."""
+    """Limits of one transaction (or step of a population) of a view; 0 means unlimited."""
 
     time_ms: int = 0
     memory_bytes: int = 0
     rows: int = 0
     time_name: str = TIME
-    """The setting that the time is of."""
+    """The setting that limits the time."""
 
     @property
     def value_bytes(self) -> int:
-        """The largest value."""
+        """Largest size of one value, in bytes."""
         return self.memory_bytes // VALUES_PER_LIMIT
 
 
 def of(settings: Settings, own: Mapping[str, int], *, own_group: bool = True) -> Limits:
-    """Return what one transaction may cost a view that has these options.
+    """Return the limits of one transaction for a view with the options ``own``.
 
-    ``own_group``: it is in a named commit group, and may take longer than the setting.
+    ``own_group``: the view is in a named commit group, and may take longer than the setting.
     """
 
     def one(name: str, most: int, factor: int = OPTION_FACTOR_MAX) -> int:
         given = own.get(name, most)
-        # What was allowed to it may have been under a higher setting, or by an earlier version.
+        # The option may have been accepted under a higher setting, or by an earlier version.
         return min(given, most * factor) if most else given
 
     return Limits(
@@ -94,7 +94,7 @@ def of(settings: Settings, own: Mapping[str, int], *, own_group: bool = True) ->
 
 
 def of_filling(settings: Settings, own: Mapping[str, int]) -> Limits:
-    """What a step of the population may cost such a view: nobody else waits for it."""
+    """Return the higher limits of a step of a population, because no other view waits for it."""
     usual = of(settings, own)
     return Limits(
         settings.population_idle_ms_max,
@@ -105,23 +105,23 @@ def of_filling(settings: Settings, own: Mapping[str, int]) -> Limits:
 
 
 class Bound:
-    """What is left of the limits of one view, for one transaction at a time.
+    """Remaining limits of one view, for one transaction at a time.
 
-    One thread at a time works under it; ``cancel`` may come from any.
+    One thread at a time works under it; ``cancel`` may be called from any thread.
     """
 
     def __init__(self, limits: Limits, what: str = "one transaction") -> None:
-        """``what`` the limits are for, in the words of messages."""
+        """``what``: the unit of work that error messages name."""
         self.limits: Final = limits
         self._what = what
         self._ended: HeadraceError | None = None
         self._inside = False
         self.asking: tuple[str, float] | None = None
-        """What Postgres evaluates just now, and since when, on the monotonic clock."""
+        """The expression that Postgres evaluates now, and its start on the monotonic clock."""
         self.begin()
 
     def begin(self) -> None:
-        """A new transaction: nothing is used up, and nobody has cancelled it."""
+        """Begin a new transaction: reset usage and cancellation."""
         self._ended = None
         self._own_s = 0.0
         self._begin_own()
@@ -133,27 +133,27 @@ class Bound:
         self._made: dict[int, list[int]] = {}
 
     def progress(self) -> None:
-        """It gets on: the time until now does not count."""
+        """Reset the time used, because the work makes progress."""
         self._own_s = self._asked_s = 0.0
         self._begin_own()
 
     @property
     def inside(self) -> bool:
-        """Whether somebody works under it now; from any thread."""
+        """Whether a thread works under the bound now; from any thread."""
         return self._inside
 
     @property
     def taken_s(self) -> float:
-        """Seconds that the transaction has taken so far, its own and those in Postgres."""
+        """Seconds that the transaction has taken so far, CPU time plus time in Postgres."""
         return self._own_s + self._asked_s
 
     def cancel(self, reason: HeadraceError) -> None:
-        """Have what is under way raise ``reason``; from any thread."""
+        """Have the next check of the current work raise ``reason``; from any thread."""
         self._ended = reason
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, this thread works under the bound."""
+        """Run the block under the bound, on this thread."""
         before, _here.bound = current(), self
         self._begin_own()
         self._inside = True
@@ -168,32 +168,32 @@ class Bound:
         self._since = clock.monotonic()
         self._own_from = time.thread_time()
 
-    # --- what it takes in
+    # --- input
 
     def admit(self, rows: int, size: int) -> None:
-        """The transaction has ``rows`` more, of ``size`` bytes."""
+        """Raise the limits for ``rows`` more input rows of ``size`` bytes."""
         self._own_ms_max += OWN_MS_PER_ROW * rows
         self._rows_max += ROWS_PER_ROW * rows
         self._bytes_max += BYTES_PER_BYTE * size
 
     def asked(self, rows: int, shown: str = "") -> None:
-        """Postgres is about to be asked about so many argument tuples; ``shown``: for what."""
+        """Record that Postgres is about to evaluate ``shown`` for ``rows`` argument tuples."""
         self._asked_ms_max += ASKED_MS_PER_ROW * rows
         self.asking = (shown, clock.monotonic())
 
     def answered(self) -> None:
-        """It has answered."""
+        """Record that Postgres has answered."""
         self.asking = None
 
-    # --- what it costs
+    # --- usage
 
     def check(self) -> None:
-        """Raise if it was cancelled, or has taken too long."""
+        """Raise if the work was cancelled or has taken too long."""
         if self._ended is not None:
             raise self._ended
         if not self.limits.time_ms:
             return
-        # What a thread has taken is never more than what has passed, which costs no system call.
+        # CPU time never exceeds the elapsed time, which costs no system call to read.
         if (self._own_s + clock.monotonic() - self._since) * 1000 <= self._own_ms_max:
             return
         own_s = self._own_s + time.thread_time() - self._own_from
@@ -201,7 +201,7 @@ class Bound:
             raise self._slow("")
 
     def waited(self, seconds: float) -> None:
-        """Postgres has been at work for this view; raises as ``check`` does."""
+        """Count ``seconds`` of waiting for Postgres; raises as ``check`` does."""
         _here.waited_ns += int(seconds * 1e9)
         self._asked_s += min(seconds, WAIT_S_MAX)
         if self.limits.time_ms and self._asked_s * 1000 > self._asked_ms_max:
@@ -209,7 +209,7 @@ class Bound:
         self.check()
 
     def expect(self, part: Described, rows: int) -> None:
-        """``part`` is about to give so many rows more; raises as ``check`` does."""
+        """Raise as ``check`` does, or if ``rows`` more rows of ``part`` exceed the limit."""
         self.check()
         made = self._made.setdefault(id(part), [0, 0])
         if self.limits.rows and made[0] + rows > self._rows_max:
@@ -218,14 +218,14 @@ class Bound:
             )
 
     def room(self, part: Described) -> int | None:
-        """How many rows ``part`` may still give; None: any number."""
+        """Return how many more rows ``part`` may produce; None means any number."""
         if not self.limits.rows:
             return None
         made = self._made.get(id(part))
         return max(self._rows_max - (made[0] if made else 0), 0)
 
     def made(self, part: Described, rows: int, size: int) -> None:
-        """``part`` has given so many rows, of ``size`` bytes; raises as ``check`` does."""
+        """Count ``rows`` rows of ``size`` bytes from ``part``; raises as ``expect`` does."""
         self._own_ms_max += OWN_MS_PER_ROW * rows
         self.expect(part, rows)
         made = self._made[id(part)]
@@ -237,7 +237,7 @@ class Bound:
             )
 
     def received(self, size: int, given: int) -> None:
-        """A statement about ``given`` bytes of arguments has had an answer of ``size`` so far."""
+        """Raise if an answer of ``size`` bytes to ``given`` bytes of arguments is too large."""
         limit = self.limits.memory_bytes
         if limit and size > limit + BYTES_PER_BYTE * given:
             raise self._exceeded(
@@ -245,7 +245,7 @@ class Bound:
             )
 
     def too_large(self, size: str) -> LimitExceeded:
-        """A value has ``size`` bytes, which is too much."""
+        """Return the error for a value of ``size`` bytes, which is too large."""
         return self._exceeded(
             MEMORY,
             f"{self.limits.memory_bytes} bytes",
@@ -286,53 +286,52 @@ _here = _Here()
 
 
 def current() -> Bound | None:
-    """The bound that this thread works under."""
+    """Return the bound that this thread works under, or None."""
     return _here.bound
 
 
 def waited_ns() -> int:
-    """How long this thread has waited for Postgres under bounds, of all time, nanoseconds."""
+    """Return the total nanoseconds that this thread has waited for Postgres under bounds."""
     return _here.waited_ns
 
 
 def check() -> None:
-    """``Bound.check`` of this thread's bound, if there is one."""
+    """Call ``Bound.check`` of this thread's bound, if there is one."""
     if _here.bound is not None:
         _here.bound.check()
 
 
 def room(part: Described) -> int | None:
-    """``Bound.room`` of this thread's bound; None: any number."""
+    """Return ``Bound.room`` of this thread's bound; None means any number."""
     return None if _here.bound is None else _here.bound.room(part)
 
 
 def made(part: Described, batches: Sequence[pa.RecordBatch]) -> None:
-    """``Bound.made`` of this thread's bound, if there is one."""
+    """Call ``Bound.made`` of this thread's bound, if there is one."""
     if _here.bound is not None and batches:
         _here.bound.made(part, *_measured(batches))
 
 
 def admit(batches: Sequence[pa.RecordBatch]) -> None:
-    """``Bound.admit`` of this thread's bound, if there is one; raises as ``check`` does."""
+    """Call ``Bound.admit`` of this thread's bound, if there is one; raises as ``check`` does."""
     if _here.bound is not None and batches:
         _here.bound.admit(*_measured(batches))
         _here.bound.check()
 
 
 def _measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
-    """Rows and bytes."""
-    if len(batches) == 1:  # as a rule
+    if len(batches) == 1:  # the usual case
         return batches[0].num_rows, batches[0].nbytes
     return sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
 
 
 def expect(part: Described, rows: int) -> None:
-    """``Bound.expect`` of this thread's bound, if there is one."""
+    """Call ``Bound.expect`` of this thread's bound, if there is one."""
     if _here.bound is not None:
         _here.bound.expect(part, rows)
 
 
 def progress() -> None:
-    """``Bound.progress`` of this thread's bound, if there is one."""
+    """Call ``Bound.progress`` of this thread's bound, if there is one."""
     if _here.bound is not None:
         _here.bound.progress()

@@ -1,7 +1,7 @@
-"""What a process is working on, kept where its death leaves it.
+"""Crash markers: a file that says which work a process was doing when it died.
 
-Marks are a few numbers in a file, written and never synced: the kernel has them whatever ends the
-process.  They need not survive the machine, whose end is nobody's fault here.
+Markers are a few numbers in a file that is written but never synced: the kernel keeps them however
+the process ends.  They need not survive a crash of the machine, which no view has caused.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ _SLOTS: Final = 128
 _BYTES: Final = _SLOTS * _MARK.size
 
 Mark = tuple[int, int]
-"""Whom the work is for, and which piece of it."""
+"""The ID that the work is for, and the piece of work."""
 Found = TypeVar("Found")
 
 
 class Marks:
-    """The marks of one process: each of its threads works on one thing at a time."""
+    """The crash markers of one process, one for each thread."""
 
     def __init__(self, path: Path, outlived: tuple[type[Exception], ...] = (Exception,)) -> None:
-        """``path`` may have what an earlier process has left; it is kept until ``clear``.
+        """Open ``path``, which keeps the marks of an earlier process until ``clear``.
 
-        A mark stays behind an error that is not among ``outlived``: it may end the process.
+        An error that is not among ``outlived`` leaves its mark, because it may end the process.
         """
         self._outlived = outlived
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not mapped: a store into a mapped page ends the process where the disk is full.
+        # The file is not mapped: a store into a mapped page kills the process on a full disk.
         self._file: Final = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self.left: Final = self._read()
-        """What was being worked on when the process before this one died."""
+        """The work that was under way when the previous process died."""
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._threads = 0
         self._closed = False
 
     def clear(self) -> None:
-        """Nothing is being worked on."""
+        """Erase all marks."""
         self._write(bytes(_BYTES), 0)
 
     def close(self) -> None:
-        """The process is asked to end: however it does, it does not die of its work."""
+        """Erase all marks and write no more, because the process ends on request."""
         self._closed = True
         self.clear()
 
     @contextmanager
     def during(self, whom: int, piece: int) -> Iterator[None]:
-        """The block works on a piece for somebody."""
+        """Mark this thread as working on ``piece`` of ``whom`` during the block."""
         if self._closed:
             yield
             return
@@ -87,31 +87,31 @@ class Marks:
         return [(whom, piece) for is_set, whom, piece in _MARK.iter_unpack(found) if is_set == _SET]
 
     def _write(self, data: bytes, at: int) -> None:
-        # Without room on the disk nobody is suspected; the work goes on.
+        # On a full disk the work goes on without a mark.
         with suppress(OSError):
             os.pwrite(self._file, data, at)
 
 
 class DeathRecord(Generic[Found]):
-    """What processes have found out about the deaths before them: JSON in a file."""
+    """Findings about earlier crashes, stored as JSON in a file."""
 
     def __init__(self, path: Path, kind: type[Found]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self) -> Found | None:
-        """What was written last; None: nothing, or it cannot be read."""
+        """Return the last record written, or None if there is none or it cannot be read."""
         try:
             return self._decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            # Only that somebody was under suspicion is lost.
+            # Only the suspicion against a view is lost.
             _log.warning("deaths forgotten", reason=repr(error))
             return None
 
     def write(self, found: Found) -> None:
-        """Replace it; a disk without room leaves the last one."""
+        """Replace the record; on a full disk the last one stays."""
         draft = self._path.with_suffix(".draft")
         try:
             draft.write_bytes(msgspec.json.encode(found))

@@ -1,4 +1,4 @@
-"""Files that are on the disk when a call returns, so that not even the machine's end takes them."""
+"""Durable file writes: the data is on disk, and survives a machine crash, when the call returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk; other threads go on meanwhile."""
+    """Sync a file or folder to disk; other threads run meanwhile."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -16,13 +16,13 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Give a file new content: after a crash it has the old or the new one.
+    """Replace the content of a file atomically: after a crash it has the old or the new content.
 
-    Which of them, is for certain when its folder has been synced.  ``mode``: its permissions, less
-    those that the umask takes.
+    The new content is certain once the folder has been synced.  ``mode``: the permissions before
+    the umask.
     """
     draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)  # the permissions of a file that is there would stay
+    draft.unlink(missing_ok=True)  # an existing file would keep its permissions
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""How a process of ours runs, and with what exit status it ends."""
+"""Main loop and exit status of a Headrace child process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from headrace.process.rpc import Progress
 _log = structlog.get_logger(__name__)
 
 _CLOSE_S: Final = 5.0
-"""After which a process ends amid what it is at."""
+"""Seconds after which a process that is told to end exits in the midst of its work."""
 
 
 class Acts(Protocol):
-    """What a process does."""
+    """The work of a process."""
 
     def status(self) -> dict[str, Any]:
-        """What it tells who asks how it is."""
+        """Return the process's status report."""
 
     def close(self) -> None:
-        """End it; called on a thread."""
+        """End the work; called on a separate thread."""
 
 
 def run(serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run ``serve`` to its end; 0, or 1 after an error that has been told."""
+    """Run ``serve`` to its end; return 0, or 1 after an error, which is logged."""
     try:
         asyncio.run(serve())
     except HeadraceError as error:
@@ -46,9 +46,9 @@ def run(serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
 
 
 async def stand(name: str, socket: Path, begin: Callable[[], Acts]) -> None:
-    """Be the process ``name`` until told to end, or until the parent is gone.
+    """Run as the process ``name`` until told to end, or until the parent is gone.
 
-    ``begin`` is called on a thread; at ``socket`` one can ask for the status, or to stop.
+    ``begin`` is called on a thread.  ``socket`` serves the requests ``status`` and ``stop``.
     """
     os.umask(0o077)
     _clear(socket)
@@ -79,6 +79,6 @@ async def stand(name: str, socket: Path, begin: Callable[[], Acts]) -> None:
 
 
 def _clear(socket: Path) -> None:
-    """Its folder is there, and it is not."""
+    """Remove ``socket``, and make its folder if missing."""
     socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)

@@ -1,17 +1,17 @@
 """Named crash points, so that a test can kill or stop the process exactly there.
 
 ``HEADRACE_FAULT=name:action:count`` acts when ``point(name)`` is passed for the ``count``-th
-time; several are separated by commas.  ``HEADRACE_FAULT_DIR`` names a directory where traps
-are set and taken away while the processes run: a file with the point's name that holds
+time; several are separated by commas.  ``HEADRACE_FAULT_DIR`` names a directory of traps, which a
+test adds and removes while the processes run: a file with the point's name that holds
 ``action:count``.  The process that springs a trap renames it to ``name.sprung`` first, so it
 acts once, and the test knows that it did.
 
-``rows`` is a point of another kind: its trap holds ``<view id> <text>``, is not taken away, and
+``rows`` is a point of another kind: its trap holds ``<view id> <text>``, stays in place, and
 kills the process each time that view takes in a row with that text.
 
-Actions: ``kill`` (SIGKILL to ourselves), ``raise`` (a TransientError), ``hang`` (sleeps for a
-minute) and ``alarm`` (the kernel ends us a few milliseconds later, wherever we are then:
-``alarm:count:ms``).  Without the variables a point costs one look-up in an empty dictionary.
+Actions: ``kill`` (SIGKILL to the process), ``raise`` (a TransientError), ``hang`` (sleep for a
+minute) and ``alarm`` (``alarm:count:ms``: the kernel kills the process some milliseconds later,
+wherever it is then).  Without the variables a point costs one look-up in an empty dictionary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPRUNG: Final = ".sprung"
 _ACTIONS: Final = ("kill", "raise", "hang", "alarm")
 _HANG_S: Final = 60.0
 
-# The builder's:
+# Points of the builder:
 TABLES_PUBLISHED: Final = "cp01"
 SLOT_ASKED: Final = "cp02"
 SLOT_MADE: Final = "cp03"
@@ -53,7 +53,7 @@ ROWS_REMADE: Final = "cp08g"
 BEFORE_DROP: Final = "cp19"
 DROPPED: Final = "cp20"
 WORKER_FORGOT: Final = "cp20b"
-# The worker's:
+# Points of the worker:
 STATES_TAKEN: Final = "cp09"
 ROWS_TAKEN: Final = "rows"
 BATCH_RECORDED: Final = "cp11"
@@ -88,7 +88,7 @@ class _Fault:
 
 
 def _parse(text: str) -> _Fault:
-    """A fault of ``action:count`` or ``action:count:ms``."""
+    """Return the fault of ``action:count`` or ``action:count:ms``."""
     action, count, *delay = text.strip().split(":")
     if action not in _ACTIONS:
         raise BugError(f'unknown fault action "{action}"')
@@ -106,11 +106,11 @@ def _read(text: str) -> dict[str, _Fault]:
 _faults = _read(os.environ.get(ENV, ""))
 _traps: Final = os.environ.get(ENV_DIR)
 _seen: Final[dict[tuple[str, int], _Fault]] = {}
-"""Traps that were passed, by point and file: how many passages are left."""
+"""Traps that were passed, by point and inode, with the passages left."""
 
 
 def arm(text: str) -> None:
-    """Replace what ``HEADRACE_FAULT`` said (for tests in one process)."""
+    """Replace the faults of ``HEADRACE_FAULT`` (for tests in one process)."""
     _faults.clear()
     _faults.update(_read(text))
 
@@ -128,7 +128,7 @@ def point(name: str) -> None:
 
 
 def rows(unit_id: int, batch: pa.RecordBatch) -> None:
-    """A view, or a shared subplan, takes in the rows of ``batch``."""
+    """Pass the point ``rows``: a view, or a shared subplan, takes in the rows of ``batch``."""
     if _traps is None:
         return
     try:
@@ -159,7 +159,7 @@ def _act(name: str, fault: _Fault) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "alarm":
-            # SIGALRM nobody handles ends the process from outside, in the midst of anything.
+            # An unhandled SIGALRM kills the process from outside, at any instruction.
             signal.setitimer(signal.ITIMER_REAL, fault.delay_s)
         case "raise":
             raise TransientError(f"fault point {name}")

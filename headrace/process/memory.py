@@ -1,4 +1,4 @@
-"""Gives memory of this process back to the system."""
+"""Return of this process's free memory to the system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 import pyarrow as pa
 
 LARGE_BYTES: Final = 65_536
-"""A command with so much text is worth it: planning one takes a hundred times as much."""
+"""Text size from which a command is worth a call: planning takes a hundred times as much memory."""
 
 
 def _trim_of_library() -> Callable[[int], object] | None:
-    """Return ``malloc_trim`` of the C library; None: it has none (it is not glibc)."""
+    """Return ``malloc_trim`` of the C library, or None if it has none (it is not glibc)."""
     if sys.platform != "linux":
         return None
     found: Callable[[int], object] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -26,9 +26,9 @@ _TRIM: Final = _trim_of_library()
 
 
 def give_back() -> None:
-    """Have free memory leave the process; takes some ten milliseconds.
+    """Return free memory to the system; takes some ten milliseconds.
 
-    Of Arrow's it is that of the calling thread, which has to be the one that has used it.
+    REQUIRES: the calling thread is the one that used Arrow's memory, which is released per thread.
     """
     gc.collect()
     pa.default_memory_pool().release_unused()

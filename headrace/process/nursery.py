@@ -1,19 +1,19 @@
-"""The nursery imports once what the children of the commander are made of, and forks them.
+"""The fork server: imports the modules of the commander's child processes once, and forks them.
 
     commander ──socket──► nursery ──fork──► worker
         ▲                    │ └────fork──► builder
         └── began, ended ────┘
 
-Importing everything takes an interpreter a second or two of CPU, a fork milliseconds: a child that
-died is back at once, and what both are made of is in memory once.  What has imported is never
-used: the nursery waits for a word, forks, and tells how its children end.  It ends with the
-commander, and its children with it (``parent``).
+Importing everything takes an interpreter a second or two of CPU, a fork takes milliseconds.  So a
+child that died is replaced at once, and all children share the memory of the modules.  The fork
+server never runs the modules: it waits for requests, forks, and reports how its children end.  It
+ends with the commander, and its children end with it (``parent``).
 
-The first nursery is a fork of the commander, made when that has imported what both need and has
-done nothing else: most of the imports happen once.  A nursery that died is replaced by a new
-process, because a commander at work cannot be forked.
+The first fork server is a fork of the commander, made when the commander has imported the common
+modules and has done nothing else, so that most imports happen once.  A fork server that died is
+replaced by a new process, because a commander at work cannot be forked.
 
-Nothing that tells one process from another may be made by an import (see ``identity``).
+An import must not create anything that distinguishes one process from another (see ``identity``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LINE_MAX: Final = 1 << 20
 _PIECE: Final = 1 << 16
 _FORKS: Final = sys.platform == "linux"
-"""Elsewhere system libraries may have threads, and do not survive: there a child imports anew."""
+"""Elsewhere system libraries may have threads, which a fork loses: there a child imports anew."""
 
 
 class _Begin(msgspec.Struct, tag=True):
@@ -82,25 +82,25 @@ CHILDREN: Final = {
     "host": "headrace.runtime.host",
     "carrier": "headrace.sources.process",
 }
-"""The modules whose ``main()`` they run."""
+"""Names of the child processes, and the modules whose ``main()`` they run."""
 _ONE_THREAD: Final = ("OPENBLAS_NUM_THREADS", "1")
-"""A thread of it, which would do nothing, need not be lost by the forks."""
+"""Keeps numpy's OpenBLAS from starting idle threads, which a fork would lose."""
 _SHARED: Final = "headrace.runtime.views"
-"""A module that imports most of what the commander and its children have in common."""
+"""A module that imports most modules that the commander and its children share."""
 
 
 def keep_one_thread() -> None:
-    """Have numpy start no thread; to be called before it is imported where a fork is to come."""
+    """Keep numpy from starting threads; call it before numpy is imported if a fork will follow."""
     os.environ.setdefault(*_ONE_THREAD)
 
 
 def title(name: str) -> str:
-    """What ``ps`` shows of a child."""
+    """Return the process title of a child, as ``ps`` shows it."""
     return f"headrace: {name}"
 
 
 class Born:
-    """A child, as the commander sees it; ``returncode`` as ``subprocess`` has it."""
+    """The commander's handle of a child process; ``returncode`` is as in ``subprocess``."""
 
     def __init__(self, pid: int, nursery: Nursery) -> None:
         self.pid = pid
@@ -109,26 +109,26 @@ class Born:
         self._ended = asyncio.Event()
 
     async def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the child has ended."""
         await self._ended.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it lives."""
+        """Send the child a signal, if it lives."""
         if self.returncode is None:
             self._nursery.order(_Signal(self.pid, number))
 
     def end(self, status: int) -> None:
-        """It has ended."""
+        """Record that the child has ended."""
         if self.returncode is None:
             self.returncode = status
             self._ended.set()
 
 
 class Nursery:
-    """The commander's end; started at once, and anew when a child is wanted and it has died."""
+    """The commander's client of the fork server, which it starts at once and restarts on demand."""
 
     def __init__(self, *, fork: bool = False) -> None:
-        """``fork``: this process has one thread (``keep_one_thread``), and nothing open."""
+        """``fork``: this process has one thread (``keep_one_thread``) and nothing open."""
         self._process, self._socket = _fork() if fork and _FORKS else _start()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -138,25 +138,24 @@ class Nursery:
         self._born: dict[int, Born] = {}
 
     def __enter__(self) -> Self:
-        """Nothing."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, and with it whatever it has begun and still lives."""
+        """End the fork server, and with it its living children."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
     @property
     def pid(self) -> int:
-        """Process id of the nursery."""
+        """Process ID of the fork server."""
         return self._process.pid
 
     async def begin(self, name: str, settings: Settings) -> Born:
-        """A new child, one of ``CHILDREN``.
+        """Start the child process ``name``, one of ``CHILDREN``.
 
         Raises:
-            TransientError: it cannot be started now.
+            TransientError: the process cannot be started now.
         """
         async with self._turn:
             if self._writer is None:
@@ -168,7 +167,7 @@ class Nursery:
         return await answer
 
     def order(self, order: _Begin | _Signal) -> None:
-        """Tell the nursery; nobody hears it when it has just died."""
+        """Send a request to the fork server; it is lost if the fork server has just died."""
         if self._writer is not None:
             self._writer.write(msgspec.json.encode(order) + b"\n")
 
@@ -188,7 +187,7 @@ class Nursery:
         self._lost(f"the nursery ended with status {status}")
 
     def _hang_up(self) -> None:
-        """It is dead; a child that has not come to close its end yet may have kept the line."""
+        """Close the connection to a dead fork server, which a child's copy may keep open."""
         if self._writer is not None:
             self._writer.transport.abort()
 
@@ -207,7 +206,7 @@ class Nursery:
                 self._born.pop(pid).end(status)
 
     def _lost(self, reason: str) -> None:
-        """Its children end with it, without anybody to tell how; not later than this."""
+        """Kill the children of a fork server that has ended, whose exit statuses are lost."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
@@ -227,7 +226,7 @@ class Nursery:
 
 @contextlib.contextmanager
 def _at_end(pid: int, call: Callable[[], None]) -> Iterator[None]:
-    """``call`` when a process that was not waited for ends, where the system tells so."""
+    """Call ``call`` when an unreaped process ends during the block, where pidfds are supported."""
     try:
         end = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -248,15 +247,15 @@ def _at_end(pid: int, call: Callable[[], None]) -> Iterator[None]:
 
 
 class _Process(Protocol):
-    """A nursery's process, as ``subprocess.Popen`` has it."""
+    """A fork server's process, with the interface of ``subprocess.Popen``."""
 
     pid: int
 
     def kill(self) -> None:
-        """Send SIGKILL, unless the process was waited for."""
+        """Send SIGKILL, unless the process was reaped."""
 
     def wait(self) -> int:
-        """Wait for the end; the exit status, negative after a signal."""
+        """Wait for the end; return the exit status, negative after a signal."""
 
 
 class _Forked:
@@ -304,16 +303,16 @@ def _start() -> tuple[_Process, socket.socket]:
 
 
 class _Forker:
-    """The nursery's own end, in a process without threads; ``run`` returns in each child."""
+    """The server side, in a process without threads; ``run`` also returns in each child."""
 
     def __init__(self) -> None:
         self._commander = socket.socket(fileno=os.dup(0))
         self._woken, self._wakes = socket.socketpair()
         self._lifelines: dict[int, int] = {}
-        """Of each child the end of a pipe that nobody writes to: it hears that we are gone."""
+        """By child PID: write end of a pipe, whose closing tells the child to end."""
 
     def run(self) -> str | None:
-        """The child that this process shall be; None: the commander is gone."""
+        """Serve requests; return a name in a forked child, None when the commander is gone."""
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -349,9 +348,9 @@ class _Forker:
         self._commander.sendall(msgspec.json.encode(news) + b"\n")
 
     def _fork(self, number: int) -> bool:
-        """Whether we are the child."""
+        """Fork; return whether this process is the child."""
         theirs, ours = os.pipe()
-        # What is sent to a child before it has handlers of its own waits for them.
+        # Signals sent to a child wait until it has its own handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -372,7 +371,7 @@ class _Forker:
         return False
 
     def _leave(self, theirs: int, ours: int) -> None:
-        """In the child: keep nothing of the nursery's."""
+        """Release the fork server's files and handlers, in the child."""
         os.dup2(theirs, 0)
         for lifeline in (theirs, ours, *self._lifelines.values()):
             os.close(lifeline)
@@ -385,14 +384,14 @@ class _Forker:
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the fork server; return the exit status of this process or of the forked child."""
     setproctitle.setproctitle(title("nursery"))
     for number in _SIGNALS:
-        # Ctrl-C reaches the whole group, also amid the imports: the commander ends us in its order.
+        # Ctrl-C reaches the whole group, even during the imports: the commander ends this process.
         signal.signal(number, signal.SIG_IGN)
-    gc.disable()  # what is imported stays: collecting amid it costs a sixth of the time
+    gc.disable()  # modules stay: collecting during the imports costs a sixth of the time
     modules = {n: importlib.import_module(m) for n, m in CHILDREN.items()} if _FORKS else {}
-    # What is there now stays where it is: the pages of the children are those of ours.
+    # Freeze the objects, so that the children keep sharing their pages with this process.
     gc.collect()
     gc.freeze()
     gc.enable()

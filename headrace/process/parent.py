@@ -1,4 +1,4 @@
-"""A child process ends when its parent does, however that one ends."""
+"""Ends a child process when its parent ends, however the parent ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def watch(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have ``stop`` called on ``loop`` when the parent is gone, or SIGTERM sent to us.
+    """Have ``stop`` called on ``loop``, or SIGTERM sent to this process, when the parent is gone.
 
-    By signal on Linux, and everywhere when standard input is a pipe and is closed.
+    The kernel sends the signal on Linux; the end of a piped standard input calls ``stop``.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -28,11 +28,11 @@ def watch(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
         return
 
     def read_to_the_end() -> None:
-        # Not through sys.stdin: its lock, held here, would abort the interpreter's end.
+        # sys.stdin is not used: its lock, held here, would abort the interpreter's shutdown.
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended before
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
             loop.call_soon_threadsafe(stop)
 
     threading.Thread(target=read_to_the_end, name="headrace-stdin", daemon=True).start()

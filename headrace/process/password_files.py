@@ -22,27 +22,27 @@ _SECRET: Final = re.compile(r"^\s*(password|sslpassword|oauth_client_secret)\s*=
 
 
 def check(dsn: str) -> None:
-    """Refuse password files that ``dsn`` names, and others may read.
+    """Refuse password files of ``dsn`` that other users may read.
 
     Raises:
-        PrerequisiteError: one is exposed.
+        PrerequisiteError: a file is exposed.
     """
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        return  # the connection that is tried says so
+        return  # the connection attempt reports it
     named = given.get("passfile") or os.environ.get("PGPASSFILE")
     if named and not given.get("password") and Path(str(named)).exists():
         secret_files.check(Path(str(named)), "password", of_root=False)
     if given.get("service") or os.environ.get("PGSERVICE"):
         for path in _service_files():
-            with contextlib.suppress(PermissionError):  # as libpq, which cannot read it either
+            with contextlib.suppress(PermissionError):  # libpq cannot read it either
                 if path.is_file() and _SECRET.search(path.read_text(errors="replace")):
                     secret_files.check(path, "service")
 
 
 def _service_files() -> Iterator[Path]:
-    """See ``parseServiceInfo`` of libpq; the directory of its build is not known here."""
+    """Yield the files of libpq's ``parseServiceInfo``, except that of its build's directory."""
     if named := os.environ.get("PGSERVICEFILE"):
         yield Path(named)
     else:

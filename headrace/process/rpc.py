@@ -1,7 +1,7 @@
 """Control messages between commander, worker and builder: JSON lines over a Unix socket.
 
-A request is answered by one result or one error, which keeps its class (``errors.to_wire``), with
-any number of progress messages before.  Control only: no rows travel here.
+A request is answered by any number of progress messages, then one result or one error, which keeps
+its class (``errors.to_wire``).  These connections carry no rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     id: int
-    """Of the request that it is about; each side counts its own."""
+    """Number of the request; each side numbers its own."""
 
 
 class _Ask(_Message):
@@ -40,7 +40,7 @@ class _Ask(_Message):
 
 
 class _Cancel(_Message):
-    """The other side is to cancel a request."""
+    """Asks the other side to cancel a request."""
 
 
 class _Progress(_Message):
@@ -85,11 +85,11 @@ class Peer:
         *,
         linger_s: float = 0.0,
     ) -> Any:
-        """Send a request and wait; raises the other side's error, or PeerGone if it dies.
+        """Send a request and return its result; raise its error, or PeerGone if the process dies.
 
-        A cancelled call is cancelled on the other side too.  With ``linger_s`` it then waits
-        that long for the answer, so that the other side has cleaned up; an answer that was
-        already under way wins over the cancellation.
+        A cancelled call is cancelled on the other side too.  It then waits up to ``linger_s`` for
+        the answer, so that the other side has cleaned up.  A result that was already under way
+        wins over the cancellation.
         """
         if self.closed.is_set():
             raise errors.TransientError("the peer process is not running")
@@ -112,7 +112,7 @@ class Peer:
             self._waiting.pop(number, None)
             self._progress.pop(number, None)
             if future.done():
-                # Looked at, so that asyncio does not report an error nobody waits for.
+                # Retrieve the error, or asyncio reports it as never retrieved.
                 future.cancelled() or future.exception()
 
     async def close(self) -> None:
@@ -196,7 +196,7 @@ async def connect(path: Path, handlers: dict[str, Handler] | None = None) -> Pee
 
 
 def check(*paths: Path) -> None:
-    """Raise UserError (22023) unless sockets can be at these paths.
+    """Raise UserError (22023) if a path is too long for a Unix socket.
 
     Source: unix(7).
     """
@@ -214,17 +214,14 @@ def check(*paths: Path) -> None:
 async def serve(
     path: Path, handlers: dict[str, Handler], on_peer: Callable[[Peer], None] | None = None
 ) -> asyncio.Server:
-    """Listen on the Unix socket at ``path``; every connection gets ``handlers``.
-
-    Besides, whoever connects can have the process log at another level (``log_level``).
-    """
+    """Listen on the Unix socket at ``path``, with ``handlers`` and the method ``log_level``."""
     handlers = {"log_level": _log_level, **handlers}
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, handlers)
         if on_peer:
             on_peer(peer)
-        # Cancelled when the loop ends; asyncio's stream callback stumbles over that.
+        # The loop's end cancels this wait, and asyncio's stream callback cannot handle that.
         with contextlib.suppress(asyncio.CancelledError):
             await peer.closed.wait()
 

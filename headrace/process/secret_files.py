@@ -1,9 +1,9 @@
 """Files that hold a secret: only this process's user, or root, may be able to read them.
 
-The rule is that of libpq for private keys (``fe-secure-openssl.c``), with the owner checked as the
-server does: a file of our own user has no permissions for group and others; a file of root may be
-readable by its group, which is how orchestrators mount secrets.  Pipes are exempt: a shell's
-``<(…)`` has no permissions that say anything.
+The rule is libpq's for private keys (``fe-secure-openssl.c``), with the owner checked as the server
+does.  A file of this process's user must have no group or world access.  A file of root may be
+readable by its group, which is how orchestrators mount secrets.  Pipes are exempt: the permissions
+of a shell's ``<(…)`` mean nothing.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _log = structlog.get_logger(__name__)
 def check(path: Path, what: str = "secret", *, of_root: bool = True) -> None:
     """Refuse a file that another user owns, or that other users may read or write.
 
-    ``of_root``: whether the group may read it if root owns it; libpq's password file is excepted.
+    ``of_root``: whether the group may read a file of root; not so for libpq's password file.
 
     Raises:
-        PrerequisiteError: it is exposed.
-        OSError: it is not there.
+        PrerequisiteError: the file is exposed.
+        OSError: the file does not exist.
     """
     _check(path, path.stat(), what, of_root=of_root)
 
 
 def read(path: Path, what: str = "secret") -> str:
-    """Return the text of a file that an operator has made, if only we may read it.
+    """Return the text of a secret file that an operator has made.
 
     Raises:
-        PrerequisiteError: it is exposed.
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
+        PrerequisiteError: other users may read the file.
+        OSError: the file cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
     """
     with path.open(encoding="utf-8") as file:
         _check(path, os.fstat(file.fileno()), what)
@@ -49,14 +49,14 @@ def read(path: Path, what: str = "secret") -> str:
 
 
 def restrict(path: Path, what: str = "secret") -> None:
-    """Make a file of the data directory readable by us alone; it need not be there.
+    """Make a file of the data directory readable by this process's user alone, if it exists.
 
-    Permissions that somebody has widened are taken back with a warning, as those of the data
-    directory are: Kubernetes widens them at each mount of a volume with ``fsGroup``.
+    Permissions that have been widened are reset with a warning, as for the data directory:
+    Kubernetes widens them at each mount of a volume with ``fsGroup``.
 
     Raises:
-        PrerequisiteError: another user owns it.
-        OSError: its permissions cannot be changed.
+        PrerequisiteError: another user owns the file.
+        OSError: the permissions cannot be changed.
     """
     with contextlib.suppress(FileNotFoundError):
         found = path.stat()

@@ -1,7 +1,7 @@
-"""Tasks that may not end in silence.
+"""Asyncio tasks that must not end silently.
 
-An error that nobody foresaw ends an asyncio task, and with it for good what the task has served:
-nobody waits for it, so nobody is told.  So does a cancel that comes before its first step.
+An unexpected error ends an asyncio task, and with it the service that the task provided, for good:
+no caller awaits the task, so the error is not seen.  A cancel before its first step does the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def forever(name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
-    """Do ``work`` until it returns, anew and after a pause whenever it raises.
+    """Run ``work`` until it returns; run it again, after a pause, whenever it raises.
 
-    What it is expected to meet, it handles itself.  Being cancelled ends it.
+    ``work`` handles its expected errors itself.  Cancellation ends the loop.
     """
     told = ""
     while True:
@@ -34,8 +34,8 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], pause_s: float
 
 
 def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` when it has begun, so that it can tell those who wait for its outcome.
+    """Cancel ``task`` once it has begun, so that it can report its outcome to its callers.
 
-    A loop goes through its callbacks in order, and the first step of ``task`` is one of them.
+    The loop runs callbacks in order, and the first step of ``task`` is one of them.
     """
     task.get_loop().call_soon(task.cancel)

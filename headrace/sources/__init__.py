@@ -1,1 +1,1 @@
-"""Other databases: their tables, their changes on the way into our stream, their snapshots."""
+"""Other source databases: their tables, and the replication of their changes into the main WAL."""

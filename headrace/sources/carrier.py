@@ -1,13 +1,13 @@
-"""Brings the changes of one source into the WAL of the database whose stream we read.
+"""Replicates the changes of one source into the WAL of the main database.
 
     BEGIN ─ lock the source's row ─ emit messages … ─ move its position ─ COMMIT ─ confirm
 
-Transactions of the source come whole and in order, several in one where several wait.  What is in
-the WAL and what the position says are one commit; the source may forget what is before a position
-that is committed.  So each change is there once, whoever is killed.
+Transactions of the source are written whole and in order; waiting ones share a transaction here.
+One commit covers the emitted messages and the position, and only then may the source discard the
+WAL before that position.  So each change arrives exactly once, whichever process is killed.
 
-While somebody makes a snapshot of the source (``holding.py``) what was committed at or after
-``hold`` waits, for any time: the server is answered meanwhile.
+During a snapshot of the source (``population/elsewhere.py``) transactions committed at or after
+``hold`` wait, for any time; meanwhile the replicator keeps answering the source's server.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _TRUNCATE: Final = struct.Struct("!IB")
 _B, _C, _R, _T = b"BCRT"
 _ROWS: Final = frozenset(b"IUD")
 _CHUNK_BYTES: Final = 1 << 18
-"""Size of a message in which changes come."""
+"""Size from which buffered changes are emitted as one message."""
 _GROUP_BYTES: Final = 1 << 20
-"""From which on transactions that wait are committed."""
+"""Size from which the open transaction is committed, even if more changes wait."""
 _FEEDBACK_S: Final = 1.0
 _ASK_S_MIN: Final = 0.002
 _ASK_S_MAX: Final = 0.05
 _STAND_S: Final = 0.02
 _KEEP_S: Final = 10.0
-"""How old the position may be that the source can forget up to, while nothing of ours happens."""
+"""Interval at which the position moves on while the source's tables do not change."""
 _LOCK_TIMEOUT_MS: Final = 500
 _SILENCE_S_MAX: Final = 90.0
 _RETRY_S_MIN: Final = 0.2
@@ -59,7 +59,7 @@ _RETRY_S_MAX: Final = 5.0
 
 
 class SourceCarrier:
-    """One source's; ``run`` until ``stop``."""
+    """Replicator of one source; it runs until ``stop``."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
@@ -69,13 +69,13 @@ class SourceCarrier:
         self._log = _log.bind(source=name)
 
     def stop(self) -> None:
-        """End soon; what is not committed comes again.  For any thread."""
+        """End soon; uncommitted changes are read again later.  For any thread."""
         self._stopping.set()
         if (session := self._session) is not None:
             session.wake()
 
     def run(self) -> None:
-        """Carry until told to stop; whatever breaks is tried again."""
+        """Replicate until told to stop; retry after every error."""
         pause = _RETRY_S_MIN
         while not self._stopping.is_set():
             began = clock.monotonic()
@@ -96,7 +96,7 @@ class SourceCarrier:
         with connect(
             self._settings.source,
             name=f"headrace carrier {self._name}",
-            # The source is told to forget what is committed here.
+            # The source discards its WAL once the changes are committed here.
             settings={"synchronous_commit": "on"},
         ) as main:
             main.add_notify_handler(_heard)
@@ -106,7 +106,7 @@ class SourceCarrier:
     def _carry(self, main: psycopg.Connection[Any]) -> None:
         row = origins.find(main, self._name)
         if row is None:
-            return  # it was dropped: the commander ends us
+            return  # the source was dropped: the commander ends this process
         try:
             session = _Session(main, row, self._stopping, self._settings)
         except (HeadraceError, psycopg.Error) as error:
@@ -118,7 +118,7 @@ class SourceCarrier:
             self._log.info("carrier begins", lsn=row.position)
             session.run()
         except (HeadraceError, psycopg.Error) as error:
-            with contextlib.suppress(psycopg.Error):  # it may be that connection which is lost
+            with contextlib.suppress(psycopg.Error):  # this connection may be the lost one
                 main.execute("ROLLBACK")
                 self._tell(main, error)
             raise
@@ -127,7 +127,7 @@ class SourceCarrier:
             session.close()
 
     def _tell(self, main: psycopg.Connection[Any], error: Exception) -> None:
-        """Have it known what is wrong with the source."""
+        """Record the problem of the source in the catalog."""
         known = error if isinstance(error, HeadraceError) else failures.classify(error)  # type: ignore[arg-type]
         lost = isinstance(known, ContinuityLost)
         text = known.message if not known.detail else f"{known.message}: {known.detail}"
@@ -135,7 +135,7 @@ class SourceCarrier:
 
 
 class _Session:
-    """From one connection's begin to its end."""
+    """Replication over one connection to the source."""
 
     def __init__(
         self,
@@ -155,11 +155,11 @@ class _Session:
             for s in stand_ins
             if s.table_oid in names
         }
-        """By OID in the source: the stand-in's OID, names, and columns, as messages have them."""
+        """By OID in the source: the shadow table's OID, names and columns, as in messages."""
         self._narrow: dict[int, frozenset[int]] = {}
-        """Places of the columns that are sent on, of tables that have got more of them."""
+        """Positions of the columns to forward, for tables that have gained columns."""
         self._described: dict[int, bytes] = {}
-        """Descriptions of tables, as they are sent on, by OID in the source."""
+        """Forwarded descriptions of tables, by OID in the source."""
         origin = Origin(
             *(row.dsn, f"headrace carrier {row.name}", row.slot, row.slot),
             *(settings.spool_dir, settings.memory.transaction),
@@ -177,11 +177,11 @@ class _Session:
             self._ordinary.close()
             raise
         self._inside = self._late = False
-        """Within a transaction of the source; one that has come before."""
+        """Whether a transaction of the source is open, and whether it was replicated before."""
         self._alive = Lsn(0)
-        """Everything before it has been received."""
+        """LSN before which everything has been received."""
         self._wanted = Lsn(0)
-        # Of the transaction that is open here.
+        # State of the transaction that is open in the main database.
         self._open = False
         self._asked = origins.CarrierOrders(self._position, self._position, None)
         self._end = self._position
@@ -190,7 +190,7 @@ class _Session:
         self._chunk_bytes = self._group_bytes = self._rows = 0
 
     def wake(self) -> None:
-        """Let it see that it shall stop; for any thread."""
+        """Wake the loop, so that it sees a stop; for any thread."""
         self._receiver.wake()
 
     def close(self) -> None:
@@ -199,10 +199,10 @@ class _Session:
         self._receiver.close()
 
     def _check(self) -> None:
-        """Raise ContinuityLost if the source does not publish what it did.
+        """Raise ContinuityLost if the publication of the source has changed.
 
-        A table that has lost its replica identity is unpublished: Postgres would refuse updates and
-        deletes of it.
+        Unpublish tables that have lost their replica identity, because Postgres would refuse
+        updates and deletes of them.
         """
         lost = replica_identity.find_unidentified(self._ordinary, self._slot)
         replica_identity.withdraw(self._ordinary, self._slot, lost, _LOCK_TIMEOUT_MS)
@@ -213,7 +213,7 @@ class _Session:
             )
 
     def run(self) -> None:
-        """Until told to stop, or an error."""
+        """Replicate until told to stop, or until an error."""
         receiver = self._receiver
         last_feedback = last_input = kept = checked = clock.monotonic()
         pause = _ASK_S_MIN
@@ -250,7 +250,7 @@ class _Session:
             if not self._open:
                 self._look()
 
-    # --- what the source sends
+    # --- messages from the source
 
     def _take(self, messages: list[bytes]) -> None:
         for message in messages:
@@ -324,17 +324,17 @@ class _Session:
             self._rows += len(known)
 
     def _tell(self, oid: int) -> None:
-        """Describe a table in each transaction that has rows of it: who reads may begin there."""
+        """Emit the table's description once per transaction: a reader may begin at any of these."""
         if oid not in self._told:
             if oid not in self._described:
                 raise ContinuityLost(f"the source did not describe the table with OID {oid}")
             self._told.add(oid)
             self._put(self._described[oid])
 
-    # --- what we write
+    # --- writes to the main database
 
     def _begin(self, final: Lsn) -> None:
-        """Be in a transaction that may have what was committed at ``final``."""
+        """Open a transaction that may include changes committed at ``final``; wait for holds."""
         asked = self._locked()
         while asked.hold is not None and final >= asked.hold:
             if self._end > self._position:
@@ -348,7 +348,7 @@ class _Session:
             asked = self._locked()
 
     def _locked(self) -> origins.CarrierOrders:
-        """What is asked of us, which stays so until the open transaction ends."""
+        """Open a transaction and lock the source's row; return its orders, fixed until the end."""
         if self._open:
             return self._asked
         self._main.execute("BEGIN")
@@ -362,7 +362,7 @@ class _Session:
         return asked
 
     def _stand(self) -> None:
-        """For a moment; the server hears of us, and is not left waiting by who is gone."""
+        """Wait while held, for up to a second; then send feedback, and release a deserted hold."""
         until = clock.monotonic() + _FEEDBACK_S
         hold = True
         while hold and clock.monotonic() < until and not self._stopping.is_set():
@@ -389,7 +389,7 @@ class _Session:
         self._chunk, self._chunk_bytes = [], 0
 
     def _commit(self) -> None:
-        """REQUIRES: what is open has whole transactions of the source only."""
+        """Commit the open transaction.  REQUIRES: no transaction of the source is half done."""
         self._emit()
         rows, end = self._rows, self._end
         if not origins.move(self._main, self._name, self._position, end, rows):
@@ -405,7 +405,7 @@ class _Session:
         self._chunk_bytes = self._group_bytes = self._rows = 0
 
     def _move(self, lsn: Lsn) -> None:
-        """Nothing of ours is between the position and ``lsn``."""
+        """Move the position to ``lsn``, without changes in between."""
         if not origins.move(self._main, self._name, self._position, lsn, 0):
             raise FencedError("another carrier has taken over")
         self._came(lsn)
@@ -415,7 +415,7 @@ class _Session:
         self._receiver.feedback(lsn, ask=False)
 
     def _look(self) -> None:
-        """What is asked of us?"""
+        """Read the requested position from the catalog."""
         asked = origins.asked(self._main, self._name)
         if asked is None:
             raise TransientError("the source was dropped")
@@ -425,7 +425,7 @@ class _Session:
 def _names(
     main: psycopg.Connection[Any], oids: list[int]
 ) -> dict[int, tuple[bytes, tuple[widths.Column, ...]]]:
-    """Schemas and names of tables, as a description has them, and their columns."""
+    """Return the names of tables, encoded as in a description, and their columns, by OID."""
     rows = main.execute(
         "SELECT c.oid::bigint, n.nspname, c.relname, (SELECT jsonb_agg(jsonb_build_array("
         "   a.attname, a.atttypid::bigint) ORDER BY a.attnum) FROM pg_attribute a"
@@ -441,4 +441,4 @@ def _names(
 
 
 def _heard(notify: psycopg.Notify) -> None:
-    """That there is something is seen by its arrival."""
+    """Ignore the notification: its arrival alone wakes the loop."""

@@ -1,6 +1,6 @@
-"""The process of a carrier: a fork of the nursery, or ``python -m headrace.sources.process``.
+"""Replicator process: forked by the fork server, or ``python -m headrace.sources.process``.
 
-It ends by itself when its parent dies; killed at any moment it loses nothing (``carrier.py``).
+The process ends when its parent dies.  Killing it at any moment loses nothing (``carrier.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Running:
-    """A carrier on its thread."""
+    """A replicator on its thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._carrier = SourceCarrier(settings, settings.carrier)
@@ -31,16 +31,16 @@ class _Running:
     def _run(self) -> None:
         try:
             self._carrier.run()
-        except Exception:  # noqa: BLE001  whatever it is, the process ends with it
+        except Exception:  # noqa: BLE001  any bug ends the process
             _log.exception("carrier ended by a bug")
-            os._exit(1)  # the commander begins another
+            os._exit(1)  # the commander starts another
 
     def status(self) -> dict[str, Any]:
-        """See ``entry.Acts``."""
+        """Return whether the thread is alive."""
         return {"alive": self._thread.is_alive()}
 
     def close(self) -> None:
-        """See ``entry.Acts``."""
+        """Stop the replicator and wait for its thread."""
         self._carrier.stop()
         self._thread.join()
 
@@ -54,7 +54,7 @@ async def _main() -> None:
 
 
 def main() -> int:
-    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    """Run the process; return exit status 0 after a clean end, 1 after an error."""
     return entry.run(_main)
 
 

@@ -1,7 +1,7 @@
-"""A source, as it is when somebody looks: its tables, its slot and publication, who it is.
+"""Catalog access to a source: its tables, slot, publication and server identity.
 
-What stands in for a table has its columns, in their order, and its row identity.  Types must be
-built in: those of users have other OIDs in each database.
+A shadow table has the columns of its table in the source, in the same order, and its row identity.
+Types must be built in, because the OIDs of user-defined types differ between databases.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SELECT a.attname, a.attnum, a.atttypid::bigint, format_type(a.atttypid, a.atttyp
  WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attnum"""
 _PORTABLE: Final = ("C", "POSIX", "ucs_basic")
-"""Collations that sort alike everywhere."""
+"""Collations that sort the same on every server."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteColumn:
-    """A column of a table of a source."""
+    """A column of a table in a source."""
 
     name: str
     attnum: int
@@ -52,31 +52,31 @@ class RemoteColumn:
     type: str
     not_null: bool
     collation: str | None
-    """None: that of its type."""
+    """None means the default of the type."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """A table of a source that can be followed."""
+    """A table in a source that can be replicated."""
 
     oid: int
     schema: str
     name: str
     columns: tuple[RemoteColumn, ...]
     key: tuple[str, ...]
-    """The columns of its row identity; empty: the whole row."""
+    """Columns of the replica identity; empty means the whole row."""
 
 
 def settings_of(settings: Settings, dsn: str, slot: str) -> Settings:
-    """Those by which a source's slot and publication are made as ours are."""
+    """Return settings that name a source's DSN, slot and publication instead of the main ones."""
     return settings.replace(source=dsn, slot_name=slot, publication_name=slot)
 
 
 def identity(dsn: str) -> Identity:
-    """Which server it is.
+    """Return the identity of the server at ``dsn``.
 
     Raises:
-        HeadraceError: it cannot be reached, or does not let us replicate.
+        HeadraceError: the server cannot be reached, or does not allow replication.
     """
     with for_job(dsn, what="source", replication=True) as conn:
         row: Any = conn.execute("IDENTIFY_SYSTEM").fetchone()
@@ -84,12 +84,12 @@ def identity(dsn: str) -> Identity:
 
 
 def find(conn: Connection, name: str) -> RemoteTable:
-    """The table that ``name`` means in a source, as regclass has it; by default in public.
+    """Return the table ``name`` of a source, parsed like regclass; the default schema is public.
 
     Raises:
-        UndefinedError: 42P01, there is none.
-        UnsupportedError: it cannot be followed from another database.
-        PrerequisiteError: we may not read it, or nothing tells its rows from each other.
+        UndefinedError: 42P01, there is no such table; 42602, the name is invalid.
+        UnsupportedError: the table cannot be replicated to another database.
+        PrerequisiteError: the table may not be read, or has no usable replica identity.
     """
     try:
         row = conn.execute(
@@ -141,10 +141,10 @@ def find(conn: Connection, name: str) -> RemoteTable:
 
 
 def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[RemoteTable]) -> Lsn:
-    """Make publication and slot; the position from which on the slot has all changes.
+    """Create slot and publication; return the position from which the slot has all changes.
 
     Raises:
-        PrerequisiteError: what the source lacks, or does not let us do.
+        PrerequisiteError: the source lacks a setting or a right.
     """
     own = settings_of(settings, settings.source, slot)
     state = setup.ensure(conn, own, _no_views)
@@ -153,7 +153,7 @@ def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[Re
 
 
 def published(conn: Connection, slot: str) -> str:
-    """What is published, and since when: any change of it shows."""
+    """Return a fingerprint of the publication and its tables, which any change of them changes."""
     row: Any = conn.execute(
         "SELECT jsonb_build_object('by', (SELECT p.oid || ' ' || p.xmin FROM pg_publication p"
         "  WHERE p.pubname = %(slot)s), 'tables', (SELECT jsonb_agg(r.oid || ' ' || r.xmin"
@@ -165,12 +165,12 @@ def published(conn: Connection, slot: str) -> str:
 
 
 def remove(conn: Connection, settings: Settings, slot: str) -> None:
-    """Remove both, where they are."""
+    """Drop slot and publication, if they exist."""
     setup.drop(conn, settings_of(settings, settings.source, slot))
 
 
 def definition(table: RemoteTable, name: sql.Identifier) -> list[sql.Composed]:
-    """The statements that make what stands in for ``table``, called ``name``."""
+    """Return the statements that create the shadow table of ``table``, called ``name``."""
     columns = [
         sql.SQL("{} {}{}{}").format(
             sql.Identifier(column.name),

@@ -1,6 +1,6 @@
-"""Rows of a table that has got more columns than its stand-in: without these.
+"""Removes columns from replicated rows that the shadow table does not have.
 
-Only after an ALTER TABLE … ADD COLUMN in a source, for as long as it is not added anew.
+Needed only after ALTER TABLE … ADD COLUMN in a source, until the source is added again.
 
 Source: Postgres manual, "Logical Replication Message Formats".
 """
@@ -15,20 +15,20 @@ _COUNT: Final = struct.Struct("!H")
 _OID: Final = struct.Struct("!I")
 _SIZE: Final = struct.Struct("!I")
 _ROW: Final = 5
-"""Bytes of a row's message before its tuples: its letter and its table."""
+"""Bytes of a row message before its tuples: message type and table OID."""
 _T = b"t"[0]
 
 Column = tuple[str, int]
-"""A column's name, and its type."""
+"""A column's name and type OID."""
 
 
 def columns(message: bytes, at: int) -> tuple[Column, ...]:
-    """The columns that a description tells whose row identity is at ``at``."""
+    """Return the columns of a description whose replica identity is at offset ``at``."""
     return tuple(column for _, _, column in _fields(message, at))
 
 
 def places(found: Sequence[Column], wanted: Sequence[Column]) -> frozenset[int] | None:
-    """Where the ``wanted`` columns are, in their order, among ``found``; None: not all are."""
+    """Return the positions of ``wanted`` in ``found``, or None if not all are there in order."""
     out, at = [], 0
     for column in wanted:
         while at < len(found) and found[at] != column:
@@ -41,14 +41,14 @@ def places(found: Sequence[Column], wanted: Sequence[Column]) -> frozenset[int] 
 
 
 def narrowed(described: bytes, kept: frozenset[int]) -> bytes:
-    """A description, from its row identity on, of the columns at ``kept`` only."""
+    """Return a description, from its replica identity on, with the columns at ``kept`` only."""
     parts = [described[start:end] for start, end, _ in _fields(described, 0)]
     some = [part for place, part in enumerate(parts) if place in kept]
     return b"".join((described[:1], _COUNT.pack(len(some)), *some))
 
 
 def narrow_row(message: bytes, kept: frozenset[int]) -> bytes:
-    """A row's message with the columns at ``kept`` only."""
+    """Return a row message with the columns at ``kept`` only."""
     out, at = [message[:_ROW]], _ROW
     while at < len(message):
         (count,) = _COUNT.unpack_from(message, at + 1)
@@ -65,7 +65,7 @@ def narrow_row(message: bytes, kept: frozenset[int]) -> bytes:
 
 
 def _fields(message: bytes, at: int) -> list[tuple[int, int, Column]]:
-    """Begin, end and meaning of each column of a description whose row identity is at ``at``."""
+    """Return (begin, end, column) for a description whose replica identity is at ``at``."""
     (count,) = _COUNT.unpack_from(message, at + 1)
     at += 1 + _COUNT.size
     out = []
