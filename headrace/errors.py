@@ -127,6 +127,10 @@ class UnsupportedError(UserError):
     sqlstate = "0A000"
 
 
+class SystemRelationError(UnsupportedError):
+    """The query reads a system relation, or one of Headrace's own."""
+
+
 class SyntaxUserError(UserError):
     """Malformed command or query."""
 

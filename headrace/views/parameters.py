@@ -56,6 +56,10 @@ class NotAView(UnsupportedError):
     """A statement that cannot be had from a view as it is; the message says why."""
 
 
+class NoTable(NotAView):
+    """A statement that reads no table."""
+
+
 class Word(NamedTuple):
     """A token: its kind, what it means (words in small letters), its place, how deep it stands."""
 
@@ -280,7 +284,7 @@ class _Statement:
         select = self._source(clauses["select"])
         out = ["SELECT " + ", ".join(filter(None, (select, *more)))]
         if "from" not in clauses:
-            raise NotAView("it reads no table")
+            raise NoTable("it reads no table")
         out.append("FROM " + self._source(clauses["from"]))
         if kept:
             out.append("WHERE " + " AND ".join(self._source(part) for part in kept))

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from headrace import clock, types
-from headrace.errors import HeadraceError, PrerequisiteError, TransientError
+from headrace.errors import HeadraceError, PrerequisiteError, SystemRelationError, TransientError
 from headrace.planner import Planned, PlanRequest
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -29,7 +29,7 @@ from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import Advise
 from headrace.views import parameters
-from headrace.views.parameters import NotAView, Suggested
+from headrace.views.parameters import NoTable, NotAView, Suggested
 from headrace.views.weighing import Row, load, row, weighed
 
 STATEMENTS_MAX: Final = 20
@@ -236,9 +236,9 @@ def _judged(
     try:
         view = parameters.suggested(each.text)
         planned = _planned(context, conn, request, view)
+    except (SystemRelationError, NoTable):
+        return None
     except HeadraceError as error:
-        if "system relation" in error.message or "reads no table" in error.message:
-            return None
         why = "over no rows it has one row, which a view by the parameter has not"
         grouped = error.code == "42803" and "$" in each.text
         message = why if grouped else error.message

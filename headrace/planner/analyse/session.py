@@ -49,6 +49,9 @@ _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USI
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
 _PARSE: Final = f"PREPARE {_VIEW} AS "
 _ANALYST: Final = "headrace_analyst"
+_MAY_CREATE_TEMPORARY: Final = (
+    "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')"
+)
 _DEFINER: Final = """
 SELECT p.prosecdef FROM pg_catalog.pg_proc p
  WHERE p.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure(%s)"""
@@ -216,17 +219,15 @@ def check_syntax(conn: Connection, query: str) -> None:
 
 def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> None:
     """Create the functions in which queries are analysed as the current user."""
-    try:
-        for statement in _FUNCTIONS:
-            made = statement.format(name=analyst).encode()
-            _check(conn, conn.pgconn.exec_params(made, None))
-    except PrivilegeError as error:
-        if "temporary" not in error.message:
-            raise
+    row = conn.execute(_MAY_CREATE_TEMPORARY).fetchone()
+    if row is None or not row[0]:
         raise PrerequisiteError(
             "checking the query needs the right to create temporary tables",
             hint="Run: " + _grant_temporary(conn, caller or conn.info.user),
-        ) from error
+        )
+    for statement in _FUNCTIONS:
+        made = statement.format(name=analyst).encode()
+        _check(conn, conn.pgconn.exec_params(made, None))
 
 
 def is_on(conn: Connection, setting: str) -> bool:

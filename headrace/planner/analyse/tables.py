@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from headrace.errors import PrerequisiteError, UnsupportedError
+from headrace.errors import PrerequisiteError, SystemRelationError, UnsupportedError
 from headrace.planner.analyse.catalog import Catalog
 from headrace.postgres.connect import Connection
 from headrace.types import FIRST_USER_OID
@@ -187,7 +187,7 @@ def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
 def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:
     """Refuse a system relation, or one of Headrace's own schema."""
     if oid < FIRST_USER_OID or schema in ("pg_catalog", "information_schema", "headrace"):
-        raise UnsupportedError(
+        raise SystemRelationError(
             f'system relation "{name}" is not supported',
             hint="Its changes are not told by logical replication.",
             position=position,
