@@ -235,7 +235,7 @@ def _install(conn: Connection) -> None:
                 conn.execute(text.encode())
             if number is not None and number < upgrades.CATALOG:
                 upgrades.drop_former(conn, before)
-            # A routine of the same name with other arguments is found only once ours exists beside it.
+            # A namesake with other arguments is found only once our routine exists beside it.
             owned.check(conn, made())
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
