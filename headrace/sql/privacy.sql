@@ -1,6 +1,6 @@
--- Row security of the catalog: rows of a view are its owner's and his members'.  Nobody writes: there
--- is no policy for that, and the engine's role owns the tables.  Only feeds are written by those who have
--- made them.
+-- Row security of the catalog: the rows of a view are visible to its owner and the members of that role.  Only the
+-- engine's role, which owns the tables, may write, because no policy allows it.  Feeds are also written by their
+-- owners.
 ALTER TABLE headrace.views ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.progress ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.view_tables ENABLE ROW LEVEL SECURITY;
