@@ -1,7 +1,7 @@
 -- The last batches, newest first: those in flight, and some hundred that are committed.  Only members of the
 -- engine's role get rows.
--- In microseconds, process_us: computation; wait_us: wait to be written; write_us: writing in Postgres;
--- fresh_us: from the commit of its oldest transaction to the commit in the result tables.
+-- In microseconds, process_us: from its start to its result; wait_us: until it could be written; write_us: writing
+-- in Postgres; fresh_us: from the commit of its oldest transaction to the commit in the result tables.
 -- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
 -- use the procedure show_batches.
 -- This body runs only for statements of a form that the commander does not answer.

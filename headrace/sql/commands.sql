@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS headrace.commands (
 );
 CREATE INDEX IF NOT EXISTS commands_unfinished ON headrace.commands (id)
     WHERE status IN ('pending', 'running');
--- Whatever a statement said (there are roles that may write all tables and pass by row security).
+-- Sets and checks the row whatever the statement says, because some roles may write all tables and bypass row security.
 CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

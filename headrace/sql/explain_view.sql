@@ -69,5 +69,5 @@ BEGIN
         pg_catalog.to_jsonb(pg_catalog.string_to_array(pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n')))));
 END
 $$;
--- Of an earlier version, which had no options.
+-- The procedure of an earlier version, which had no options.
 DROP PROCEDURE IF EXISTS headrace.check_view(text, text);

@@ -47,5 +47,5 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     UNIQUE (schema_name, view_name)
 );
 
--- Looked for once a second.
+-- For the search for stopped views, once a second.
 CREATE INDEX IF NOT EXISTS views_stopped ON headrace.views (id) WHERE status = 'error';
