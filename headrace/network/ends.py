@@ -21,10 +21,7 @@ _ALIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """Endpoint on this machine: a Unix socket that only our user may open.
-
-    Both ends see the same files.
-    """
+    """Unix socket on this machine that only our user may open.  Both ends see the same files."""
 
     path: Path
 

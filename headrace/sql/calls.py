@@ -40,10 +40,7 @@ def texts() -> list[str]:
 
 
 def _text(verb: Verb) -> str:
-    """Return the statement that creates the procedure of ``verb``.
-
-    It begins with COMMIT, which fails inside a transaction block before anything has happened.
-    """
+    """Return the procedure of ``verb``; its COMMIT fails inside a transaction block at once."""
     declared = [
         f"{p.name} {_TYPES.get(p.kind, p.kind)}"
         + ("" if p.required else f" DEFAULT {_literal(p.default)}")

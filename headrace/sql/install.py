@@ -271,11 +271,7 @@ def hindrances(conn: Connection) -> list[PrerequisiteError]:
 
 
 def _check(conn: Connection) -> None:
-    """Raise the first of ``problems``.
-
-    Raises:
-        PrerequisiteError: 42501, 55000.
-    """
+    """Raise the first of ``problems`` (42501, 55000)."""
     if later := upgrades.problem(conn):
         raise later
     owned.check(conn, [*made(), *upgrades.GONE])

@@ -166,12 +166,7 @@ def advancing(
 
 
 def _explain(conn: Connection, missed: Sequence[Progress], txid: int) -> list[int]:
-    """Return the views that are gone.
-
-    Raises:
-        FencedError: another engine owns one of the others.
-        BugError: the progress of one is another than its owner knows.
-    """
+    """Return the views that are gone; raise the errors of ``advance`` for the others."""
     found = {
         int(row[0]): (int(row[1]), int(row[2]))
         for row in conn.execute(

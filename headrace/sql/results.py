@@ -33,10 +33,7 @@ SELECT FROM pg_catalog.pg_depend d
    AND d.refobjid >= %(user)s AND d.refclassid <> 'pg_catalog.pg_collation'::pg_catalog.regclass
    AND NOT (d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
             AND d.refobjid = i.indrelid)"""
-"""Query for dependencies of the index ``i`` on objects that are not built in.
-
-Built-in objects are pinned, so they have no rows in pg_depend.
-"""
+"""Query for dependencies of index ``i`` on users' objects; pg_depend has no built-in ones."""
 _NOTE_KEPT: Final = f"""
 UPDATE headrace.views v SET kept = x.now
   FROM (
