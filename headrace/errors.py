@@ -177,7 +177,7 @@ class DefiniteFailure(HeadraceError):
 
 
 class StructureChanged(DefiniteFailure):
-    """An object that the view reads was altered; its query is still valid, so a resync repairs it."""
+    """An object that the view reads was altered, but its query is valid: a resync repairs it."""
 
     sqlstate = "55H01"
 
@@ -226,7 +226,7 @@ class OtherFormat(StateDamaged):
 
 
 class Deadly(DefiniteFailure):
-    """The view crashed Headrace processes; it stays stopped until a user restarts it."""
+    """The view crashed Headrace processes; the server does not resync it for this error."""
 
     sqlstate = "58000"
 

@@ -64,7 +64,7 @@ class Lossy(io.StringIO):
 
 
 class _Threshold:
-    """Current log level; it is not part of the loggers, which are created only once."""
+    """Current log level, checked for each event because loggers are cached on first use."""
 
     level: ClassVar[int] = LEVELS["info"]
 
@@ -136,7 +136,7 @@ def forget_view(view_id: int) -> None:
 
 
 def named(_logger: Any, _method: str, event: Fields) -> Fields:
-    """Replace view ids with names in the fields ``view`` (adding ``view_id``), ``views``, ``unit``."""
+    """Replace view ids with names in ``view`` (adding ``view_id``), ``views`` and ``unit``."""
     unit = event.pop("unit", None)
     if unit is not None:
         event["view"] = unit
@@ -159,7 +159,7 @@ def named(_logger: Any, _method: str, event: Fields) -> Fields:
 
 
 def _plain(name: str) -> str:
-    """Return a qualified name without quotes where they are not needed, as ``list_views()`` does."""
+    """Return a qualified name without unnecessary quotes, as ``list_views()`` does."""
     found = _PLAIN.fullmatch(name)
     return ".".join(found.groups()) if found else name
 

@@ -1,1 +1,1 @@
-"""Rows and words between the processes of one engine, over Arrow Flight."""
+"""Messages between the processes of one engine, over Arrow Flight."""

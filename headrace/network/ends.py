@@ -1,4 +1,4 @@
-"""Where a worker listens, as either end knows it: on this machine, or on another one."""
+"""Endpoints at which a worker listens: on this machine, or on another one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headrace.process.keys import HOST_NAME, KeyPair
 _ALIVE: Final = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A new link begins with a connection of its own, and does not wait for the one that is stuck.
+    # A new link opens its own connection, and does not wait for one that is stuck.
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""A transport on which nothing comes back is given up, and with it what waits on it."""
+"""gRPC closes a connection without answers, and fails the calls that wait on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """On this machine: a Unix socket, which only we may open.  Both ends see the same files."""
+    """Unix socket on this machine that only our user may open.  Both ends see the same files."""
 
     path: Path
 
@@ -32,22 +32,22 @@ class Near:
 
     @property
     def uri(self) -> str:
-        """As gRPC has it."""
+        """Address in gRPC's notation."""
         return f"grpc+unix://{self.path}"
 
     def client(self) -> Any:
-        """A connection to it."""
+        """Connect to it."""
         return flight.connect(self.uri)
 
     def serving(self) -> dict[str, Any]:
-        """How a server is told to listen there."""
+        """Return the server's arguments for listening there; remove an old socket."""
         self.path.unlink(missing_ok=True)
         return {"location": self.uri}
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed(Near):
-    """A Unix socket to which ``tls_listener.py`` relays the connections of another machine."""
+    """Unix socket to which ``tls_listener.py`` relays the connections of another machine."""
 
     @property
     def far(self) -> bool:
@@ -57,12 +57,12 @@ class Relayed(Near):
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """On another machine: TLS over TCP.  Each end shows its certificate, and takes one only."""
+    """Endpoint on another machine: TLS over TCP.  Each end accepts only the other's certificate."""
 
     address: str
     """``HOST:PORT``."""
     other: bytes
-    """The certificate that the other end has to show, in PEM."""
+    """Certificate that the other end must present, in PEM."""
     own: KeyPair
 
     @property

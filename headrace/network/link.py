@@ -1,8 +1,8 @@
-"""A coordinator's link to a worker: what is sent arrives in order, or the link is dead.
+"""Coordinator's link to a worker: messages arrive in order, or the link is dead.
 
-A link is one exchange of Arrow Flight, and files go beside it.  Once it has failed, or the worker
-has not given a sign of life for a while, it is dead for good: nobody waits for it any more, and
-whoever wants to go on makes a new one.
+A link is one exchange of Arrow Flight; files go over separate calls.  Once it has failed, or the
+worker has sent no heartbeat for a while, it is dead for good: every wait for it ends, and only a
+new link can continue.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from headrace.network.sender import Sender
 _log = structlog.get_logger(__name__)
 
 SILENCE_S: Final = 15.0
-"""Without a sign of life from a worker: then it is lost."""
+"""Seconds without a heartbeat after which a worker is lost."""
 AWAITED_S: Final = 5.0
-"""The same where somebody waits for it, the first time; see ``Outpost.patience_s``."""
+"""The same while a caller waits for it, at first; see ``Outpost.patience_s``."""
 ALIVE_S: Final = 1.0
-"""Between two signs of life."""
+"""Seconds between two heartbeats."""
 _JOIN_S: Final = 10.0
 """Seconds in which a worker should answer a greeting."""
 _SLICE_S: Final = 0.25
 _INTERRUPT_S: Final = 2.0
 INTERRUPT: Final = "interrupt"
-"""An action: its body is a JSON array of units."""
+"""Action type; its body is a JSON array of units."""
 
 Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
-"""What a batch came to, and the diffs by unit."""
+"""Result of a batch, and the diffs by unit."""
 
 
 class FlightLink:
-    """To one worker; what waits for results is for one thread, all else for any."""
+    """Link to one worker; one thread may wait for results, all other methods are for any thread."""
 
     def __init__(
         self,
@@ -76,29 +76,29 @@ class FlightLink:
         """Connect; ``wake`` is called, on another thread, when the link dies.
 
         ``said``: the bandwidth that ``add_link`` gave, in bytes per second.
-        ``awaited_s``: after so long without a sign of life it is lost, where somebody waits for it.
+        ``awaited_s``: seconds without a heartbeat after which it is lost while a caller waits.
 
         Raises:
-            OutOfReach: nobody is there.
+            OutOfReach: the worker does not listen.
         """
         self.name: Final = name
         self.end: Final = end
         self.silent = False
-        """Whether it is dead for want of signs of life."""
+        """Whether it died because heartbeats were missing."""
         self.begun: Final = clock.monotonic()
         self._wake = wake
         self._awaited_s: Final = awaited_s
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._heard = clock.monotonic()
-        """When something came last; written by the reader."""
+        """Time of the last message; written by the reader."""
         # Guarded by the condition's lock.
         self._reason: str | None = None
         self._joined: Greeted | None = None
         self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
         self._waiters = 0
-        """So many wait for something of the worker."""
+        """Number of callers that wait for the worker."""
         self._awaited_since = 0.0
         self._at: list[Work] = []
         try:
@@ -118,27 +118,27 @@ class FlightLink:
 
     @property
     def up(self) -> bool:
-        """Whether it is not dead."""
+        """Whether it is alive."""
         return self._reason is None
 
     @property
     def at(self) -> list[Work]:
-        """What it has said last that it is at; from any thread."""
+        """Current work of its units, as last reported; from any thread."""
         return self._at
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
-        """Send; from any thread.
+        """Send a message; from any thread.
 
         Raises:
             OutOfReach: the link is dead.
         """
         with self._awaiting():
-            # Who has heard that it is dead sends nothing more; the sender may not know it yet.
+            # Nothing is sent over a link known to be dead; the sender may not know it yet.
             if not self.up or not self.sender.send(word, batch):
                 raise self._gone()
 
     def join(self, word: Greeting) -> Greeted:
-        """Begin; returns what the worker has.
+        """Send the greeting; return the worker's answer.
 
         Raises:
             OutOfReach: the worker does not answer.
@@ -152,7 +152,7 @@ class FlightLink:
             return self._joined
 
     def results(self, txid: int, attempt: int) -> Results:
-        """What a batch came to, once that is known.
+        """Wait for the result of a batch and return it.
 
         Raises:
             OutOfReach: the link is dead.
@@ -170,18 +170,18 @@ class FlightLink:
     # --- for any thread
 
     def number(self) -> int:
-        """One for a call."""
+        """Return a number for a new call."""
         return next(self._numbers)
 
     def answer(self, call: int) -> int:
-        """The number that a call came to; see ``reply``."""
+        """Return the number in the answer to a call; see ``reply``."""
         return self.reply(call).value
 
     def reply(self, call: int) -> Reply:
-        """What a call came to that was sent.
+        """Wait for the answer to a call that was sent, and return it.
 
         Raises:
-            HeadraceError: what the worker answered.
+            HeadraceError: the worker answered with this error.
             OutOfReach: the link is dead.
         """
         with self._awaiting(), self._changed:
@@ -194,10 +194,10 @@ class FlightLink:
         return found
 
     def send_file(self, path: Path, name: str) -> None:
-        """Have the worker keep a file under ``name``.
+        """Send a file, which the worker stores under ``name``.
 
         Raises:
-            OutOfReach: it is not there.
+            OutOfReach: the worker cannot be reached.
             OSError: the file cannot be read.
         """
         try:
@@ -207,10 +207,10 @@ class FlightLink:
             raise self._lost(str(error)) from error
 
     def fetch_file(self, name: str, path: Path) -> None:
-        """Get the worker's file ``name``, which it has no longer then.
+        """Fetch the worker's file ``name``, which the worker then deletes.
 
         Raises:
-            OutOfReach: it is not there.
+            OutOfReach: the worker cannot be reached.
             OSError: the file cannot be written.
         """
         try:
@@ -220,10 +220,10 @@ class FlightLink:
             raise self._lost(str(error)) from error
 
     def interrupt(self, units: Sequence[int] = ()) -> None:
-        """Have units (all, where none is said) give up what they are at, as soon as may be.
+        """Cancel the work of units (of all, if none is given) as soon as possible.
 
-        It waits neither for rows that are being sent nor for an answer.  It has a connection of
-        its own, for megabytes may be in the buffers of the one that rows go over.
+        It waits neither for rows that are being sent nor for an answer.  It uses its own
+        connection, because megabytes may be in the buffers of the one that carries rows.
         """
         threading.Thread(target=self._interrupt, args=(list(units),), daemon=True).start()
 
@@ -234,10 +234,10 @@ class FlightLink:
             list(client.do_action(action, options))
 
     def close(self, reason: str = "it was closed") -> None:
-        """Let go; whoever waits hears it."""
+        """End the link; waiting callers get ``OutOfReach``."""
         self._die(reason)
 
-    # --- inside: what comes
+    # --- inside: receive
 
     def _read(self) -> None:
         diffs: dict[int, list[pa.RecordBatch]] = {}
@@ -289,10 +289,10 @@ class FlightLink:
                     self._at = word.at
             self._changed.notify_all()
 
-    # --- inside: whether it lives
+    # --- inside: liveness
 
     def _watch(self) -> None:
-        """Give up a worker that gives no sign of life: it is stopped, or cut off."""
+        """Give up a worker without heartbeats: it is stopped, or cut off."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
@@ -311,7 +311,7 @@ class FlightLink:
 
     @contextlib.contextmanager
     def _awaiting(self) -> Iterator[None]:
-        """Inside, somebody may wait for the worker."""
+        """Count the caller as waiting for the worker."""
         with self._changed:
             if not self._waiters:
                 self._awaited_since = clock.monotonic()
@@ -330,7 +330,7 @@ class FlightLink:
             self._changed.notify_all()
         _log.warning("link lost", worker=self.name, reason=self._reason)
         self.sender.close()
-        # What waits inside of it, to send or to read, comes out.
+        # This ends the calls of gRPC that are sending or reading.
         self._reader.cancel()
         self._wake()
 
@@ -346,7 +346,7 @@ def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Joining:
-    """A link that is being made: a worker that is stopped takes its time, and holds up nobody."""
+    """Link that is being set up on its own thread, so that a slow worker blocks no other."""
 
     def __init__(
         self,
@@ -357,9 +357,9 @@ class Joining:
         said: int | None = None,
         awaited_s: float = AWAITED_S,
     ) -> None:
-        """``wake`` is called, on another thread, when it is known, and when the link dies.
+        """Begin to connect; ``wake`` is called, on another thread, at the outcome and when it dies.
 
-        The others are those of ``FlightLink``.
+        The other arguments are those of ``FlightLink``.
         """
         self._wake = wake
         self._known = threading.Event()
@@ -381,14 +381,14 @@ class Joining:
         threading.Thread(target=make, name=f"headrace-join-{name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is known what comes of it."""
+        """Wait for the outcome; return whether it is known."""
         return self._known.wait(timeout_s)
 
     def made(self) -> tuple[FlightLink, Greeted]:
-        """The link, and what the worker has.  REQUIRES: it is known.
+        """Return the link, and the worker's answer.  REQUIRES: the outcome is known.
 
         Raises:
-            OutOfReach: the worker is not there, or does not answer.
+            OutOfReach: the worker does not listen, or does not answer.
         """
         found = self._found
         assert found is not None, "it is known"

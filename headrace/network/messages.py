@@ -1,16 +1,16 @@
-"""What goes over a link: a word, and for some an Arrow batch behind it.
+"""Messages of a link: a header, the *word*, and for some of them an Arrow batch after it.
 
     | number, 8 bytes | length of the word, 4 | word, MessagePack | zeros | Arrow IPC |
 
-Zeros lead to a multiple of 64.  Each direction of a link numbers its messages from 1 on: a receiver
-that gets another number than the next one knows that a message was lost, or came twice.
+Zeros pad to a multiple of 64 bytes.  Each direction of a link numbers its messages from 1: with any
+other number than the next, a message was lost or duplicated.
 
-Words from the coordinator to a worker, in this order for each txid:
+The coordinator sends for each txid, in this order:
 
     BeginBatch ─► TableRows … ─► EndBatch      answered by UnitDiffs … and BatchDone
 
-and beside them what has units come and go, and what makes their states durable.  A link keeps the
-order of what is sent, so a word means what it means after all before it.
+Other messages deploy and drop units, and make their states durable.  A link keeps the order of
+messages, so each applies to the state after all earlier ones.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pyarrow import ipc
 Mark = tuple[int, int, int]
 """Txid, position and last written txid of a state (``runtime.positions.StateMark``)."""
 Commits = dict[int, list[int]]
-"""Txids that are in the result tables since the last word, by unit."""
+"""Txids that were committed to the result tables since the last message, by unit."""
 
 PROTOCOL: Final = b"headrace units 3"
-"""What an exchange is asked for by: who speaks another version does not begin one."""
+"""Descriptor of the exchange; the worker refuses any other version."""
 
 _ALIGN: Final = 64
 _HEAD: Final = struct.Struct("<QI")
@@ -37,14 +37,14 @@ _HEAD: Final = struct.Struct("<QI")
 COMPRESSED_BELOW: Final = 30_000_000
 """Bytes per second below which compression pays (``bench links``): half a core's rate."""
 PIECE_BYTES: Final = 1 << 16
-"""Size of a message of rows to or from another machine, before compression.  Each one that arrives
-is a sign of life: at 20 kB/s one takes three seconds.  Smaller ones cost more than they save."""
+"""Size of a message of rows to or from another machine, before compression.  Each one counts as a
+heartbeat: at 20 kB/s one takes three seconds.  Smaller ones cost more than they save."""
 FAST_PIECE_BYTES: Final = 1 << 20
-"""The same on a link that was measured to be faster than ``COMPRESSED_BELOW``."""
+"""The same on a link measured to be faster than ``COMPRESSED_BELOW``."""
 
 
 class UnitRecord(msgspec.Struct, frozen=True):
-    """All that a worker needs to know of a unit."""
+    """Description of a unit for a worker."""
 
     id: int
     plan: dict[str, Any]
@@ -57,46 +57,46 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, tag=True):
-    """A coordinator begins: these units are placed here, and no others.  Answered by Greeted."""
+    """Begin a session: exactly these units are placed here.  Answered by Greeted."""
 
     units: list[UnitRecord]
     login: tuple[str, str] | None = None
-    """Role and password for untrusted expressions, of a worker on another machine."""
+    """Role and password for untrusted expressions, for a worker on another machine."""
     lineage: str = ""
-    """By whose records batches are cut: marks beside others are void."""
+    """Identity of the records by which batches are cut; marks made under another one are void."""
     epoch: int = 0
-    """Of the coordinator: whoever has begun later is more than it (``sql/meta.py``)."""
+    """Epoch of the coordinator: one that began later has a greater one (``sql/meta.py``)."""
 
 
 class Greeted(msgspec.Struct, tag=True):
-    """The durable marks of those that have states here; the worker has gone back to them."""
+    """Durable marks of the units that have states here; the worker has rolled back to them."""
 
     marks: dict[int, Mark]
     guilty: list[int]
-    """Units of which the worker has died again and again."""
+    """Units that have crashed the worker repeatedly."""
     pid: int
 
 
 class Deploy(msgspec.Struct, tag=True):
-    """A unit comes, whose states are staged in runs.  Answered by Reply, when they are durable."""
+    """Add a unit, whose states are staged in runs.  Answered by Reply, when they are durable."""
 
     call: int
     unit: UnitRecord
     runs: list[str]
-    """Paths; or names, of files that were sent."""
+    """Paths, or names of files that were sent."""
     mark: Mark
     partly: bool = False
-    """Whether they have states of other units as well."""
+    """Whether the runs also hold states of other units."""
 
 
 class Drop(msgspec.Struct, tag=True):
-    """A unit is gone."""
+    """Remove a unit."""
 
     unit: int
 
 
 class Replan(msgspec.Struct, tag=True):
-    """A unit computes by another plan from now on; its states stay."""
+    """Change the plan of a unit; its states stay."""
 
     unit: int
     plan: dict[str, Any]
@@ -104,42 +104,42 @@ class Replan(msgspec.Struct, tag=True):
 
 
 class BeginBatch(msgspec.Struct, tag=True):
-    """A batch begins for some units."""
+    """Begin a batch for some units."""
 
     txid: int
     attempt: int
     instant: int
-    """See ``runtime.incoming.Frames``; so the next."""
+    """See ``runtime.incoming.Frames``, as for ``oldest_us``."""
     oldest_us: int
     units: list[int]
     commits: Commits
 
 
 class TableRows(msgspec.Struct, tag=True):
-    """Changes of a table, those of the batch behind."""
+    """Changes of a table, in the Arrow batch after it."""
 
     table_oid: int
 
 
 class EndBatch(msgspec.Struct, tag=True):
-    """All of the batch's changes were sent; so many rows (T-29)."""
+    """End a batch: all its changes were sent, ``rows`` in number (T-29)."""
 
     txid: int
     rows: int
 
 
 class AbortBatch(msgspec.Struct, tag=True):
-    """The batch that was begun is given up; nothing is answered."""
+    """Abort the batch that was begun; without an answer."""
 
 
 class UnitDiffs(msgspec.Struct, tag=True):
-    """What a unit sends for a batch, behind."""
+    """Diffs of a unit for a batch, in the Arrow batch after it."""
 
     unit: int
 
 
 class BatchDone(msgspec.Struct, tag=True):
-    """A batch was processed."""
+    """Report that a batch was processed."""
 
     txid: int
     attempt: int
@@ -149,16 +149,16 @@ class BatchDone(msgspec.Struct, tag=True):
     trouble: dict[str, Any] | None
     """Why the whole batch must be processed again; None: it need not."""
     large: bool
-    """Whether so much is not durable that a checkpoint is due."""
+    """Whether the state that is not durable makes a checkpoint due."""
     crowded: bool
-    """Whether nothing more should come until it is durable."""
+    """Whether no batch should be sent until that state is durable."""
     memory_bytes: int
     rows: dict[int, int] = {}
-    """How many were sent before this word, by unit (T-29)."""
+    """Number of rows sent for the batch, by unit (T-29)."""
 
 
 class GoBack(msgspec.Struct, tag=True):
-    """A unit forgets what it did from a txid on.  Answered by Reply: the txid it is at."""
+    """Roll a unit back to before a txid.  Answered by Reply: the txid it is at."""
 
     call: int
     unit: int
@@ -167,17 +167,17 @@ class GoBack(msgspec.Struct, tag=True):
 
 
 class AskClock(msgspec.Struct, tag=True):
-    """What a unit that reads the clock says of an instant.  Answered by Reply."""
+    """Ask a unit that reads the clock about a timestamp.  Answered by Reply."""
 
     call: int
     unit: int
     what: Literal["near", "crossing", "now"]
-    """As ``collections.dataflow.Dataflow`` has them."""
+    """Methods of ``collections.dataflow.Dataflow``."""
     instant: int
 
 
 class AskRows(msgspec.Struct, tag=True):
-    """Whether sources of a unit have rows in its states.  Answered by Reply: 1 or 0."""
+    """Ask whether sources of a unit have rows in its states.  Answered by Reply: 1 or 0."""
 
     call: int
     unit: int
@@ -185,25 +185,25 @@ class AskRows(msgspec.Struct, tag=True):
 
 
 class AskStats(msgspec.Struct, tag=True):
-    """What the collections of a unit have done.  Answered by Reply, as JSON."""
+    """Ask for the statistics of a unit's collections.  Answered by Reply, as JSON."""
 
     call: int
     unit: int
 
 
 class Export(msgspec.Struct, tag=True):
-    """The durable states of a unit are to be written into a file.  Answered by Reply."""
+    """Write the durable states of a unit into a file.  Answered by Reply."""
 
     call: int
     unit: int
     path: str
-    """Or a name, of a file that is fetched then."""
+    """Path, or name of a file that is fetched later."""
     leave: list[str] = []
-    """Nodes whose states are not wanted: another unit has had them too."""
+    """Nodes whose states are left out, because another unit had them too."""
 
 
 class TakeSnapshot(msgspec.Struct, tag=True):
-    """A checkpoint of units as they were at marks; nothing is written yet."""
+    """Take a checkpoint of units as of marks; nothing is written yet."""
 
     number: int
     marks: dict[int, Mark]
@@ -211,13 +211,13 @@ class TakeSnapshot(msgspec.Struct, tag=True):
 
 
 class WriteSnapshot(msgspec.Struct, tag=True):
-    """The snapshot is to be made durable.  Answered by Reply (``call`` is its number)."""
+    """Make the snapshot durable.  Answered by Reply (``call`` is its number)."""
 
     number: int
 
 
 class Reply(msgspec.Struct, tag=True):
-    """What a call came to."""
+    """Answer to a call."""
 
     call: int
     value: int = 0
@@ -226,32 +226,32 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class Packing(msgspec.Struct, tag=True):
-    """How the worker sends rows from now on: whether it compresses them, and in which pieces."""
+    """Set whether the worker compresses rows from now on, and the size of its pieces."""
 
     packed: bool
     piece_bytes: int
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a unit is at just now."""
+    """Current work of a unit."""
 
     unit: int
     seconds: float
-    """For so long it has been at work."""
+    """Seconds since it began."""
     asked: str = ""
-    """What Postgres evaluates for it."""
+    """Expression that Postgres evaluates for it."""
     asked_s: float | None = None
-    """For so long; None: it evaluates nothing."""
+    """Seconds since that began; None: Postgres evaluates nothing."""
 
 
 class Alive(msgspec.Struct, tag=True):
-    """The process has time to say so, and what it is at."""
+    """Heartbeat of a process, with its current work."""
 
     at: list[Work] = msgspec.field(default_factory=list)
 
 
 class Bye(msgspec.Struct, tag=True):
-    """The worker has ended the session."""
+    """End of the session by the worker."""
 
 
 ToWorker = (
@@ -285,16 +285,16 @@ _READ: Final = ipc.IpcReadOptions(ensure_alignment=ipc.Alignment.DataTypeSpecifi
 
 
 class Numbered:
-    """Checks the numbers of the messages that come over a link."""
+    """Check of the numbers of received messages."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def check(self, message: pa.Buffer) -> None:
-        """Take the next message.
+        """Check the number of the next message.
 
         Raises:
-            WordLost: it is another one.
+            WordLost: it has another number.
         """
         number, _ = _HEAD.unpack_from(message)
         if number != self._last + 1:
@@ -303,7 +303,7 @@ class Numbered:
 
 
 class WordLost(Exception):
-    """A message was lost on its way, or came twice."""
+    """A message was lost or duplicated."""
 
 
 def packed(
@@ -313,7 +313,7 @@ def packed(
     compressed: bool = False,
     number: int = 0,
 ) -> pa.Buffer:
-    """A message."""
+    """Encode a message."""
     head = _ENCODER.encode(word)
     out = pa.BufferOutputStream()
     out.write(_HEAD.pack(number, len(head)) + head)
@@ -326,7 +326,7 @@ def packed(
 
 
 def pieces(batch: pa.RecordBatch, piece_bytes: int | None) -> Iterator[pa.RecordBatch]:
-    """A batch in slices of about so many bytes; None: whole.  An empty one is one slice."""
+    """Yield slices of about ``piece_bytes``, or the whole batch; an empty one is one slice."""
     parts = 1 if piece_bytes is None else 1 + batch.nbytes // piece_bytes
     rows = -(-batch.num_rows // parts) or 1
     for begin in range(0, max(batch.num_rows, 1), rows):
@@ -334,12 +334,12 @@ def pieces(batch: pa.RecordBatch, piece_bytes: int | None) -> Iterator[pa.Record
 
 
 def to_worker(message: pa.Buffer) -> tuple[ToWorker, pa.RecordBatch | None]:
-    """What a worker was sent."""
+    """Decode a message to a worker."""
     return _TO_WORKER.decode(_head(message)), _batch(message)
 
 
 def from_worker(message: pa.Buffer) -> tuple[FromWorker, pa.RecordBatch | None]:
-    """What a worker has sent."""
+    """Decode a message from a worker."""
     return _FROM_WORKER.decode(_head(message)), _batch(message)
 
 

@@ -46,7 +46,7 @@ class Rate:
             self._seconds.popleft()
 
     def per_s(self, now: float) -> int:
-        """Bytes per second."""
+        """Return the bytes per second."""
         return sum(n for second, n in self._seconds if second > now - _RATE_S) // _RATE_S
 
 
@@ -59,7 +59,7 @@ class LinkMeter:
     def __init__(self) -> None:
         self.sent, self.received = Rate(), Rate()
         self._probes: deque[Probed] = deque(maxlen=PROBES)
-        """The best of them counts: a busy machine only makes a link look slow."""
+        """The best of them counts, because a busy machine only makes a link look slow."""
         self._most: int | None = None
 
     def probed(self, found: Probed) -> None:

@@ -1,7 +1,7 @@
-"""Files on their way between two ends, as streams of pieces (Arrow Flight's put and get).
+"""File transfer between two ends, as streams of pieces (Arrow Flight's put and get).
 
-A file is there whole, and on the disk, or it is not there: an empty piece ends it, without which
-it was cut off.
+A received file is complete and synced to disk, or it does not exist.  An empty piece ends a file;
+without it the file was cut off.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pyarrow import flight
 from headrace.process import durable
 
 _PIECE_BYTES: Final = 1 << 18
-"""So much may stand before a word that goes over the same wire."""
+"""Bytes of a file that may delay a message on the same connection."""
 _SCHEMA: Final = pa.schema([pa.field("piece", pa.binary())])
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,99}")
 
 
 def within(folder: Path, name: bytes) -> Path:
-    """The file called ``name`` in ``folder``, and nowhere else.
+    """Return the path of the file ``name`` in ``folder``; it cannot lead outside.
 
     Raises:
-        ArrowInvalid: that is no name.
+        ArrowInvalid: that is not the name of a file.
     """
     text = name.decode(errors="replace")
     if not _NAME.fullmatch(text):
@@ -35,7 +35,7 @@ def within(folder: Path, name: bytes) -> Path:
 
 
 def send(client: Any, path: Path, name: str) -> None:
-    """Send a file; returns when the other end has it."""
+    """Send a file; return when the other end has it."""
     writer, _ = client.do_put(flight.FlightDescriptor.for_path(name), _SCHEMA)
     with writer:
         for batch in _pieces(path):
@@ -43,22 +43,22 @@ def send(client: Any, path: Path, name: str) -> None:
 
 
 def keep(reader: Any, path: Path) -> None:
-    """Write what is sent."""
+    """Write a received file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(path, (chunk.data for chunk in reader))
 
 
 def fetch(client: Any, name: str, path: Path) -> None:
-    """Get a file from the other end."""
+    """Fetch a file from the other end."""
     reader = client.do_get(flight.Ticket(name.encode()))
     _write(path, (chunk.data for chunk in reader))
 
 
 def given(path: Path) -> Any:
-    """What sends a file, which is removed then.
+    """Return a stream that sends a file and then deletes it.
 
     Raises:
-        ArrowKeyError: there is none.
+        ArrowKeyError: there is no such file.
     """
     if not path.exists():
         raise pa.ArrowKeyError(f"no file {path.name}")

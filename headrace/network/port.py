@@ -1,6 +1,6 @@
 """A worker's end of a link: it listens, and serves one coordinator at a time.
 
-Files go beside the exchange: what is large holds up no word.
+Files go over separate calls, so that a large one delays no message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.network.probe import PROBE, echo
 
 
 class Ended(Exception):
-    """The coordinator is gone, or does not want this session any more."""
+    """The coordinator is gone, or has ended this session."""
 
 
 class FlightSession:
@@ -53,14 +53,14 @@ class FlightSession:
         self._sent = itertools.count(1)
         self._numbered = Numbered()
         self._rows: dict[int, int] = {}
-        """How many were sent since the last batch was done, by unit."""
+        """Number of rows sent since the last ``BatchDone``, by unit."""
         self._woken = threading.Event()
 
     def receive(self) -> tuple[ToWorker, pa.RecordBatch | None]:
-        """The next word.
+        """Return the next message.
 
         Raises:
-            Ended: there is none.
+            Ended: the session has ended.
         """
         try:
             while True:
@@ -74,10 +74,10 @@ class FlightSession:
             raise Ended(str(error)) from error
 
     def beat(self, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
-        """Give a sign of life every second until ``ended``; ``at``: what the worker is at.
+        """Send a heartbeat every second until ``ended``; ``at`` returns the current work.
 
         Raises:
-            Ended: nobody hears them.
+            Ended: the connection is lost.
         """
         while not ended.is_set():
             self._woken.wait(ALIVE_S)
@@ -85,23 +85,23 @@ class FlightSession:
             self.send(Alive(at()))
 
     def wake(self) -> None:
-        """Have ``beat`` look whether it has ended."""
+        """Wake ``beat``, which sends at once and checks whether it has ended."""
         self._woken.set()
 
     def send_rows(self, word: FromWorker, batch: pa.RecordBatch) -> None:
-        """Answer rows; in so many words that signs of life come between.
+        """Send rows in pieces, so that heartbeats can go between them.
 
         Raises:
-            Ended: nobody hears it.
+            Ended: the connection is lost.
         """
         for piece in pieces(batch, self._piece_bytes):
             self.send(word, piece)
 
     def send(self, word: FromWorker, batch: pa.RecordBatch | None = None) -> None:
-        """Answer.
+        """Send a message.
 
         Raises:
-            Ended: nobody hears it.
+            Ended: the connection is lost.
         """
         with self._sending:
             match word:
@@ -117,7 +117,7 @@ class FlightSession:
 
 
 class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Listens; each exchange is served on a thread of its own."""
+    """Flight server of a worker; it serves each exchange on its own thread."""
 
     def __init__(
         self,
@@ -126,12 +126,13 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         interrupt: Callable[[Sequence[int]], None],
         files: Path,
     ) -> None:
-        """``serve`` returns when its session has ended; ``interrupt`` comes on any thread.
+        """Listen at ``end``.
 
-        ``files``: where those are kept that are sent, and found that are asked for.
+        ``serve`` returns when its session has ended; ``interrupt`` is called on any thread.
+        ``files``: the folder of received files, and of those to be fetched.
 
         Raises:
-            OSError: nobody can listen there.
+            OSError: the endpoint cannot be opened.
         """
         self._interrupt: Final = interrupt
         self._serve: Final = serve
@@ -143,13 +144,13 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             raise OSError(f"cannot listen on {end.uri}: {error}") from error
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        """See Arrow Flight."""
+        """Interrupt units, on the action ``INTERRUPT``."""
         if action.type == INTERRUPT:
             self._interrupt(msgspec.json.decode(action.body.to_pybytes(), type=list[int]))
         return []
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """See Arrow Flight."""
+        """Serve a session or a probe, by the exchange's descriptor."""
         if descriptor.command == PROBE:
             echo(reader, writer)
             return
@@ -158,9 +159,9 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._serve(FlightSession(reader, writer, far=self._far))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """See Arrow Flight: keep a file."""
+        """Receive a file."""
         parcels.keep(reader, parcels.within(self._files, descriptor.path[0]))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """See Arrow Flight: give a file away."""
+        """Send a file, and delete it."""
         return parcels.given(parcels.within(self._files, ticket.ticket))

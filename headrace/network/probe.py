@@ -1,10 +1,10 @@
 """Probes of a link: how long a message takes, and how many bytes per second go through.
 
 Placement weighs links by these two numbers.  Ordinary traffic does not show them: most messages
-are smaller than what buffers hold, and the answer to a batch waits for the worker to compute it.
-So a probe is an exchange of its own, in which the worker sends back what it gets.  It runs while
-the link is otherwise idle, and its result is dropped if the link was used meanwhile.  Until a
-probe has succeeded the numbers are unknown.
+fit into buffers, and the answer to a batch waits for the worker to compute it.  So a probe is a
+separate exchange, in which the worker sends back each message.  It runs while the link is
+otherwise idle, and its result is dropped if the link was used meanwhile.  Until a probe has
+succeeded, the numbers are unknown.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ time; but another one has to confirm it."""
 _CONFIRMED: Final = 2
 """Two attempts agree if the slower one takes at most so many times as long."""
 _STEP_S: Final = 0.06
-"""Bound of the expected transfer time of a message, beyond the round trip: three attempts and what
-comes before them take less than 250 ms."""
+"""Bound of the expected transfer time of a message, beyond the round trip: three attempts and all
+smaller messages take less than 250 ms."""
 _STEP_MOST_S: Final = 0.25
 """The same where round trips vary."""
 _DEADLINE_S: Final = 5.0
 """Time limit of a probe on a link on which nothing comes back."""
 _CLOCK_S: Final = 1e-4
-"""A shorter time is not told from none."""
+"""A shorter time cannot be distinguished from zero."""
 _JITTER: Final = 0.1
-"""Part of the round trip by which it varies: a transfer that took less is not told from none."""
+"""Part of the round trip by which it varies: a shorter transfer is indistinguishable from zero."""
 
 _NOISE: Final = 4.0
 """A transfer that takes less than this times the spread of the round trips shows nothing ..."""
@@ -56,13 +56,13 @@ _FAST_S: Final = 5e-3
 faster one, for noise only adds time."""
 
 PROBES: Final = 3
-"""Probes of a new link, and of these and later ones the last ones that count (``meter.py``)."""
+"""Number of probes of a new link, and of the latest probes that count (``meter.py``)."""
 SOON_S: Final = 1.0
 """Time between these; twice as long each time that one fails, or the link is used meanwhile."""
 AGAIN_S: Final = 300.0
 """Time between later probes, while the link is idle."""
 _QUIET_BYTES: Final = 4096
-"""Traffic between two looks below which a link is idle: signs of life are smaller."""
+"""Traffic between two looks below which a link is idle: heartbeats are smaller."""
 _SHARE_MAX: Final = 8
 """A probe counts if other traffic was less than its own bytes divided by this."""
 
@@ -86,12 +86,12 @@ class Unsteady(Exception):
 def measure(there_and_back: Callable[[int], float]) -> Probed:
     """Probe a link by sending messages and getting them back.
 
-    ``there_and_back`` does so with one of a size, and returns the seconds that it took.
+    ``there_and_back`` does so with a message of a given size, and returns the seconds it took.
 
-    Messages grow while the next larger one is expected to take no longer than 60 ms beyond the
-    round trip, or four round trips where that is more; before it stays at a size a probe tries
-    three times.  So a slow line carries a few kilobytes, and a fast one enough to be measured.
-    Where the machine is busy, so that round trips vary, messages may take longer.
+    Messages grow while the next larger one is expected to take at most 60 ms beyond the round
+    trip, or four round trips if that is longer.  At its final size a probe tries at least three
+    times.  So a slow line carries a few kilobytes, and a fast one enough to be measured.  Where
+    round trips vary because the machine is busy, messages may take longer.
 
     Raises:
         Unsteady: no two attempts agree, or round trips vary by as much as a transfer takes.
@@ -154,7 +154,7 @@ class Prober:
     def __init__(
         self, name: str, client: Any, moved: Callable[[], int], record: Callable[[Probed], None]
     ) -> None:
-        """``moved`` counts the bytes of messages on the link so far; ``record`` takes results."""
+        """Watch a link: ``moved`` returns its bytes so far, ``record`` takes results."""
         self._name: Final = name
         self._client = client
         self._moved = moved
@@ -185,7 +185,7 @@ class Prober:
 
     @contextlib.contextmanager
     def transfer(self) -> Iterator[None]:
-        """Inside, a file is transferred over the link."""
+        """Suppress probes while a file is transferred over the link."""
         with self._lock:
             self._files += 1
             self._disturbed = True

@@ -1,9 +1,9 @@
 """Sending on the coordinator's end of a link, in the order of the calls.
 
-How much may be on its way is a matter of HTTP/2: its flow control lets a write wait until the
-worker has read.  Arrow Flight's writes can only block, and do not tell beforehand whether they
-will.  So that a slow link holds up neither the engine nor the links to other workers, rows for
-another machine are written by a thread of their own, which takes them from a bounded queue.
+The flow control of HTTP/2 blocks a write until the worker has read.  Arrow Flight's writes do
+not report beforehand whether they will block.  So rows for another machine are written by a
+separate thread, which takes them from a bounded queue: a slow link then delays neither the engine
+nor the links to other workers.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from headrace.network.meter import LinkFigures, LinkMeter
 from headrace.network.probe import Probed
 
 _DIRECT_BYTES: Final = 1 << 16
-"""Bytes that the caller's thread writes before the worker is heard again: HTTP/2 lets at least so
-many be on their way, so these writes do not block."""
+"""Bytes that the caller's thread writes before the next message from the worker.  HTTP/2 lets at
+least so many be in flight, so these writes do not block."""
 _WAITING_BYTES_MAX: Final = 1 << 24
 """Bytes of rows in the queue; a caller with more rows waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A message that is to be sent."""
+    """Message to be sent."""
 
     word: ToWorker
     batch: pa.RecordBatch | None = None
@@ -49,16 +49,16 @@ class _Item:
 
 
 class Sender:
-    """Sends the messages of one exchange; every method but ``run`` is for any thread.
+    """Sender of the messages of one exchange; every method except ``run`` is for any thread.
 
     * Invariant 1: messages go out in the order of the calls.
-    * Invariant 2: one thread writes at a time, that which has set ``_writing``.
+    * Invariant 2: one thread writes at a time: the one that has set ``_writing``.
     """
 
     def __init__(
         self, writer: Any, said: int | None, failed: Callable[[str], None], *, far: bool
     ) -> None:
-        """``failed`` gets the reason when nothing can be written any more.
+        """Send with ``writer``; ``failed`` gets the reason when a write fails.
 
         ``said``: the bandwidth that ``add_link`` gave, in bytes per second.
         """
@@ -73,15 +73,15 @@ class Sender:
         self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
         self._unheard_bytes = 0
-        """Bytes sent since the worker was heard last."""
+        """Bytes sent since the last message from the worker."""
         self._meter: Final = LinkMeter()
         self._said: int | None = None
         self._form = Packing(True, PIECE_BYTES)
-        """How rows go to another machine."""
+        """Form in which rows are sent to another machine."""
         self.override(said)  # before anything is measured
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> bool:
-        """Send a message; False: the link is dead."""
+        """Send a message; return False if the link is dead."""
         if batch is None:
             return self._send(_Item(word))
         parts = pieces(batch, self._form.piece_bytes if self._far else None)
@@ -121,7 +121,7 @@ class Sender:
         return self._far and self._form.packed
 
     def close(self) -> None:
-        """Send nothing any more, and wake callers that wait for room."""
+        """Stop sending, and wake callers that wait for room."""
         with self._changed:
             self._over = True
             self._waiting.clear()
@@ -129,7 +129,7 @@ class Sender:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let go of the exchange.  REQUIRES: it is closed, and what is written comes to an end."""
+        """Close the exchange.  REQUIRES: the sender is closed, and a write under way will end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._writing)
         with contextlib.suppress(pa.ArrowException, OSError):
@@ -145,7 +145,7 @@ class Sender:
     def _choose(self) -> None:
         """Compress rows for another machine unless the link is known to be fast.
 
-        The size of pieces is a matter of the link itself, and not of what was said of it.
+        The size of pieces depends on the measured bandwidth, not on the one that was stated.
         """
         measured = self._meter.bandwidth
         known = measured if self._said is None else self._said
@@ -190,9 +190,9 @@ class Sender:
             return item
 
     def _put(self, item: _Item) -> bool:
-        """Write a message; False: the link is dead.
+        """Write a message; return False if the link is dead.
 
-        REQUIRES: this thread has set ``_writing``, which ends with it.
+        REQUIRES: this thread has set ``_writing``; this method resets it.
         """
         try:
             message = packed(

@@ -1,13 +1,14 @@
-"""The TLS listener in front of a worker's Arrow Flight server.
+"""TLS listener in front of a worker's Arrow Flight server.
 
     engine ── TLS, both certificates ──► TlsListener ── Unix socket of our own ──► FlightPort
 
-gRPC keeps every silent connection for two minutes, without a bound on their number, and offers no
-setting for either.  So it listens where only this user can reach it, and the connections of the
-network end here: one that has not shown the engine's certificate and sent its first bytes in time
-is closed, and each address may have only a few of those (``process/admission.py``).
+gRPC keeps every silent connection for two minutes, without a bound on their number, and has no
+setting for either.  So the Flight server listens on a socket that only this user can open, and
+network connections end here.  A connection that has not shown the engine's certificate and sent
+its first bytes in time is closed.  The number of these is bounded per address and in total
+(``process/admission.py``).
 
-One event loop on a thread of its own accepts, does the handshakes and relays; nothing blocks it.
+One event loop on its own thread accepts, does the handshakes and relays; nothing blocks it.
 REQUIRES: a process that computes nothing.  Beside a thread that holds the interpreter's lock the
 relay was 80 times slower (``runtime/joined.py`` runs it in the parent).
 """
@@ -37,16 +38,16 @@ TOTAL_MAX: Final = 128
 _PENDING_MAX: Final = 512
 """Connections that the system keeps until they are accepted."""
 _PAUSE_S: Final = 0.1
-"""Before the next attempt to accept when the process is out of file descriptors."""
+"""Seconds before the next attempt to accept when the process is out of file descriptors."""
 _UNSENT_BYTES_MAX: Final = 1 << 20
-"""Bytes of a connection that wait in the relay; then the other side is not read."""
+"""Bytes of a connection that may wait in the relay; beyond them the other side is not read."""
 _ALPN: Final = "h2"
 _TURNS: Final = 5
 """Turns of the loop in which transports that were aborted close their sockets."""
 
 
 class TlsListener:
-    """Accepts the engine on a TCP address, and relays it to a Unix socket."""
+    """Listener on a TCP address that relays the engine's connections to a Unix socket."""
 
     def __init__(self, end: Far, target: Path) -> None:
         """Listen.
@@ -61,7 +62,7 @@ class TlsListener:
         self.port: Final = int(self._socket.getsockname()[1])
         self._noise: Final = Noise()
         self.waiting: Final = Admission(PER_ADDRESS_MAX, TOTAL_MAX)
-        """Connections that have not identified themselves; for the thread of the loop."""
+        """Connections that have not identified themselves; used by the loop's thread only."""
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: Final = uvloop.new_event_loop()
@@ -133,7 +134,7 @@ class TlsListener:
 
 
 class _Connection:
-    """One connection of the network, and the one to the Unix socket that belongs to it."""
+    """Network connection, and its connection to the Unix socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket: Final = sock
@@ -141,14 +142,14 @@ class _Connection:
         self.inner: Final = _Side()
 
     def join(self) -> None:
-        """Relay from now on what each side sends."""
+        """Relay the bytes of each side to the other from now on."""
         self.outer.relay_to(self.inner)
         self.inner.relay_to(self.outer)
 
     def close(self) -> None:
         """Close both sides, also amid a handshake."""
         with contextlib.suppress(OSError):
-            # A transport may be using it, in a handshake: this is what ends that.
+            # A handshake may be using the socket; this ends it.
             self.socket.shutdown(socket.SHUT_RDWR)
         for side in (self.outer, self.inner):
             if side.transport is not None:
@@ -158,19 +159,19 @@ class _Connection:
 
 
 class _Side(asyncio.Protocol):
-    """One side of a relayed connection; bytes that come before both are joined are kept."""
+    """One side of a relayed connection; bytes received before both are joined are buffered."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.spoken: Final[asyncio.Future[bool]] = loop.create_future()
-        """Whether bytes have come; False: the connection has ended without."""
+        """True once bytes have come; False if the connection has ended without."""
         self.lost: Final[asyncio.Future[None]] = loop.create_future()
         self._other: _Side | None = None
         self._kept: list[bytes] = []
 
     def relay_to(self, other: _Side) -> None:
-        """Send what has come, and what comes from now on, to ``other``."""
+        """Send the buffered bytes, and all later ones, to ``other``."""
         assert self.transport is not None, "it is connected"
         assert other.transport is not None, "it is connected"
         self._other = other
@@ -183,12 +184,12 @@ class _Side(asyncio.Protocol):
             self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is done; transports of uvloop are no subclasses of ``Transport``."""
+        """Keep the transport after the handshake; uvloop's are not subclasses of ``Transport``."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(_UNSENT_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
-        """Relay ``data``; nothing more is read until there is an other side."""
+        """Relay ``data``; before both sides are joined, buffer it and stop reading."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.write(data)
             return
@@ -199,7 +200,7 @@ class _Side(asyncio.Protocol):
             self.spoken.set_result(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the other side when it has sent what it has."""
+        """Close the other side once it has sent its buffer."""
         for future, value in ((self.spoken, False), (self.lost, None)):
             if not future.done():
                 future.set_result(value)  # type: ignore[arg-type]  # each its own
@@ -207,12 +208,12 @@ class _Side(asyncio.Protocol):
             self._other.transport.close()
 
     def pause_writing(self) -> None:
-        """The other side is faster than this one."""
+        """Stop reading the other side, which is faster than this one."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """This side has caught up."""
+        """Read the other side again, since this one has caught up."""
         other = self._other
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.resume_reading()
@@ -227,7 +228,7 @@ def _listening(where: str) -> socket.socket:
 
 
 def _context(end: Far) -> ssl.SSLContext:
-    """TLS that accepts no certificate but the other end's."""
+    """Return a TLS context that accepts only the other end's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED

@@ -10,9 +10,9 @@ between may be wrong for good.  ``VACUUM`` leaves ``xmin`` as it is.
 names and contents, from which ``difference`` describes the change.
 
 An object that is created and dropped again between two checks leaves no trace.  So there is a check
-before and after each evaluation of a batch.  Undetected are only a cast, a check of a domain, a
-mapping of a text search configuration, or another function of a name that a body calls, if
-transactions create *and* drop it and both commit during that evaluation.
+before and after each evaluation of a batch.  Only objects whose creation *and* drop are both
+committed during that evaluation stay undetected: a cast, a check of a domain, a mapping of a text
+search configuration, or another function of a name that a body calls.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Def
 
 
 def _asked(known: list[Definitions], *, full: bool) -> tuple[str, dict[str, Any]]:
-    """Return the statement that reads ``known`` (empty if nothing is to be read), and parameters."""
+    """Return the statement that reads ``known`` (empty if there is nothing), and parameters."""
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:

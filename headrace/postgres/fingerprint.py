@@ -246,11 +246,11 @@ def difference(
     quiet: bool = False,
     withdrawn: Collection[int] = (),
 ) -> HeadraceError | None:
-    """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
+    """Return why a view populated under ``before`` cannot continue under ``now``; None: it can.
 
-    Both are of the same view.  What may change harmlessly is not compared.  The publication
-    counts from the moment the tables are in it (``published``).  ``quiet``: no value of the
-    view was computed in between.
+    Both are facts of the same view.  Harmless changes are not compared.  The publication counts
+    from the time when the tables are in it (``published``).  ``quiet``: no value of the view was
+    computed in between.
 
     ``withdrawn``: entries of pg_publication_rel that were removed because their table had no
     replica identity; it may have one again.

@@ -56,9 +56,9 @@ class Got:
 class Pipelined:
     """Pipelines on one connection, between its other statements.
 
-    REQUIRES: psycopg prepares nothing on it.  After a ROLLBACK psycopg would deallocate all prepared
-    statements, also those of this class; and after a second DEALLOCATE it may miss the loss of its
-    own.
+    REQUIRES: psycopg prepares nothing on it.  After a ROLLBACK psycopg would deallocate all
+    prepared statements, also those of this class; and after a second DEALLOCATE it may miss the
+    loss of its own.
     """
 
     def __init__(self, conn: Connection) -> None:

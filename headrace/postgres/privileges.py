@@ -1,12 +1,13 @@
-"""What roles must be allowed for a view to go on, and what of it they are not any more.
+"""Rights that roles need for a view to continue, and those that they have lost.
 
-A view acts for its owner: Postgres would answer its query for him only as long as he may read what
-it names, by whatever way (a grant to him, to PUBLIC, to a role that he is a member of, an
-attribute). What a view under it names is read by that view's owner.  So a *right* is a role and
-what it must be allowed: ``lacking`` asks Postgres for those that it would refuse now.
+A view acts for its owner: Postgres would execute its query only while the owner may read the
+objects that it names.  The right may come from a grant to the owner, to PUBLIC or to a role that
+the owner is a member of, or from an attribute.  The objects that an underlying view names are read
+by that view's owner.  So a *right* is a role and an object that it must be allowed to use;
+``lacking`` asks Postgres which of them it would refuse now.
 
-Row security belongs to it: rows that a policy hides are told from the others by nobody but
-Postgres, so a table must be *open* to the role that reads it: no policy of it applies to him.
+Row security counts too: only Postgres can tell which rows a policy hides.  So a table must be
+*open* to the role that reads it: none of its policies applies to that role.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ Connection = psycopg.Connection[Any]
 
 Right = tuple[str, int, int, tuple[int, ...], int]
 """(kind, role, object, columns, through): ``owner`` or ``reader`` (the role exists), ``select`` of
-columns of a relation (none: of any; 0: of all, for a whole row), ``open`` is a relation, ``usage``
+columns of a relation (none: of any; 0: of all, for a whole row), ``open`` (a relation), ``usage``
 of a schema, ``execute`` of a function.
 
-``through``: the table of a view of Headrace whose query needs it, which is not for all; or 0."""
+``through``: 0, or the result table of the underlying view whose query needs the right.  The error
+then names only that view."""
 Lack = dict[str, Any]
-"""JSON: why a right is none."""
+"""JSON: description of a lacking right."""
 
-# The quick look, which every write takes: nothing is joined.
+# The quick check before every write; it joins nothing.
 _LACKING: Final = """
 SELECT n.i - 1
   FROM unnest(%(kinds)s::text[], %(roles)s::oid[], %(oids)s::oid[], %(columns)s::text[])
@@ -79,11 +81,11 @@ SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p
        WHEN 'execute' THEN p.pronamespace ELSE c.relnamespace END
  ORDER BY 1"""
 THEN: Final = "; then the view goes on by itself."
-"""How the hint of a view that has stopped ends."""
+"""End of the hint of a stopped view."""
 
 
 def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
-    """Those of ``rights`` that Postgres would refuse now; what is gone is refused to nobody."""
+    """Return those of ``rights`` that Postgres would refuse now; dropped objects do not count."""
     asked = sorted(set(rights))
     if not asked:
         return {}
@@ -97,7 +99,7 @@ def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
 
 
 def asking(rights: Iterable[Right]) -> Sent:
-    """A statement that gives a row for each of ``rights`` that is lacking."""
+    """Return a statement that returns a row for each of ``rights`` that is lacking."""
     return Sent.named(_LACKING, _arrays(sorted(set(rights))))
 
 
@@ -112,12 +114,12 @@ def _arrays(rights: Sequence[Right]) -> dict[str, list[Any]]:
 
 
 def from_json(found: Iterable[Sequence[Any]]) -> list[Right]:
-    """Rights as they are kept with a view."""
+    """Return rights from the JSON that is stored with a view."""
     return [(k, role, oid, tuple(columns), by) for k, role, oid, columns, by in found]
 
 
 def error(lack: Lack) -> DefiniteFailure:
-    """Why a view stops that needs what is lacking."""
+    """Return the error of a view that needs a lacking right."""
     kind, role, name, shown = (lack[k] for k in ("kind", "role", "name", "shown"))
     if role is None and kind == "owner":
         return OwnerGone(

@@ -20,10 +20,10 @@ Facts = dict[str, Any]
 ``ended``: the view has stopped because it lacked a right.
 
 ``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
-of snapshot and attributes.  They are what rows still to come may have been written under.
+of snapshot and attributes.  Rows still to come may have been written under them.
 
-``relations``, ``views``, ``results`` and ``rights`` are missing from facts that an earlier version
-took: a table was then what it is named as.
+Facts stored by an earlier version have no ``relations``, ``views``, ``results`` and ``rights``:
+then the query names each table itself.
 """
 
 Thing = tuple[str, Any]
@@ -96,7 +96,7 @@ def _things(facts: Facts) -> Iterator[Thing]:
             yield kind, int(oid)
     for right in rights_of(facts):
         yield "rights", right
-    # Facts that an earlier version took have no definitions.
+    # Facts stored by an earlier version have no definitions.
     if "definitions" in facts:
         for key in facts["definitions"]["objects"]:
             yield "objects", key

@@ -69,8 +69,8 @@ FORCED: Final = frozenset(
         "session_authorization",
     }
 )  # fmt: skip
-"""Settings whose stored values are ignored when values are computed: they would make results
-unreadable or change rights."""
+"""Settings of a view that its evaluation ignores: they would change rights, end statements, or
+make results unreadable."""
 
 OUTPUT: Final = (
     *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),

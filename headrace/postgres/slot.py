@@ -222,7 +222,7 @@ def _wrong(conn: Connection, name: str) -> str | None:
 
 
 def _put_right(conn: Connection, name: str) -> None:
-    """Make the publication publish all changes of its tables, and no schemas.
+    """Set the publication to publish all changes of its tables, and no schemas.
 
     Filtered tables are removed; a view that reads one adds it again.
     """

@@ -8,7 +8,8 @@ Postgres, and does not support sessions in which a backslash escapes.  A token t
 and this module does not would be a security hole.
 
 A token is one regular-expression match without backtracking (possessive repeats), so the time is
-proportional to the length of the text.  Each iteration in Python is a step; a caller may bound them.
+proportional to the length of the text.  Each iteration in Python is a step; a caller may bound the
+steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Token(NamedTuple):
 STRINGS: Final = frozenset(("plain", "escape", "dollar", "unicode", "national", "bits"))
 _OPERATOR_MAX: Final = 63
 _FOLDED: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""Fold ASCII only, as Postgres does in most encodings; Headrace's names are ASCII."""
+"""Folds ASCII only, as Postgres does in multi-byte encodings; with a single-byte encoding Postgres
+folds other letters too."""
 _SIMPLE_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 _LETTER: Final = r"A-Za-z_\x80-\U0010ffff"
@@ -168,7 +170,7 @@ def identifier(called: str) -> str:
 
 
 def doubled(text: str) -> str:
-    """Double the quotes of a text, for use in a plain string."""
+    """Return a text with its quotes doubled, for use in a plain string."""
     return text.replace("'", "''")
 
 

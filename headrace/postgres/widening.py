@@ -63,7 +63,7 @@ def _digits(oid: int, typmod: int) -> tuple[int, int] | None:
 
 
 def _holds(digits: tuple[int, int] | None, typmod: int) -> bool:
-    """Return whether a numeric with ``typmod`` holds all numbers of ``digits`` (None: unbounded)."""
+    """Return whether a numeric with ``typmod`` holds all numbers of ``digits`` (None: any)."""
     room = _digits(types.NUMERIC, typmod)
     if room is None or digits is None:
         return room is None

@@ -1,11 +1,11 @@
--- What a view of a query would cost, and what would make it cheaper; without a query: which queries of this database
--- would profit most from being views (of those that pg_stat_statements shows to who asks).
--- topic: what a row is about (accepted, result, state, change, load, costliest, remedy, sharing, point, measured,
--- statement …); subject: of what; finding: in words; value and unit: its number; advice: what can be done.
--- Numbers are expected, by Postgres' statistics and figures of our collections, unless the topic is measured.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_advice.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- Estimates the cost of a view of a query, and suggests how to reduce it.  Without a query it lists the queries that
+-- would profit most from being views, of those that pg_stat_statements shows to the caller.
+-- topic: accepted, result, state, change, load, costliest, remedy, sharing, point, measured, statement …;
+-- subject: its object; finding: a text; value and unit: its number; advice: what to do.
+-- Numbers are estimates from Postgres' statistics and costs of our collections, unless the topic is measured.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_advice.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.advise(
     query text DEFAULT NULL, OUT topic text, OUT subject text, OUT finding text, OUT value float8, OUT unit text,
     OUT advice text)

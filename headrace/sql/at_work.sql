@@ -1,5 +1,5 @@
--- The views that a batch is worked on for just now, where that takes long; NULL: none.  Names, as
--- list_views() tells them to everybody.
+-- Names of the views whose part of the present batch takes long; NULL: none.  Every role may see names, as in
+-- list_views().
 CREATE OR REPLACE FUNCTION headrace.at_work() RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,10 +1,10 @@
--- One look at a command of the current user: reports progress as NOTICE, raises its error,
--- returns whether it is done.  Its procedure commits between two looks, so that it holds no
+-- Checks a command of the current user once: reports progress as NOTICE, raises its error, and
+-- returns whether it is done.  The procedure commits between two calls, so that it holds no
 -- snapshot while a population runs.
 --
--- The advisory lock tells the commander that somebody still waits: when it is missing for a
--- while (Ctrl-C, a lost connection) the command is cancelled.  An attempt that fails (the lock
--- is taken shared, so only by somebody's malice) must not stop the caller.
+-- The advisory lock shows the commander that the caller still waits.  When it is missing for a
+-- while (Ctrl-C, a lost connection), the command is cancelled.  The lock is shared, so an attempt
+-- fails only if another session blocks it on purpose; that must not stop the caller.
 CREATE OR REPLACE FUNCTION headrace.await_command(command bigint, INOUT seen text, OUT done boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,8 +1,8 @@
--- Returns once a view with a history is known to cover a position or a time, where its last change is earlier: then
--- nothing up to there is missing.  Returns at once where the history cannot tell (it begins later).
--- The worker sees the advisory lock when it looks at its connection, once a second, and writes headrace.covered
--- (runtime/coverage.py).  The lock ends with the subtransaction, by the error HR001, and not with the transaction.
--- VOLATILE: each look has a snapshot of its own, so the caller's next statement reads what was waited for.
+-- Waits until a view with a history covers a position or a time after its last change, so that no change up to there
+-- is missing.  Returns at once where the history begins later.
+-- The worker checks for the advisory lock once a second, and writes headrace.covered (runtime/coverage.py).
+-- The lock ends with the subtransaction, by the error HR001, and not with the transaction.
+-- VOLATILE: each query has its own snapshot, so the caller's next statement reads the awaited changes.
 CREATE OR REPLACE FUNCTION headrace.await_history(view regclass, lsn pg_lsn, at timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

@@ -1,4 +1,4 @@
--- For how many seconds the batch that the worker is at has been under way; NULL: none, or it is not known.
+-- Seconds since the worker began its present batch; NULL: there is none, or it is not known.
 CREATE OR REPLACE FUNCTION headrace.batch_s() RETURNS float8
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,10 +1,10 @@
--- The last batches, the newest first: those in flight, and some hundred that are in the result tables.  For
--- members of the engine's role; nobody else is told any.
--- In microseconds, process_us: from its being taken to its being computed; wait_us: until it could be written;
--- write_us: in Postgres; fresh_us: from the commit of its oldest transaction to its being in the tables.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_batches.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- The last batches, newest first: those in flight, and some hundred that are committed.  Only members of the
+-- engine's role get rows.
+-- In microseconds, process_us: from its start to its result; wait_us: until it could be written; write_us: writing
+-- in Postgres; fresh_us: from the commit of its oldest transaction to the commit in the result tables.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_batches.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.batches(
     OUT txid bigint, OUT attempt bigint, OUT state text, OUT at text, OUT transactions bigint, OUT rows bigint,
     OUT views bigint, OUT process_us bigint, OUT wait_us bigint, OUT write_us bigint, OUT fresh_us bigint)

@@ -1,6 +1,6 @@
-"""The procedures of the verbs: each queues a command for the commander, and waits for its end.
+"""Procedures of the verbs: each queues a command for the commander and waits until it is done.
 
-With it go the caller's settings, as the function of that name tells them.
+The command carries the caller's settings, which function ``captured_settings`` reads.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from headrace.postgres.settings import AS_JSON
 from headrace.sql.verbs import VERBS, Verb
 
 _TYPES: Final = {"bool": "boolean"}
-"""Where SQL has another word."""
+"""Types that have another name in SQL."""
 CAPTURED: Final = "captured_settings"
 _CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.{CAPTURED}()
 RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
 """
 
 
-# The secret exists in a variable of the procedure and in its answer: a statement, a parameter or a
-# row would be logged or kept.  Three UUIDs have 366 random bits.
+# The secret exists only in a variable of the procedure and in its answer: a statement, parameter
+# or row would be logged or stored.  Three UUIDs have 366 random bits.
 _SECRET: Final = """
     secret  pg_catalog.text := pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
         pg_catalog.concat(pg_catalog.gen_random_uuid(), pg_catalog.gen_random_uuid(),
@@ -30,20 +30,17 @@ _DIGEST: Final = (
 
 
 def names() -> list[str]:
-    """The names of all procedures."""
+    """Return the names of all procedures."""
     return [name for verb in VERBS.values() if (name := verb.called)]
 
 
 def texts() -> list[str]:
-    """The statements that make them, or make them again."""
+    """Return the statements that create or replace them."""
     return [_CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
 
 
 def _text(verb: Verb) -> str:
-    """Of one of them.
-
-    COMMIT comes first: inside a transaction block it fails before anything has happened.
-    """
+    """Return the procedure of ``verb``; its COMMIT fails inside a transaction block at once."""
     declared = [
         f"{p.name} {_TYPES.get(p.kind, p.kind)}"
         + ("" if p.required else f" DEFAULT {_literal(p.default)}")
@@ -80,7 +77,6 @@ $$;
 
 
 def _literal(value: Any) -> str:
-    """A default in SQL; of our own table."""
     if value is None:
         return "NULL"
     return str(value).lower() if isinstance(value, bool) else f"'{value}'"

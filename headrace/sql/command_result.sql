@@ -1,4 +1,4 @@
--- What a command of the current user has answered.
+-- Returns the result of a command of the current user.
 CREATE OR REPLACE FUNCTION headrace.command_result(command bigint) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,4 +1,4 @@
-"""Rows of ``headrace.commands``, as the commander takes them and answers; on an event loop."""
+"""Rows of ``headrace.commands``: the commander takes them and writes answers; on an event loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _KEEP: Final = "1 hour"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A command to be carried out; all but the caller is as anybody may have written it."""
+    """Command to be executed; every field but ``caller`` is untrusted input."""
 
     id: int
     procedure: str
     arguments: str
     settings: str
     caller: str | None
-    """None: there is no such role any more."""
+    """None: the role no longer exists."""
 
 
 async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
-    """What is under way has failed: nobody carries it out."""
+    """Mark all running commands as failed, because no process executes them any more."""
     await conn.execute(
         "UPDATE headrace.commands SET status = %s, error = %s,"
         " arguments = '{}', finished_at = now() WHERE status = %s",
@@ -39,7 +39,7 @@ async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
 
 
 async def give_back(conn: Connection, known: Collection[int]) -> None:
-    """What is under way and none of ``known`` was not begun."""
+    """Return running commands that are not in ``known`` to the queue: they were not begun."""
     await conn.execute(
         "UPDATE headrace.commands SET status = %s WHERE status = %s AND id <> ALL (%s)",
         (CommandStatus.PENDING, CommandStatus.RUNNING, list(known)),
@@ -47,7 +47,7 @@ async def give_back(conn: Connection, known: Collection[int]) -> None:
 
 
 async def take(conn: Connection, most: int) -> list[Taken]:
-    """The next commands that wait, in order; they are under way."""
+    """Take up to ``most`` pending commands in order, and mark them as running."""
     async with conn.cursor(row_factory=class_row(Taken)) as cursor:
         await cursor.execute(
             "WITH taken AS (UPDATE headrace.commands SET status = %s"
@@ -63,9 +63,9 @@ async def take(conn: Connection, most: int) -> list[Taken]:
 
 
 async def tell(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
-    """Write how far a command is; with a status: its outcome, and delete old commands.
+    """Write the progress of a command; with a status: write its outcome, and delete old commands.
 
-    A finished command loses its arguments: they may hold a password.
+    The arguments of a finished command are erased, because they may hold a password.
     """
     status = columns.get("status")
     await conn.execute(

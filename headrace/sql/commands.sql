@@ -1,8 +1,7 @@
--- CALLs made on direct connections, for the commander to carry out.
--- A row is written by its caller and by nobody else: who may insert has no say in "caller", which is
--- the current user (inside a function that runs as its owner, and wherever Postgres does
--- upkeep with the rights of a table's owner, that is this owner).  Roles are known by OID: what
--- one left behind is not done for the next of its name.
+-- CALLs made on direct connections, for the commander to execute.
+-- Only the caller writes its row, and cannot choose "caller": a trigger sets it to the current user.  Inside a
+-- function that runs as its owner, and wherever Postgres does maintenance with the rights of a table's owner,
+-- that is this owner.  Roles are stored by OID, so a later role of the same name gets no rows of a dropped one.
 CREATE TABLE IF NOT EXISTS headrace.commands (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     procedure   text NOT NULL,
@@ -22,7 +21,7 @@ CREATE TABLE IF NOT EXISTS headrace.commands (
 );
 CREATE INDEX IF NOT EXISTS commands_unfinished ON headrace.commands (id)
     WHERE status IN ('pending', 'running');
--- Whatever a statement said (there are roles that may write all tables and pass by row security).
+-- Sets and checks the row whatever the statement says, because some roles may write all tables and bypass row security.
 CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

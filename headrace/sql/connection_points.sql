@@ -1,7 +1,7 @@
 -- The connection points of views whose owner the caller acts for; readable also while the engine is down.
--- history: what the point needs; the view may keep more.  since: from when on changes are there; NULL: the
--- point needs none, or the engine has not begun.
--- attached: views that read the view, of those that the caller may see.
+-- history: how much the point needs; the view may keep more.  since: start of the history; NULL: the point needs
+-- none, or the engine has not begun it.
+-- attached: the views that read the view, of those that the caller may see.
 DROP FUNCTION IF EXISTS headrace.connection_points();
 CREATE FUNCTION headrace.connection_points(
     OUT name text, OUT view text, OUT history interval, OUT storage_key text, OUT since timestamptz,

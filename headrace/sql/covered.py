@@ -1,4 +1,4 @@
-"""Rows of ``headrace.covered``: up to where views with a history lack nothing."""
+"""Rows of ``headrace.covered``: positions up to which views with a history are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECT pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_lsn,
        pg_catalog.current_setting('wal_block_size')::bigint,
        pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))"""
 _FLUSH: Final = "SELECT pg_catalog.pg_logical_emit_message(true, 'headrace', '')"
-# A view that is being exchanged by a resync is locked, and needs no row any more.
+# A resync that is exchanging a view holds the lock; that view needs no row any more.
 _PUT: Final = """
 WITH told AS (
     SELECT * FROM jsonb_to_recordset(%s) t(view_id bigint, epoch bigint, lsn text, at float8)),
@@ -37,19 +37,19 @@ INSERT INTO headrace.covered AS c (view_id, lsn, at) SELECT m.view_id, m.lsn, m.
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A view has everything committed before a position, and before a time."""
+    """Position and time before which a view has every commit."""
 
     view_id: int
     epoch: int
-    """Of its owner, who says so."""
+    """Epoch of the owner that reports it."""
     lsn: str
     at: float | None
-    """Seconds since 1970 on the server's clock; None: no time is known."""
+    """Seconds since 1970 on the server's clock; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalEnd:
-    """Where the server's WAL ends."""
+    """End of the server's WAL."""
 
     lsn: int
     """As ``pg_current_wal_insert_lsn()`` gives it (``types.record_end``)."""
@@ -59,21 +59,21 @@ class WalEnd:
 
 
 def asked_as(view_id: int) -> int:
-    """Return the second key of the advisory lock of whoever asks for a view."""
+    """Return the second key of the advisory lock that a caller takes to ask for a view."""
     return view_id % _MODULUS
 
 
 def wal_end(conn: Connection) -> WalEnd:
-    """Return where the WAL ends; what is not flushed is flushed by the way, or is in a moment."""
+    """Return the end of the WAL; request a flush where its last part is not flushed."""
     row = conn.execute(_END).fetchone()
     assert row is not None, "it has no FROM"
     if row[1]:
-        # The stream sends only what is flushed, and of an idle server nobody flushes the rest.
+        # The stream sends flushed WAL only, and on an idle server the rest may stay unflushed.
         conn.execute(_FLUSH)
     return WalEnd(int(row[0]), not row[1], int(row[2]), int(row[3]))
 
 
 def put(conn: Connection, told: Sequence[Covered]) -> None:
-    """Store what is covered, of views that are still owned by who says so, if it is news."""
+    """Store the reports of views that the reporter still owns, where they advance the row."""
     if told:
         conn.execute(_PUT, (msgspec.json.encode(told).decode(),))

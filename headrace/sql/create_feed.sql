@@ -1,4 +1,4 @@
--- Remembers a subscriber's place: from now on, or after txid `since`; 0: all that is kept.
+-- Creates a feed, a subscriber's position: from now on, or after txid `since`; 0: all changes that are kept.
 CREATE OR REPLACE PROCEDURE headrace.create_feed(name text, view regclass, since bigint DEFAULT NULL)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

@@ -1,4 +1,4 @@
--- Forgets a subscriber.
+-- Drops a feed.
 CREATE OR REPLACE PROCEDURE headrace.drop_feed(name text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

@@ -1,5 +1,5 @@
--- Whether a commander is connected: its backend is the one it wrote down.  No heartbeat is
--- written, so an idle engine makes no WAL, and a dead one is known at once.
+-- Returns whether a commander is connected, that is, whether the backend that it stored exists.  No heartbeat is
+-- written, so an idle engine makes no WAL, and a dead one is detected at once.
 CREATE OR REPLACE FUNCTION headrace.engine_running() RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,12 +1,13 @@
--- Where the collections of a view are, or of a query would be; why; what each placement strategy would cost, and
--- what goes over the links between workers.
+-- Shows where the collections of a view are, or those of a query would be, and why; the cost of each placement
+-- strategy, and the traffic of the links between workers.
 -- what: collection (worker, why it is there, bytes_s it sends, ns_per_row it takes), strategy (its workers, why it has
--- none, cost), link (bytes_s over it), or costs: whether bytes were measured in the running view, or are expected of
--- the tables' statistics while all of their rows change once.
--- cost: bytes over links, weighed by what these are like (links(): 1 is a gigabit per second without latency).  strategy: whose placement is shown; without it, the one that the view has.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_placement.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- none, cost), link (bytes_s over it), or costs: whether bytes were measured in the running view, or estimated from
+-- the tables' statistics for one change of all their rows.
+-- cost: bytes over links, weighted by their properties (links(): 1 is a gigabit per second without latency).
+-- strategy: the strategy whose placement is shown; NULL: the view's present placement.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_placement.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.explain_placement(
     name_or_query text, strategy text DEFAULT NULL, OUT what text, OUT name text, OUT worker text, OUT why text,
     OUT bytes_s bigint, OUT cost bigint, OUT ns_per_row bigint)

@@ -1,8 +1,8 @@
--- The plan of a view: one line per row.  stage: logical, optimised, physical, sources, key, lineage (what the planner
--- kept); analyze, ast.  format: text, json, dot, mermaid (docs/manual/explain.md).  What has to be asked of the engine (the
--- text of a query instead of a view's name, the stages analyze and ast, other formats than text and json) is answered by the
--- commander, on its own port: a function cannot ask the engine, because nothing it writes is seen before its transaction
--- ends.  On direct connections there is the procedure explain.
+-- The plan of a view, one line per row.  stage: logical, optimised, physical, sources, key, lineage (as the planner
+-- stored them); analyze, ast.  format: text, json, dot, mermaid (docs/manual/explain.md).  The commander answers on its own
+-- port for the text of a query instead of a view's name, the stages analyze and ast, and formats other than text and
+-- json.  A function cannot ask the engine, because its writes are invisible before its transaction ends.  On direct
+-- connections use the procedure explain.
 DROP FUNCTION IF EXISTS headrace.explain_view(text, text);
 CREATE OR REPLACE FUNCTION headrace.explain_view(
     name_or_query text, stage text DEFAULT 'physical', format text DEFAULT 'text', dialect text DEFAULT NULL)
@@ -69,5 +69,5 @@ BEGIN
         pg_catalog.to_jsonb(pg_catalog.string_to_array(pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n')))));
 END
 $$;
--- Of an earlier version, which had no options.
+-- The procedure of an earlier version, which had no options.
 DROP PROCEDURE IF EXISTS headrace.check_view(text, text);

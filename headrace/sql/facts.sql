@@ -1,5 +1,5 @@
--- What the engine tells of itself, for status(): written by the commander when it changes.  For members of
--- its role.
+-- Facts about the engine, for status(); the commander writes them when they change.  Readable by members of the
+-- engine's role.
 CREATE TABLE IF NOT EXISTS headrace.facts (
     fact  text PRIMARY KEY,
     value text NOT NULL,

@@ -1,5 +1,5 @@
--- Moves a feed to a txid that was read; in the subscriber's transaction, so that what he writes in the
--- same database and his place cannot part.
+-- Moves a feed to a txid that was read.  It runs in the subscriber's transaction, so that the position and the
+-- subscriber's own writes are committed together.
 CREATE OR REPLACE PROCEDURE headrace.feed_ack(name text, txid bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

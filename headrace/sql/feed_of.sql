@@ -1,4 +1,4 @@
--- A feed of the current user's, or else of a role that he is a member of.
+-- Returns a feed of the current user, or else of a role of which the user is a member.
 CREATE OR REPLACE FUNCTION headrace.feed_of(name text) RETURNS headrace.feeds
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

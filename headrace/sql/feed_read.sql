@@ -1,5 +1,5 @@
--- The changes that a feed has not acknowledged: of whole txids, and no further one once there are `max`
--- rows.  A feed keeps nothing from being purged: what was lost is an error (22023), never a gap.
+-- Returns the changes that a feed has not acknowledged, in whole txids until there are at least `max` rows.
+-- A feed does not prevent a purge: lost changes are an error (22023), never a gap.
 CREATE OR REPLACE FUNCTION headrace.feed_read(name text, max bigint DEFAULT 10000)
 RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, weight bigint, data text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on

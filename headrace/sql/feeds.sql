@@ -1,7 +1,7 @@
--- Subscribers: how far each has come.  Its owner moves it himself, in a transaction of his own.
--- No foreign key: an open transaction of his would hold up whoever fills the view anew, or drops it.
--- No right to DELETE: who may do that may lock the table.  A feed without a name is gone, and so is one
--- without a history; the janitor takes them away.
+-- Feeds: the position of each subscriber.  The owner of a feed moves it in a transaction of his own.
+-- No foreign key: the owner's open transaction would block a resync or drop of the view.
+-- No right to DELETE, because that right allows to lock the table.  A feed without a name or without a history is
+-- dropped; the janitor deletes its row.
 CREATE TABLE IF NOT EXISTS headrace.feeds (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name       text CHECK (length(name) BETWEEN 1 AND 63),

@@ -1,7 +1,7 @@
--- What is a view's (its query, plan, messages, position, tables) is seen by its owner and his
--- members, by row security; of the commands each role sees its own (commands.sql).  The plan as it is
--- stored holds the queries of other owners' views that a view reads, and is seen by nobody.
--- Rights that somebody was given (default privileges do that, too) are taken back.
+-- By row security, the details of a view (query, plan, messages, position, tables) are visible to its owner and the
+-- members of that role; each role sees its own commands (commands.sql).  No role may read the stored plan: it holds
+-- queries of other owners' views that the view reads.
+-- Other rights that were granted, also by default privileges, are revoked.
 DO $$
 DECLARE
     given record;

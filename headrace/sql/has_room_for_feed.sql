@@ -1,4 +1,4 @@
--- Whether a role may have one more. A volatile function sees the rows that its own statement has inserted.
+-- Returns whether a role may have another feed.  VOLATILE, so that it sees the rows inserted by its own statement.
 -- Dropped feeds count until the janitor has deleted them.
 CREATE OR REPLACE FUNCTION headrace.has_room_for_feed(role oid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp

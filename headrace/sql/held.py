@@ -1,4 +1,4 @@
-"""Rows of ``headrace.held`` and ``headrace.facts``: what only the engine knows."""
+"""Rows of ``headrace.held`` and ``headrace.facts``: state that only the engine knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 AsyncConnection = psycopg.AsyncConnection[Any]
 
-# A row that is the same as before is not written again; work that has begun anew is.
+# An unchanged row is not written again; work that has started again is.
 _PUT: Final = """
 WITH wanted AS (
     SELECT DISTINCT ON (t.view_id) t.view_id, 'work' AS kind, t.what,
@@ -59,7 +59,7 @@ SELECT t.fact, t.value, t.ok, t.hint FROM told t
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """That a view's part of a batch takes long."""
+    """View whose part of a batch takes long."""
 
     view_id: int
     what: str
@@ -68,18 +68,18 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A view that lacks commits."""
+    """View that lacks commits."""
 
     view_id: int
     lsn: str
-    """It covers everything before this position."""
+    """The view covers everything before this position."""
     since: float
-    """When the first commit was made that it lacks, in seconds since 1970."""
+    """Time of the first commit that it lacks, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A line of ``status()``; ``ok``: None where there is nothing to judge."""
+    """Line of ``status()``; ``ok`` is None for a fact that is neither good nor bad."""
 
     fact: str
     value: str
@@ -88,7 +88,7 @@ class Fact:
 
 
 async def put(conn: AsyncConnection, works: Sequence[Holding], behind: Sequence[Behind]) -> bool:
-    """Store what holds views; return whether there are sources."""
+    """Store what blocks or delays views; return whether there are sources."""
     values = {"works": works, "behind": behind}
     await conn.execute(_PUT, {k: msgspec.json.encode(v).decode() for k, v in values.items()})
     row = await (await conn.execute("SELECT EXISTS (SELECT FROM headrace.origins)")).fetchone()
@@ -97,12 +97,12 @@ async def put(conn: AsyncConnection, works: Sequence[Holding], behind: Sequence[
 
 
 async def put_facts(conn: AsyncConnection, told: Sequence[Fact]) -> None:
-    """Write down these facts, and no others."""
+    """Replace the stored facts by ``told``."""
     await conn.execute(_PUT_FACTS, (msgspec.json.encode(told).decode(),))
 
 
 async def sources(conn: AsyncConnection) -> Fact | None:
-    """How the other databases are; None: there are none."""
+    """Return the state of the other databases as a fact; None: there are none."""
     row = await (await conn.execute(_SOURCES)).fetchone()
     assert row is not None, "an aggregate has a row"
     if row[0] is None:

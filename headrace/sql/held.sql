@@ -1,6 +1,6 @@
--- What keeps views from being up to date, where only the engine knows it; written by the commander when it changes,
--- and not while there is nothing.  kind: work (its part of a batch takes long, since when), source (another database
--- that it reads is away), behind (it lacks commits from since on, and covers lsn: for view_states()).
+-- Reasons why views are not up to date, where only the engine knows them; the commander writes them when they change.
+-- kind: work (the view's part of a batch has taken long, since then), source (another database that it reads is
+-- unavailable), behind (it lacks commits from since on, and covers lsn; for view_states()).
 CREATE TABLE IF NOT EXISTS headrace.held (
     view_id bigint NOT NULL REFERENCES headrace.views ON DELETE CASCADE ON UPDATE CASCADE,
     kind    text NOT NULL CHECK (kind IN ('work', 'source', 'behind')),

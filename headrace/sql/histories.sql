@@ -1,7 +1,7 @@
--- Of which views changes are kept, for how long, and from where on.  Written by the engine only.
--- A change is known by a txid that is never used again for this view: that of headrace.progress plus
--- shift, which grows when a resync sets the view back to an earlier txid, or its numbers begin anew.
--- first_txid: changes after it are here, all of them; NULL: the worker has not begun.
+-- Views whose changes are kept, for how long, and from where on.  Written by the engine only.
+-- The txid of a change is never used again for this view: it is that of headrace.progress plus shift,
+-- which grows when a resync sets the view back to an earlier txid, or its numbers begin again.
+-- first_txid: all changes after it are here; NULL: the worker has not begun.
 CREATE TABLE IF NOT EXISTS headrace.histories (
     id         bigserial PRIMARY KEY,
     view_id    bigint NOT NULL UNIQUE REFERENCES headrace.views ON UPDATE CASCADE ON DELETE CASCADE,

@@ -2,11 +2,10 @@
 
 * Invariant 1: the changes of a txid are written in the transaction that writes them into the
   view's table, before its progress moves; so once, and those of a view in the order of its txids.
-* Invariant 2: a history begins where the engine that owns the view by its epoch says so, when
-  nothing of it is in flight.  Whoever owns the view later asks again (``begun``), so none leaves
-  out a change.
-* Invariant 3: a txid, once told, is never told of other changes.  Where a view is set back to an
-  earlier one, its ``shift`` grows, and what follows has later numbers.
+* Invariant 2: a history begins where the engine that owns the view by its epoch begins it, when
+  no batch of the view is in flight.  A later owner asks again (``begun``), so no change is missed.
+* Invariant 3: a published txid never stands for other changes.  Where a view is set back to an
+  earlier txid, its ``shift`` grows, so the changes that follow have later numbers.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from headrace.types import format_lsn
 Connection = psycopg.Connection[Any]
 
 PART_BYTES: Final = 1 << 20
-"""Of the rows' text in one row of the history, about."""
+"""Approximate size of the rows' text in one row of the history."""
 _OTHERWISE: Final = (ContinuityLost.sqlstate, SinkTableError.sqlstate)
-"""What stops a view that had other contents than its history: after a restore, or by a hand."""
+"""Errors of views whose table differed from the history: after a restore, or an edit by hand."""
 
 _BEGUN: Final = """
 WITH owned AS MATERIALIZED (
@@ -42,7 +41,7 @@ begun AS (
            first_at = clock_timestamp()
       FROM owned o WHERE h.view_id = o.view_id AND h.first_txid IS NULL)
 SELECT h.view_id FROM headrace.histories h JOIN owned o ON o.view_id = h.view_id"""
-# A history that is being taken away is waited for, and then is not there.
+# The row lock waits for a transaction that deletes the history; then there is no row.
 _WRITE: Final = """
 WITH kept AS MATERIALIZED (
     SELECT h.id, $2::bigint + h.shift AS txid, v.view_name
@@ -60,8 +59,8 @@ put AS (
 SELECT (SELECT pg_catalog.pg_notify(
             ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room})
   FROM kept k"""
-# Whoever listens and sleeps in a transaction has the server keep what anybody notifies of; where
-# that is full, a COMMIT that notifies fails, which would be ours.
+# A listener that sleeps in a transaction makes the server keep all notifications.  When that queue
+# is full, a COMMIT with a notification fails, and this one would be ours.
 _ROOM: Final = "pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.5"
 _FOUND: Final = """
 SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name,
@@ -69,7 +68,7 @@ SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name,
   FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
   LEFT JOIN headrace.progress p ON p.view_id = h.view_id
  WHERE h.view_id = %s FOR UPDATE OF h"""
-# What of the oldest rows is older than wanted, up to whole txids; no more than fits one DELETE.
+# The oldest rows that have expired, up to whole txids; no more than one DELETE should remove.
 _PURGE: Final = """
 WITH bound AS MATERIALIZED (
     SELECT h.id, max(o.txid) AS txid
@@ -95,7 +94,7 @@ UPDATE headrace.histories h
   FROM bound b JOIN last l ON l.history_id = b.id
  WHERE h.id = b.id"""
 
-# Those that somebody's open transaction has locked are for the next time.
+# Rows that an open transaction has locked are left for the next purge.
 _PURGE_FEEDS: Final = """
 DELETE FROM headrace.feeds f WHERE f.id IN (
     SELECT g.id FROM headrace.feeds g
@@ -106,32 +105,32 @@ DELETE FROM headrace.feeds f WHERE f.id IN (
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The history of a view that is being filled anew; nobody else changes it."""
+    """History of a view that is being populated again, locked by this transaction."""
 
     history_id: int
     txid: int
-    """Of the exchange of its rows."""
+    """Txid of the exchange of its rows."""
     shift: int
-    """From then on."""
+    """Shift from that txid on."""
     whole: bool
-    """Whether the changes up to now make the contents of the table."""
+    """Whether the changes up to now add up to the contents of the table."""
     lsn: str
     channel_of: str
-    """The view's name."""
+    """Name of the view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Changes of one txid: as many as go into one row."""
+    """Changes of one txid, as many as go into one row."""
 
     weights: list[int]
     data: str
-    """The rows, as a literal of text[]: each a literal of the row type."""
+    """Rows as a literal of text[], each a literal of the row type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When changes are made."""
+    """Txid, position and commit time of changes."""
 
     txid: int
     lsn: int
@@ -139,10 +138,10 @@ class Moment:
 
 
 def interval(conn: Connection, text: str) -> str:
-    """``text`` as an interval, the same to everybody.
+    """Return ``text`` as an interval that reads the same under any setting.
 
     Raises:
-        UserError: 22023, it is none, or not positive.
+        UserError: 22023, it is not an interval, or not positive.
     """
     try:
         with conn.transaction():
@@ -167,7 +166,7 @@ def _no_interval(text: str, detail: str | None) -> UserError:
 
 
 def ask(conn: Connection, view_id: int, keep: str) -> None:
-    """Keep the changes of a view for ``keep``; where none are, as soon as its owner begins."""
+    """Keep the changes of a view for ``keep``; a new history begins when the view's owner does."""
     conn.execute(
         "INSERT INTO headrace.histories (view_id, result_oid, keep)"
         " SELECT v.id, v.result_oid, %s::interval FROM headrace.views v WHERE v.id = %s"
@@ -182,7 +181,7 @@ def ask(conn: Connection, view_id: int, keep: str) -> None:
 
 
 def end(conn: Connection, view_id: int) -> bool:
-    """Forget the changes of a view, and the feeds of them; False: none were kept."""
+    """Delete the history of a view with its feeds; return False if it kept none."""
     conn.execute(
         "UPDATE headrace.views SET options = options - 'history' WHERE id = %s", (view_id,)
     )
@@ -191,32 +190,33 @@ def end(conn: Connection, view_id: int) -> bool:
 
 
 def begun(conn: Connection, owned: Mapping[int, Progress]) -> set[int]:
-    """Those of ``owned`` whose changes are to be written from now on; begins where one has not.
+    """Return those of ``owned`` that keep a history; begin each that has not begun.
 
-    REQUIRES: nothing of these views is in flight.
+    REQUIRES: no batch of these views is in flight.
     """
     rows = conn.execute(_BEGUN, (list(owned), [p.epoch for p in owned.values()])).fetchall()
     return {int(row[0]) for row in rows}
 
 
 def writing(row_type: sql.Composable) -> sql.Composed:
-    """The statement that keeps a part; it gives a row, or none: none are kept now.
+    """Return the statement that stores a part; it returns no row if the view keeps no history.
 
-    REQUIRES: when it is carried out, the table whose rows are of ``row_type`` is locked.
+    REQUIRES: when it is executed, the table whose rows are of ``row_type`` is locked.
     """
     return sql.SQL(_WRITE).format(row_type=row_type, room=sql.SQL(_ROOM))
 
 
 def values(view_id: int, at: Moment, number: int, part: Part) -> tuple[Any, ...]:
-    """The parameters of ``writing`` for a part, of ``number`` in its txid."""
+    """Return the parameters of ``writing`` for part ``number`` of its txid."""
     lsn = format_lsn(at.lsn)
     return (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
 
 
 def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:
-    """The history of a view that is set to ``txid`` and ``lsn`` in the caller's transaction.
+    """Lock the history of a view that the caller's transaction sets to ``txid`` and ``lsn``.
 
-    REQUIRES: nothing is written for the view any more, and its progress is still there.
+    Return None if it keeps none.
+    REQUIRES: the view is not written any more, and its progress row still exists.
     """
     row = conn.execute(_FOUND, (list(_OTHERWISE), view_id)).fetchone()
     if row is None:
@@ -232,9 +232,9 @@ def put_difference(
     old: tuple[sql.Composable, sql.Composable],
     new: tuple[sql.Composable, sql.Composable],
 ) -> None:
-    """Keep as one txid what makes of the rows of a table those of another.
+    """Store the difference between two tables as the changes of one txid.
 
-    ``old``, ``new``: the table with its alias, and the text of a row of it.
+    ``old``, ``new``: the table with its alias, and the expression for the text of its row.
     """
     conn.execute(
         sql.SQL(
@@ -264,7 +264,7 @@ def put_difference(
 
 
 def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
-    """The history goes on in the view's new life; ``anew``: without what there was before."""
+    """Continue the history after a population; ``anew``: without the earlier changes."""
     if anew:
         conn.execute("DELETE FROM headrace.history WHERE history_id = %s", (kept.history_id,))
     conn.execute(
@@ -285,10 +285,10 @@ def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
 
 
 async def purge(conn: psycopg.AsyncConnection[Any], most: int) -> int:
-    """Forget changes that are older than wanted, ``most`` rows of each view or a few more.
+    """Delete expired changes, about ``most`` rows of each view.
 
-    Feeds that were dropped, or have no history any more, go as well.  Returns for how many views
-    there were changes.
+    Dropped feeds, and feeds without a history, are deleted as well.  Return the number of views
+    whose changes were deleted.
     """
     await conn.execute(_PURGE_FEEDS)
     cursor = await conn.execute(_PURGE, {"most": most})

@@ -1,5 +1,5 @@
 -- The changes of each txid that has changed a view with a history: one row, or several parts of a
--- megabyte each, in the transaction that changes the view's table.
+-- megabyte each, written in the transaction that changes the view's table.
 CREATE TABLE IF NOT EXISTS headrace.history (
     history_id bigint NOT NULL REFERENCES headrace.histories ON DELETE CASCADE,
     txid       bigint NOT NULL,

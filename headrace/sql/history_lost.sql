@@ -1,4 +1,4 @@
--- The error of who asks for what a history does not reach, back or on.
+-- Raises the error for a request before the start or after the end of a history.
 CREATE OR REPLACE FUNCTION headrace.history_lost(view regclass, wanted text, last bigint) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

@@ -1,5 +1,5 @@
--- The history of a view, of whoever may read all of its table; else an error.  Row security shows no
--- other (privacy.sql): what is asked here only finds the words.
+-- Returns the history of a view if the caller may read all of its table; else raises an error.  Row security
+-- enforces this (privacy.sql); the checks here only choose the message.
 CREATE OR REPLACE FUNCTION headrace.history_of(view regclass)
 RETURNS headrace.histories
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on

@@ -1,4 +1,4 @@
--- How often a row was there; below 0 the table is not what its changes have made.
+-- Returns how often a row was there; a negative number means that the table does not match its changes.
 CREATE OR REPLACE FUNCTION headrace.history_times(times numeric) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,11 +1,10 @@
-"""Installs the SQL objects of schema ``headrace`` into a source database, and removes them.
+"""Installation of the SQL objects of schema ``headrace`` in a source database, and their removal.
 
-Each object is one ``.sql`` file, but for the procedures (``sql/calls.py``); ``FILES`` is the load
-order.  Everything may run again over itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is
-also the upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``);
-what a later one has installed is not touched.  Where nothing would change (``sql/installed.py``)
-nothing is run.  All objects belong to the engine's role; PUBLIC may
-read the catalog and call the procedures.
+Each object is one ``.sql`` file, except the procedures (``sql/calls.py``); ``FILES`` is the load
+order.  All files are idempotent (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is also the
+upgrade, after the steps that tables of an earlier version need (``sql/upgrades.py``).  A catalog
+of a later version is not touched.  Where nothing would change (``sql/installed.py``), nothing is
+run.  All objects belong to the engine's role; PUBLIC may read the catalog and call the procedures.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from headrace.sql import (
 
 EVAL_ROLE: Final = "headrace_eval"
 _OURS: Final = "headrace of database {}"
-"""Comment of the role that we have made for a database, by its OID."""
+"""Comment on the role that we have made for a database, with the database's OID."""
 
 FILES: Final = (
     "schema.sql",
@@ -118,7 +117,7 @@ FILES: Final = (
 )
 
 _EACH_START: Final = "result_identity.sql"
-"""The file whose statements are about result tables and not about the schema."""
+"""File that is run at each start, because it is about result tables and not the schema."""
 
 Connection = psycopg.Connection[Any]
 
@@ -126,7 +125,7 @@ _log = structlog.get_logger(__name__)
 # One installer at a time: two CREATE OR REPLACE of one function can collide (XX000 "tuple
 # concurrently updated").
 _INSTALL_LOCK: Final = 0x4844_5201
-# Shorter than the usual deadlock_timeout (1 s), so it is never a reader that is cancelled.
+# Shorter than the usual deadlock_timeout (1 s), so that a reader is never cancelled.
 _WAIT: Final = "SET LOCAL lock_timeout = '300ms'"
 _AGAIN_S: Final = 1.0
 _LOOK_S: Final = 0.5
@@ -154,12 +153,12 @@ SELECT pg_catalog.string_agg(h.words, ', ' ORDER BY h.since) FROM (
 
 
 def statements(name: str) -> str:
-    """Text of the SQL file ``name``."""
+    """Return the text of the SQL file ``name``."""
     return resources.files("headrace.sql").joinpath(name).read_text(encoding="utf-8")
 
 
 def scripts() -> Iterator[str]:
-    """What makes everything, in order; the rights to it come last."""
+    """Yield the statements that create everything, in order; the grants come last."""
     for name in FILES:
         if name == FILES[-1]:
             yield from calls.texts()
@@ -168,7 +167,7 @@ def scripts() -> Iterator[str]:
 
 
 def made() -> list[str]:
-    """The names of what there is then: of each file what it is named after."""
+    """Return the names of all installed objects; a file has the name of its object."""
     names = [name.removesuffix(".sql") for name in FILES]
     return [*names, calls.CAPTURED, *calls.names(), publication_trigger.NAME]
 
@@ -176,12 +175,12 @@ def made() -> list[str]:
 def install(conn: Connection) -> None:
     """Create or upgrade every object, in one transaction; idempotent.
 
-    An installation that would change nothing takes no lock that a reader conflicts with.  Another
-    one waits for transactions that have read or written the catalog, and logs which they are.  It
+    An installation that would change nothing takes no lock that conflicts with a reader.  Any other
+    waits for transactions that have read or written the catalog, and logs which they are.  It
     keeps no reader waiting longer than ``lock_timeout``, and makes none the victim of a deadlock.
 
     Raises:
-        PrerequisiteError: when the role may not create the schema, or something there is
+        PrerequisiteError: the role may not create the schema, or an existing object is
             not ours or of a later version.
     """
     since = clock.monotonic()
@@ -196,8 +195,8 @@ def install(conn: Connection) -> None:
 def _wait(conn: Connection, since: float) -> None:
     """Wait until no transaction that is older than a second has a lock in the schema.
 
-    Without asking for a lock ourselves: readers that come meanwhile would queue behind us.
-    ``since``: when the installation has begun, on the monotonic clock.
+    It requests no lock itself, because new readers would queue behind that request.
+    ``since``: start of the installation, on the monotonic clock.
     """
     tell_at = 0.0
     while (blockers := _blockers(conn)) is not None:
@@ -230,16 +229,16 @@ def _install(conn: Connection) -> None:
             return
         schema, *others = texts
         try:
-            # Our own constant texts, with several statements: no parameters.
+            # Our constant texts hold several statements, so they take no parameters.
             conn.execute(schema.encode())
-            # From here on nobody but us can put anything there.
+            # From here on no other role can create objects in the schema.
             owned.check(conn, [*made(), *upgrades.GONE])
             before = upgrades.routines(conn)
             for text in [*map(statements, upgrades.steps(number)), *others]:
                 conn.execute(text.encode())
             if number is not None and number < upgrades.CATALOG:
                 upgrades.drop_former(conn, before)
-            # What takes other arguments than ours shows only beside it.
+            # A namesake with other arguments is found only once our routine exists beside it.
             owned.check(conn, made())
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
@@ -262,36 +261,35 @@ def _install(conn: Connection) -> None:
 
 
 def problems(conn: Connection) -> list[PrerequisiteError]:
-    """What is in the place of our objects, or hangs on them, and is not ours; or is of later."""
+    """Return foreign objects in the place of ours or attached to them, or that it is of later."""
     later = upgrades.problem(conn)
     return [later] if later else owned.problems(conn, [*made(), *upgrades.GONE])
 
 
 def hindrances(conn: Connection) -> list[PrerequisiteError]:
-    """What stands against starting here: ``problems``, or a catalog that a dump has brought."""
+    """Return what prevents a start here: ``problems``, or a catalog restored from a dump."""
     found = problems(conn)
     stale = None if found else restored.problem(conn)
     return [stale] if stale else found
 
 
 def _check(conn: Connection) -> None:
-    """Raise what ``problems`` finds.
-
-    Raises:
-        PrerequisiteError: 42501, 55000.
-    """
+    """Raise the first of ``problems`` (42501, 55000)."""
     if later := upgrades.problem(conn):
         raise later
     owned.check(conn, [*made(), *upgrades.GONE])
 
 
 def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
-    """Remove the schema and what is in it; returns the result tables (schema.name).
+    """Remove the schema with its contents; return the result tables (schema.name).
 
     Result tables stay as ordinary tables, unless ``tables``: then they are dropped too
-    (an object that depends on one makes the whole uninstall fail, with Postgres' words).
-    After a restored dump nobody knows which they are.
-    The eval role goes where nothing in another database needs it.
+    (an object that depends on one makes the whole uninstall fail, with Postgres' message).
+    After a restored dump it is not known which they are, and ``tables`` is an error.
+    The eval role is dropped unless another database needs it.
+
+    Raises:
+        PrerequisiteError: as ``install``; or ``tables`` after a restored dump.
     """
     with conn.transaction():
         alone(conn, _INSTALL_LOCK)
@@ -320,7 +318,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
 
 
 def _drop_made_schemas(conn: Connection) -> None:
-    """Drop the schemas that views were made in, where nothing else is in them."""
+    """Drop the schemas that create_view has made, where they are empty."""
     for name in schemas.made(conn):
         with (
             contextlib.suppress(
@@ -332,18 +330,17 @@ def _drop_made_schemas(conn: Connection) -> None:
 
 
 def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | None:
-    """DSN of role ``headrace_eval``, made when missing; None where that is not permitted.
+    """Return the DSN of role ``headrace_eval``, made when missing; None where not permitted.
 
-    The role may log in and nothing else.  Its password is random and known only from a file
-    of mode 0600 in ``data_dir``.  Roles belong to the whole server: where the role is another
-    engine's (its password is not ours to change), this database gets one of its own, with
-    the database's OID in its name.  Every role may change its own password and settings: of a
-    role that is ours both are put right.
+    The role may log in and nothing else.  Its random password is only in a file of mode 0600 in
+    ``data_dir``.  Roles belong to the whole server: where the role is another engine's, whose
+    password we must not change, this database gets its own role, with the database's OID in its
+    name.  Every role may change its own password and settings, so those of our role are reset.
     """
     secret = eval_password(data_dir)
     try:
         for role, shared in ((EVAL_ROLE, True), (f"{EVAL_ROLE}_{_database_oid(conn)}", False)):
-            # Another database's engine may make the shared role at the same moment.
+            # Another database's engine may create the shared role at the same time.
             collided = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
             for anew in (False, True):
                 dsn = None
@@ -367,9 +364,9 @@ def eval_password(data_dir: Path) -> Path:
 def _eval_dsn(
     conn: Connection, role: str, secret: Path, source: str, *, shared: bool, anew: bool
 ) -> str | None:
-    """DSN of ``role``, created if missing; None when it has rights and is no use.
+    """Return the DSN of ``role``, created if missing; None if it has too many rights to be used.
 
-    ``anew``: it gets its password once more, if it is ours; else None.
+    ``anew``: set its password again, if the role is ours; else return None.
     """
     alone(conn, _INSTALL_LOCK)
     ours = _is_ours(conn, role)
@@ -381,7 +378,7 @@ def _eval_dsn(
         "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication"
         " OR rolbypassrls OR NOT rolcanlogin OR EXISTS ("
         "SELECT FROM pg_catalog.pg_auth_members m WHERE m.member = r.oid)"
-        # Who is a member may be it; who made it is one, since Postgres 16.
+        # Members may act as the role; its creator is a member since Postgres 16.
         " OR EXISTS (SELECT FROM pg_catalog.pg_auth_members m"
         " JOIN pg_catalog.pg_roles g ON g.oid = m.member"
         " WHERE m.roleid = r.oid AND g.rolname <> current_user AND NOT g.rolsuper)"
@@ -396,7 +393,7 @@ def _eval_dsn(
     name = sql.Identifier(role)
     if not found:
         conn.execute(sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(name))
-        # Whose it is, so that another database's uninstall leaves it alone.
+        # The comment names our database, so that another one's uninstall leaves the role alone.
         conn.execute(
             sql.SQL("COMMENT ON ROLE {} IS {}").format(
                 name, sql.Literal(_OURS.format(_database_oid(conn)))
@@ -404,7 +401,7 @@ def _eval_dsn(
         )
     if not found or anew or (password is None and not shared):
         password = password or secrets.token_urlsafe(32)
-        # What the server logs, or shows of a running statement, lets nobody in.
+        # Send only the verifier: the server may log a statement, or show it while it runs.
         verifier = conn.pgconn.encrypt_password(
             password.encode(), role.encode(), b"scram-sha-256"
         ).decode()
@@ -414,7 +411,7 @@ def _eval_dsn(
 
 
 def _is_ours(conn: Connection, role: str) -> bool:
-    """Whether we have made ``role`` for this database."""
+    """Return whether we have made ``role`` for this database."""
     row = conn.execute(
         "SELECT pg_catalog.shobj_description(r.oid, 'pg_authid') = %s"
         " FROM pg_catalog.pg_roles r WHERE r.rolname = %s",
@@ -424,7 +421,7 @@ def _is_ours(conn: Connection, role: str) -> bool:
 
 
 def _reset(conn: Connection, role: str) -> None:
-    """Take the settings away that ``role`` has, here or in other databases."""
+    """Reset all settings of ``role``, here and in other databases."""
     rows = conn.execute(
         "SELECT d.datname FROM pg_catalog.pg_db_role_setting s"
         " JOIN pg_catalog.pg_roles r ON r.oid = s.setrole AND r.rolname = %s"
@@ -450,7 +447,7 @@ def _database_oid(conn: Connection) -> int:
 
 
 def _can_log_in(dsn: str) -> bool:
-    """Whether pg_hba.conf lets the eval role in; if not, it is as good as absent."""
+    """Return whether pg_hba.conf lets the eval role in; if not, the role is useless."""
     try:
         log_in(dsn)
     except psycopg.OperationalError as error:
@@ -460,7 +457,7 @@ def _can_log_in(dsn: str) -> bool:
 
 
 def _drop_eval_role(conn: Connection) -> None:
-    """Drop the eval roles that nobody is logged in as."""
+    """Drop our eval roles that have no session."""
     # Another engine of the server may use one; its own uninstall removes it then.
     refused = (
         psycopg.errors.UndefinedObject,

@@ -1,7 +1,7 @@
-"""Whether schema ``headrace`` is as the last installation has left it.
+"""Check that schema ``headrace`` is as the last installation left it.
 
 ``headrace.meta`` keeps a digest of the statements that were run, and of the system catalog rows of
-all objects of the schema, by OID and ``xmin``.  Any DDL writes such a row anew.  So equal digests
+all objects of the schema, by OID and ``xmin``.  Any DDL writes such a row again.  So equal digests
 mean that an installation would change nothing, and a start then takes no lock that conflicts with
 a reader.  VACUUM and ANALYZE change these rows in place and keep ``xmin``.
 """
@@ -48,14 +48,14 @@ _KEPT: Final = "SELECT value FROM headrace.meta WHERE key = %s"
 def unchanged(conn: Connection, texts: Iterable[str]) -> bool:
     """Return whether running ``texts`` again would change nothing.
 
-    REQUIRES: ``headrace.meta`` is there and ours.
+    REQUIRES: ``headrace.meta`` exists and is ours.
     """
     row = conn.execute(_KEPT, (KEY,)).fetchone()
     return row is not None and row[0] == _digest(conn, texts)
 
 
 def note(conn: Connection, texts: Iterable[str]) -> None:
-    """Keep that ``texts`` were run, in the transaction that has run them."""
+    """Record that ``texts`` were run, in the transaction that has run them."""
     meta.put(conn, KEY, _digest(conn, texts))
 
 

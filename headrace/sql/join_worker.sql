@@ -1,9 +1,9 @@
--- Registers a worker on another machine: where it listens, and its certificate.  Returns the engine's certificate.
--- The worker proves that it has its token, and does not send it: parameters of statements may be logged.
+-- Registers a worker on another machine: its address and certificate.  Returns the engine's certificate.
+-- The worker proves that it has its token without sending it, because parameters of statements may be logged.
 -- proof: the token's secret, XORed with HMAC-SHA256(SHA-256(secret), message) as in SCRAM (RFC 5802).  So neither the
--- catalog, which has SHA-256(secret), nor the log is enough to join.  made_at is the server's clock in microseconds
--- since 1970, read by the worker right before.  A proof that was used is not valid again: seen_at is later by then.
--- Any role may try: the secret has 256 bits.
+-- catalog, which has SHA-256(secret), nor the log suffices to join.  made_at is the server's clock in microseconds
+-- since 1970, read by the worker just before.  A used proof is not valid again, because seen_at is later then.
+-- Any role may try, because the secret has 256 bits.
 DROP FUNCTION IF EXISTS headrace.join_worker(text, text, text);
 CREATE OR REPLACE FUNCTION headrace.join_worker(
     worker text, made_at bigint, proof bytea, address text, certificate text) RETURNS text

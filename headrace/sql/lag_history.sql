@@ -1,7 +1,7 @@
--- How late a view was, the newest first: the last quarter of an hour in steps of ten seconds, six hours in steps of
--- a minute, a week in steps of ten minutes.  There is a row where it was written, or lagged; else all was there.
--- p50_ms, p99_ms, max_ms: from the commit of a change to its being in the table, of the minute before; lag_ms and
--- lag_bytes: as in list_views(), the most of the step.
+-- Lag of a view, newest first: the last quarter of an hour in steps of ten seconds, six hours in steps of a minute,
+-- a week in steps of ten minutes.  A step without a row means that the view was up to date and not written.
+-- p50_ms, p99_ms, max_ms: from the commit of a change to its commit in the result table, over the minute before;
+-- lag_ms and lag_bytes: as in list_views(), the maximum of the step.
 CREATE OR REPLACE FUNCTION headrace.lag_history(
     view text, OUT at timestamptz, OUT step_s int, OUT batches bigint, OUT rows_per_s float8, OUT p50_ms float8,
     OUT p99_ms float8, OUT max_ms float8, OUT lag_ms bigint, OUT lag_bytes bigint, OUT state_bytes bigint)

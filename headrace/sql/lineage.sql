@@ -1,7 +1,7 @@
--- Which columns of tables each column of a view comes from, through subqueries, WITH queries and views, read off the
--- plan as Postgres bound it (planner/logical/lineage.py).  One row for each, and one with NULLs for a column that comes from no
--- table.  source_column: NULL where it is the rows that count (count(*)).  how: same (copied), computed, aggregated.  Tables
--- and columns are told by the names that they have now.  What only decides which rows there are is no origin.
+-- The table columns from which each column of a view comes, through subqueries, WITH queries and views, according to
+-- the query as Postgres bound it (planner/logical/lineage.py).  One row for each origin, and one with NULLs for a column
+-- that comes from no table.  source_column: NULL where rows are counted (count(*)).  how: same (copied), computed,
+-- aggregated.  Tables and columns have their present names.  Conditions that only select rows are not origins.
 CREATE OR REPLACE FUNCTION headrace.lineage(
     name text, OUT column_name text, OUT source_table text, OUT source_column text, OUT how text)
 RETURNS SETOF record

@@ -1,13 +1,11 @@
--- The links between main and the other workers, as main sees them.  For members of the engine's role; nobody
--- else is told any.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_links.
--- kind: here (a socket on this machine) or elsewhere (TLS); up: whether it is.  latency_us: one way, microseconds;
--- bandwidth: the most of the last three probes, most: of all since the link was made; NULL: not measured yet.
--- out_bytes_per_s, in_bytes_per_s: what goes to the worker, and comes from it, now (ten seconds).
--- packed: whether rows are compressed; overridden: whether add_link said something, which latency_us and
--- bandwidth are then.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- The links between main and the other workers, as main sees them.  Only members of the engine's role get rows.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_links.
+-- kind: here (a socket on this machine) or elsewhere (TLS); up: whether it is alive.  latency_us: one way, in
+-- microseconds; bandwidth: the maximum of the last three probes, most: of all probes of the link; NULL: not measured
+-- yet.  out_bytes_per_s, in_bytes_per_s: traffic to and from the worker, over ten seconds.
+-- packed: whether rows are compressed; overridden: whether latency_us or bandwidth was set by add_link.
+-- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.links();
 CREATE FUNCTION headrace.links(
     OUT worker text, OUT kind text, OUT up boolean, OUT latency_us bigint, OUT bandwidth bigint, OUT most bigint,

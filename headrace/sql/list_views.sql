@@ -1,11 +1,11 @@
--- All views with their state (view_states.sql tells what the first columns are); readable by everybody, also
--- while the engine is down.  query, message, owner and errors are shown to the owner of a view and his members:
--- a message may have a value of a row in it.
--- since: when it came to be as it is.  held_by: what keeps it from being up to date, and until when as far as
--- that can be told; NULL: nothing does, it has all there is.  p50_ms, p99_ms: from the commit of a change to its being in the table, of the
--- last minute, with rows_per_s (rows written, each change of a row being two); NULL where nothing was written.
--- query: in lines where it is long and what Postgres reads in them is the same (views/texts.py); headrace.views has it as written.
--- state_bytes: in memory.  last_error: also one that is over.
+-- All views with their state (view_states.sql describes the first columns); readable by every role, also while the
+-- engine is down.  query, message, owner and errors are shown to the owner of a view and the members of that role,
+-- because a message may contain a value of a row.
+-- since: start of its status.  held_by: why it is not up to date, and until when if that is known; NULL: it is up to
+-- date.  p50_ms, p99_ms: from the commit of a change to its commit in the result table, over the last minute, with
+-- rows_per_s (rows written, an update being two); NULL if nothing was written.
+-- query: formatted if it is long and Postgres parses the formatted text alike (views/texts.py); headrace.views has
+-- it as written.  state_bytes: in memory.  last_error: includes errors that are over.
 CREATE FUNCTION headrace.list_views(
     OUT name text, OUT status text, OUT message text, OUT query text, OUT rows bigint,
     OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT owner text, OUT since timestamptz,

@@ -1,5 +1,5 @@
--- Schemas that create_view has made; they go with the last view in them, unless something else is
--- in them by then, or somebody else owns them.
+-- Schemas that create_view has created.  Each is dropped with its last view, unless it holds other objects or has
+-- another owner by then.
 CREATE TABLE IF NOT EXISTS headrace.made_schemas (
     schema_oid oid PRIMARY KEY,
     owner      oid NOT NULL

@@ -1,10 +1,10 @@
--- What the worker's memory goes to: a row for each use.  With a view's name (or those of the views that share
--- it): of views whose owner the caller acts for; without: everybody's, for members of the engine's role.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_memory.
--- limit_bytes: how much it may be, NULL where nothing says.  Rows of the process are what the system says of all
--- of it; the others are parts of that, or of the disk, and need not add up to it.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- Uses of the worker's memory, a row for each.  Rows with the names of views are shown to callers that act for their
+-- owner; rows without a name to members of the engine's role.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_memory.
+-- limit_bytes: its limit, NULL if there is none.  Rows of the process are the operating system's totals; the others
+-- are parts of these, or of the disk, and need not add up to them.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.memory(
     OUT part text, OUT view text, OUT bytes bigint, OUT limit_bytes bigint)
 RETURNS SETOF record

@@ -11,11 +11,11 @@ INSERT INTO headrace.meta (key, value)
 SELECT %s::text, a.pid || ' ' || extract(epoch FROM a.backend_start)
   FROM pg_catalog.pg_stat_activity a WHERE a.pid = coalesce(%s::int, pg_backend_pid())
     ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"""
-"""A process (``commander``, ``worker``) is there: its backend, by default this one."""
+"""Records the backend of a process (``commander``, ``worker``), by default this session's."""
 
 
 def begin(conn: psycopg.Connection[Any]) -> int:
-    """An epoch, which is more than all before it, of whoever decides from now on."""
+    """Begin an epoch, greater than all before it, and return it."""
     [(epoch,)] = conn.execute(
         "INSERT INTO headrace.meta AS m (key, value) VALUES ('epoch', '1') ON CONFLICT (key)"
         " DO UPDATE SET value = (m.value::bigint + 1)::text RETURNING m.value::bigint"
@@ -24,7 +24,7 @@ def begin(conn: psycopg.Connection[Any]) -> int:
 
 
 def put(conn: psycopg.Connection[Any], key: str, value: str) -> None:
-    """Set ``key``; writes nothing when it has that value already."""
+    """Set ``key``; write nothing when it already has that value."""
     conn.execute(
         "INSERT INTO headrace.meta AS m (key, value) VALUES (%s, %s)"
         " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"

@@ -12,13 +12,13 @@ import psycopg
 Connection = psycopg.Connection[Any]
 
 JOIN_S: Final = 10.0
-"""How often a worker on another machine says where it is."""
+"""Seconds between two reports of its address by a worker on another machine."""
 SILENCE_S: Final = 3 * JOIN_S
-"""After which it is taken for lost."""
+"""Seconds of silence after which it counts as lost."""
 MAIN: Final = "main"
-"""The worker that takes what comes and writes what goes, which no row is of."""
+"""The worker that reads the stream and writes result tables; it has no row."""
 STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
-"""What stands instead of a worker's name, and so is none."""
+"""Values that may stand in place of a worker's name, and so are not names of workers."""
 _ON: Final = """
 (v.options ->> 'placement' = {0} OR EXISTS (SELECT FROM jsonb_each_text(v.placed_parts) p WHERE p.value = {0}))"""
 _LISTED: Final = f"""
@@ -42,64 +42,64 @@ SELECT id, options -> 'placement', placed_parts, CASE WHEN placed_parts <> '{}' 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode:
-    """A worker."""
+    """Worker other than ``main``."""
 
     name: str
     since: str
     views: int
-    """How many views are placed on it, wholly or in part."""
+    """Number of views placed on it, wholly or in part."""
     whole: int
-    """How many wholly."""
+    """Number of views placed on it wholly."""
     far: bool
     """Whether it is on another machine."""
     address: str | None
-    """Where it listens there; None: it has not said so."""
+    """Address at which it listens; None: not reported."""
     seen: bool | None
-    """Whether it has said so lately."""
+    """Whether it has reported that lately."""
     capacity: int
-    """Collections that strategies may place there."""
+    """Number of collections that strategies may place there."""
     lost: bool
     """Whether it counts as lost for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedView:
-    """Where a view is."""
+    """Placement of a view."""
 
     name: str
     status: str
     whole: str
-    """The worker that has all of it; in parts, the one that has the rest."""
+    """The worker that has all of it, or all but its ``parts``."""
     parts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a view takes of workers."""
+    """Load of a view on workers."""
 
     view_id: int
     whole: str
-    """The worker that has all of it; '': the one that writes has it, but for its parts."""
+    """The worker that has all of it; '': ``main`` has it, except its ``parts``."""
     parts: dict[str, str]
     plan: Any
-    """As JSON, if it has parts."""
+    """Plan as JSON, if the view has parts."""
     collections: int
-    """How many it has, but for sources and its sink."""
+    """Number of its collections, without sources and sink."""
 
 
 def whole(option: object) -> str:
-    """The worker that has all of a view by its option ``placement``; '': it is cut, or ours."""
+    """Return the worker of a whole view by its option ``placement``; '': ``main``, or in parts."""
     named = option if isinstance(option, str) else ""
     return "" if named == MAIN or named in STRATEGIES else named
 
 
 def listed(conn: Connection) -> list[WorkerNode]:
-    """All of them, by name."""
+    """Return all workers, by name."""
     return [WorkerNode(*row) for row in conn.execute(_LISTED, (SILENCE_S,)).fetchall()]
 
 
 def placements(conn: Connection) -> dict[int, PlacedView]:
-    """The views that have their tables, by their ids."""
+    """Return the placement of each view that has its table, by id."""
     return {
         int(n): PlacedView(str(name), str(status), whole(at) or MAIN, dict(cut))
         for n, name, status, at, cut in conn.execute(_PLACEMENTS)
@@ -107,7 +107,7 @@ def placements(conn: Connection) -> dict[int, PlacedView]:
 
 
 def loads(conn: Connection) -> list[WorkerLoad]:
-    """What each view takes that has not stopped for good."""
+    """Return the load of each view that is not in error."""
     rows = conn.execute(_LOADS).fetchall()
     return [
         WorkerLoad(int(n), whole(at), dict(cut), plan, int(c or 0)) for n, at, cut, plan, c in rows
@@ -115,29 +115,29 @@ def loads(conn: Connection) -> list[WorkerLoad]:
 
 
 def known(conn: Connection, name: str) -> bool:
-    """Whether there is one of that name; inside of a transaction it stays until that ends."""
+    """Return whether a worker of that name exists; lock it until the transaction ends."""
     found = conn.execute("SELECT FROM headrace.nodes WHERE name = %s FOR KEY SHARE", (name,))
     return found.fetchone() is not None
 
 
 def lost(conn: Connection) -> set[str]:
-    """Those that count as lost for good."""
+    """Return the workers that count as lost for good."""
     found = conn.execute("SELECT name FROM headrace.nodes WHERE lost_at IS NOT NULL")
     return {str(name) for (name,) in found}
 
 
 def lose(conn: Connection, name: str) -> None:
-    """Nothing is placed on a worker from now on, until it is back (``find``)."""
+    """Mark a worker as lost: nothing is placed on it until it is back (``find``)."""
     conn.execute("UPDATE headrace.nodes SET lost_at = now() WHERE name = %s", (name,))
 
 
 def find(conn: Connection, name: str) -> None:
-    """A worker that counted as lost is back."""
+    """Mark a lost worker as back."""
     conn.execute("UPDATE headrace.nodes SET lost_at = NULL WHERE name = %s", (name,))
 
 
 def insert(conn: Connection, name: str, capacity: int) -> bool:
-    """Enter one; False: there is one of that name."""
+    """Add a worker; return False if the name is taken."""
     made = conn.execute(
         "INSERT INTO headrace.nodes (name, capacity) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING",
         (name, capacity),
@@ -146,17 +146,17 @@ def insert(conn: Connection, name: str, capacity: int) -> bool:
 
 
 def delete(conn: Connection, name: str) -> bool:
-    """Forget one; False: there is none of that name."""
+    """Delete a worker; return False if there is none of that name."""
     return conn.execute("DELETE FROM headrace.nodes WHERE name = %s", (name,)).rowcount > 0
 
 
 def placed(conn: Connection, name: str) -> list[str]:
-    """The views that are placed on it."""
+    """Return the views that are placed on a worker."""
     return [str(row[0]) for row in conn.execute(_PLACED, {"name": name})]
 
 
 def invite(conn: Connection, name: str, digest: bytes) -> bool:
-    """Enter one on another machine, or give it another token (its digest); False: it is on ours."""
+    """Add a remote worker, or replace its token (by digest); False: the worker is a local one."""
     made = conn.execute(
         "INSERT INTO headrace.nodes AS n (name, token) VALUES (%s, %s) ON CONFLICT (name)"
         " DO UPDATE SET token = EXCLUDED.token, address = NULL, certificate = NULL, seen_at = NULL"
@@ -167,7 +167,7 @@ def invite(conn: Connection, name: str, digest: bytes) -> bool:
 
 
 def whereabouts(conn: Connection, name: str) -> tuple[str, bytes] | None:
-    """Address and certificate of one on another machine; None: it is not known to be there."""
+    """Return address and certificate of a remote worker; None: it has not joined."""
     found = conn.execute(
         "SELECT address, certificate FROM headrace.nodes WHERE name = %s AND token IS NOT NULL"
         " AND address IS NOT NULL",

@@ -1,8 +1,8 @@
--- The workers besides the one that reads and writes.  Written by the engine only.
--- Of a worker on another machine: what it proves itself by (token: SHA-256 of the token's secret), and what it has
--- said of itself since (join_worker). latency_ms, bytes_per_s: what somebody has said of the link to it (add_link);
--- NULL: what is measured counts. capacity: how many collections strategies may place there. lost_at: since when it
--- counts as lost for good, so that nothing is placed there; NULL: it does not.
+-- The workers other than main.  Written by the engine only.
+-- Of a worker on another machine: token, the SHA-256 of its token's secret, and what it reported when it joined
+-- (join_worker). latency_ms, bytes_per_s: stated properties of the link to it (add_link); NULL: the measured values
+-- count. capacity: how many collections strategies may place there. lost_at: since when it counts as lost for good,
+-- so that nothing is placed there; NULL: it is not lost.
 CREATE TABLE IF NOT EXISTS headrace.nodes (
     name        text PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,19}$' AND name <> 'main'),
     added_at    timestamptz NOT NULL DEFAULT pg_catalog.now(),

@@ -1,8 +1,8 @@
-"""Rows of ``headrace.origins`` and ``headrace.stand_ins``: databases that views may read besides.
+"""Rows of ``headrace.origins`` and ``headrace.stand_ins``: other databases that views may read.
 
-A source's tables stand here as empty ones of the same columns, *stand-ins*, in a schema of the
-source's name.  ``position`` is moved by its carrier, in the transaction that brings the changes
-before it into the WAL here; so both are there or neither.
+Each table of a source has an empty table with the same columns here, its *stand-in*, in a schema
+of the source's name.  The source's carrier moves ``position`` in the transaction that writes the
+changes before it into the WAL here, so that neither exists without the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[dict[str, Any]]
 
 CHANNEL: Final = "headrace_sources"
-"""Told with a source's name whenever somebody asks something of its carrier."""
+"""Channel that is notified with a source's name when its carrier has new orders."""
 _HELD: Final = """
 SELECT EXISTS (
   SELECT FROM pg_catalog.pg_stat_activity a
@@ -46,7 +46,7 @@ SELECT name, dsn, slot, system_id, timeline, published, position::text, state, p
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A source; ``slot`` is the name of its slot and of its publication."""
+    """Source; ``slot`` is the name of its slot and of its publication."""
 
     name: str
     dsn: str
@@ -54,7 +54,7 @@ class SourceRow:
     system_id: str
     timeline: int
     published: str
-    """What its publication was like when it was made."""
+    """Definition of its publication when that was created."""
     position: str
     state: str
     problem: str | None
@@ -62,19 +62,19 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A table of a source, and the one that stands in for it here."""
+    """Table of a source, and its stand-in here."""
 
     table_oid: int
     source: str
     origin_oid: int
     schema_name: str
-    """In the source; so is ``table_name``."""
+    """Schema in the source; so is ``table_name``."""
     table_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CarrierOrders:
-    """What is asked of a carrier; ``hold``: how far it may go, None: any."""
+    """Orders to a carrier; ``hold``: the position up to which it may go, None: no limit."""
 
     position: Lsn
     wanted: Lsn
@@ -82,24 +82,24 @@ class CarrierOrders:
 
 
 async def told(conn: AsyncConnection) -> list[tuple[str, bool, int]]:
-    """Of each source: its name, whether its changes come now, how many have come."""
+    """Return each source's name, whether it is running, and the number of changes received."""
     found = await conn.execute(
         "SELECT name, state = 'running' AS up, changed FROM headrace.origins ORDER BY name"
     )
     return [(row["name"], row["up"], row["changed"]) for row in await found.fetchall()]
 
 
-# --- the whole
+# --- sources and stand-ins
 
 
 def token(conn: Connection) -> str | None:
-    """What messages of carriers begin with; None: there has never been a source."""
+    """Return the token with which carriers' messages begin; None: there has never been a source."""
     row = conn.execute("SELECT token FROM headrace.carrier").fetchone()
     return None if row is None else str(row[0])
 
 
 def ensure_token(conn: Connection) -> str:
-    """Return the same; make it if it is missing.  Postgres draws it: parameters may be logged."""
+    """Return the token, created if missing; by Postgres, because parameters may be logged."""
     conn.execute(
         "INSERT INTO headrace.carrier (token)"
         " VALUES (replace(gen_random_uuid()::text, '-', '')) ON CONFLICT DO NOTHING"
@@ -110,13 +110,13 @@ def ensure_token(conn: Connection) -> str:
 
 
 def listed(conn: Connection) -> list[SourceRow]:
-    """All of them, by name."""
+    """Return all sources, by name."""
     with conn.cursor(row_factory=class_row(SourceRow)) as cursor:
         return cursor.execute(f"{_ROW} ORDER BY name").fetchall()
 
 
 def find(conn: Connection, name: str) -> SourceRow | None:
-    """The one of that name."""
+    """Return the source of that name, or None."""
     with conn.cursor(row_factory=class_row(SourceRow)) as cursor:
         return cursor.execute(f"{_ROW} WHERE name = %s", (name,)).fetchone()
 
@@ -125,7 +125,7 @@ def insert(conn: Connection, row: SourceRow) -> bool:
     """Add a source; False: one of that name exists, and the transaction has failed.
 
     The connection string may hold a password.  The server logs parameters of statements, but not
-    data of COPY; of binary data an error message shows nothing either.
+    data of COPY, and error messages do not show binary data either.
     """
     copy = (
         "COPY headrace.origins (name, dsn, slot, system_id, timeline, published, position, wanted)"
@@ -144,12 +144,12 @@ def insert(conn: Connection, row: SourceRow) -> bool:
 
 
 def delete(conn: Connection, name: str) -> None:
-    """Forget one and its stand-ins, whose tables stay."""
+    """Delete a source and its stand-ins' rows; the tables stay."""
     conn.execute("DELETE FROM headrace.origins WHERE name = %s", (name,))
 
 
 def add_stand_in(conn: Connection, row: StandIn) -> None:
-    """Enter a stand-in."""
+    """Add a stand-in."""
     conn.execute(
         "INSERT INTO headrace.stand_ins (table_oid, source, origin_oid, schema_name, table_name)"
         " VALUES (%s, %s, %s, %s, %s)",
@@ -158,12 +158,12 @@ def add_stand_in(conn: Connection, row: StandIn) -> None:
 
 
 def stand_ins(conn: Connection, source: str) -> list[StandIn]:
-    """Those of a source."""
+    """Return the stand-ins of a source."""
     return _stand_ins(conn, source, None)
 
 
 def standing_in(conn: Connection, oids: Collection[int]) -> dict[int, StandIn]:
-    """Those of the tables ``oids`` that are stand-ins, by OID."""
+    """Return the stand-ins among the tables ``oids``, by OID."""
     found = _stand_ins(conn, None, list(oids))
     return {row.table_oid: row for row in found}
 
@@ -179,7 +179,7 @@ def _stand_ins(conn: Connection, source: str | None, oids: list[int] | None) -> 
 
 
 def readers(conn: Connection, name: str) -> list[str]:
-    """The views that read a source."""
+    """Return the names of the views that read a source."""
     rows = conn.execute(
         "SELECT DISTINCT quote_ident(v.schema_name) || '.' || quote_ident(v.view_name)"
         " FROM headrace.views v JOIN headrace.view_tables t ON t.view_id = v.id"
@@ -190,7 +190,7 @@ def readers(conn: Connection, name: str) -> list[str]:
 
 
 def shown(conn: Connection) -> list[Sequence[Any]]:
-    """A row for each, with what ``sources.sql`` tells but for the lag."""
+    """Return a row for each source, with the columns of ``sources.sql`` except the lag."""
     return conn.execute(
         "SELECT s.name, s.state, s.position::text, s.changed, s.heard_at::text,"
         " (SELECT count(DISTINCT t.view_id) FROM headrace.stand_ins i"
@@ -201,17 +201,17 @@ def shown(conn: Connection) -> list[Sequence[Any]]:
 
 
 def candidates(conn: Connection) -> list[str]:
-    """Names of the tables here that a source may have as well: neither views' nor stand-ins."""
+    """Return names of the user's tables here; result tables and stand-ins are left out."""
     return [str(row[0]) for row in conn.execute(_CANDIDATES).fetchall()]
 
 
-# --- asking a carrier
+# --- orders to a carrier
 
 
 def is_held(conn: Connection, name: str) -> bool:
     """Return whether another session of our role holds the source (``mark_holder``).
 
-    Not by an advisory lock: every role can take any of these, and keep it for ever.
+    Advisory locks do not serve: every role can take any of them and keep it for ever.
     """
     row = conn.execute(_HELD, (_holder(name),)).fetchone()
     return row is not None and bool(row[0])
@@ -227,12 +227,12 @@ def _holder(name: str) -> str:
 
 
 def hold_here(conn: Connection, name: str) -> None:
-    """Have its carrier bring nothing more.  REQUIRES: ``mark_holder``; autocommit."""
+    """Order its carrier to bring nothing more.  REQUIRES: ``mark_holder``; autocommit."""
     conn.execute("UPDATE headrace.origins SET hold = position WHERE name = %s", (name,))
 
 
 def hold_at(conn: Connection, name: str, lsn: Lsn) -> None:
-    """Have its carrier bring all that was committed before ``lsn``, and nothing after."""
+    """Order its carrier to bring everything committed before ``lsn``, and nothing after it."""
     conn.execute(
         "UPDATE headrace.origins SET hold = %(lsn)s, wanted = greatest(wanted, %(lsn)s)"
         " WHERE name = %(name)s",
@@ -242,13 +242,13 @@ def hold_at(conn: Connection, name: str, lsn: Lsn) -> None:
 
 
 def release(conn: Connection, name: str) -> None:
-    """Let its carrier go on."""
+    """Let its carrier continue."""
     conn.execute("UPDATE headrace.origins SET hold = NULL WHERE name = %s", (name,))
     conn.execute(_NOTIFY, (name,))
 
 
 async def reach(conn: psycopg.AsyncConnection[Any], name: str, lsn: Lsn) -> bool | None:
-    """Have its carrier bring what is before ``lsn``; whether it has.  None: the source is gone."""
+    """Order changes before ``lsn``; return whether all are here.  None: the source is gone."""
     cursor = await conn.execute(
         "SELECT position >= %(lsn)s, wanted < %(lsn)s FROM headrace.origins WHERE name = %(name)s",
         {"lsn": format_lsn(lsn), "name": name},
@@ -264,7 +264,7 @@ async def reach(conn: psycopg.AsyncConnection[Any], name: str, lsn: Lsn) -> bool
 
 
 async def read_by(conn: psycopg.AsyncConnection[Any], view_id: int) -> dict[str, str]:
-    """How the sources that a view reads are reached, by name."""
+    """Return the connection strings of the sources that a view reads, by name."""
     cursor = await conn.execute(
         "SELECT s.name, s.dsn FROM headrace.origins s WHERE EXISTS (SELECT"
         " FROM headrace.stand_ins i JOIN headrace.view_tables t ON t.table_oid = i.table_oid"
@@ -278,7 +278,7 @@ async def read_by(conn: psycopg.AsyncConnection[Any], view_id: int) -> dict[str,
 
 
 def asked(conn: Connection, name: str, *, lock: bool = False) -> CarrierOrders | None:
-    """What is asked of it; None: the source is gone.  ``lock``: it stays so in the transaction."""
+    """Return its orders; None: the source is gone.  ``lock``: they stay so in the transaction."""
     row = conn.execute(_ASKED_LOCKED if lock else _ASKED, (name,)).fetchone()
     if row is None:
         return None
@@ -291,7 +291,7 @@ def asked(conn: Connection, name: str, *, lock: bool = False) -> CarrierOrders |
 def emit(conn: Connection, prefix: str, content: bytes) -> bool:
     """Write a logical message with ``prefix`` and the token; False: there is no token.
 
-    Postgres puts the two together: parameters may be logged, and any role that knows the token may
+    Postgres joins the two, because parameters may be logged, and any role that knows the token can
     emit messages that are taken for changes of a source.
     """
     row = conn.execute(_EMIT, (prefix, content)).fetchone()
@@ -299,9 +299,9 @@ def emit(conn: Connection, prefix: str, content: bytes) -> bool:
 
 
 def release_deserted(conn: Connection, name: str) -> None:
-    """Go on if the session that held the source has ended.
+    """Release the source if the session that held it has ended.
 
-    The row is locked first: a new holder marks its session, and then writes into the row.
+    The row is locked first: a new holder marks its session before it writes into the row.
     """
     with conn.transaction():
         conn.execute("SELECT FROM headrace.origins WHERE name = %s FOR NO KEY UPDATE", (name,))
@@ -310,7 +310,7 @@ def release_deserted(conn: Connection, name: str) -> None:
 
 
 def move(conn: Connection, name: str, old: Lsn, new: Lsn, rows: int) -> bool:
-    """``rows`` changes between the positions have come; False: another carrier has been there."""
+    """Move the position after ``rows`` changes; return False if another carrier has moved it."""
     moved = conn.execute(
         "UPDATE headrace.origins SET position = %s, changed = changed + %s,"
         " heard_at = pg_catalog.now() WHERE name = %s AND position = %s",
@@ -320,7 +320,7 @@ def move(conn: Connection, name: str, old: Lsn, new: Lsn, rows: int) -> bool:
 
 
 def become(conn: Connection, name: str, state: str, problem: str | None = None) -> None:
-    """How its carrier is."""
+    """Store the state of its carrier."""
     conn.execute(
         "UPDATE headrace.origins SET state = %(state)s, problem = %(problem)s"
         " WHERE name = %(name)s AND (state, problem) IS DISTINCT FROM (%(state)s, %(problem)s)",

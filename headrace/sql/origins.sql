@@ -1,8 +1,8 @@
--- Other databases whose tables views may read, and the stand-ins that these have here.  Written by the engine
--- only, and seen by nobody else: there are passwords in it.
--- position: what ended before it is in the WAL here; hold: what was committed at it or later waits, for
--- somebody makes a snapshot; wanted: somebody waits for that position.
--- state: starting, running, down (it cannot be reached now), lost (what comes next cannot be had).
+-- Other databases whose tables views may read.  Only the engine writes and reads this table, because it contains
+-- passwords.
+-- position: transactions that ended before it are in the WAL here; hold: commits at it or later wait while a
+-- snapshot is made; wanted: position that a session waits for.
+-- state: starting, running, down (it cannot be reached now), lost (the next changes are no longer available).
 CREATE TABLE IF NOT EXISTS headrace.origins (
     name      text PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,19}$' AND name <> 'main'),
     dsn       text NOT NULL,

@@ -1,10 +1,10 @@
-"""Whether schema ``headrace`` and all in it, or hanging on it, is our role's and of our making.
+"""Check that schema ``headrace``, and every object in or attached to it, was made by our role.
 
-Whoever prepared an object that we then use has his code run with our rights: a trigger on a table,
-a function with a name of ours, a default.  So what is there is ours to the last object, or we
-do not begin: nothing is adopted, not even from a member of our role.
+A role that prepares an object which we then use runs its code with our rights: a trigger on a
+table, a function with a name of ours, a default.  So the engine starts only if every object is
+ours; none is adopted, not even from a member of our role.
 
-Event triggers belong to superusers and are theirs to answer for.
+Event triggers are not checked: only superusers can create them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SELECT pg_describe_object(d.classid, d.objid, 0)
              SELECT FROM pg_proc o WHERE o.pronamespace = d.refobjid
                 AND o.proname = p.proname AND o.oid < p.oid), false)
  ORDER BY 1"""
-# Of a constraint or an index, what it names; what is built in is pinned and named by nothing.
+# The objects that a constraint or an index names; built-in ones are pinned and have no entry.
 _ATTACHED: Final = """
 WITH ours AS (SELECT oid FROM pg_class WHERE relnamespace = to_regnamespace('headrace'))
 SELECT 'trigger "' || tgname || '" on ' || tgrelid::regclass FROM pg_trigger
@@ -84,9 +84,9 @@ _SHOWN_MAX: Final = 5
 
 
 def problems(conn: Connection, made: list[str]) -> list[PrerequisiteError]:
-    """What is there before us and not ours, in words; empty: there is nothing of the kind.
+    """Return an error for each existing object that is not ours.
 
-    ``made``: the names of all that we make.
+    ``made``: the names of all objects that we create.
     """
     with conn.transaction(force_rollback=True):
         conn.execute("SET LOCAL search_path = pg_catalog, pg_temp")
@@ -121,7 +121,7 @@ def _objects(conn: Connection, made: list[str]) -> list[PrerequisiteError]:
 
 
 def check(conn: Connection, made: list[str]) -> None:
-    """Raise the first of ``problems``; the others are its detail.
+    """Raise the first of ``problems``, with the others as its detail.
 
     Raises:
         PrerequisiteError: 42501.

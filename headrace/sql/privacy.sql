@@ -1,6 +1,6 @@
--- Row security of the catalog: rows of a view are its owner's and his members'.  Nobody writes: there
--- is no policy for that, and the engine's role owns the tables.  Only feeds are written by those who have
--- made them.
+-- Row security of the catalog: the rows of a view are visible to its owner and the members of that role.  Only the
+-- engine's role, which owns the tables, may write, because no policy allows it.  Feeds are also written by their
+-- owners.
 ALTER TABLE headrace.views ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.progress ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.view_tables ENABLE ROW LEVEL SECURITY;
@@ -9,7 +9,7 @@ ALTER TABLE headrace.made_schemas ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.meta ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.views;
 CREATE POLICY own ON headrace.views FOR SELECT USING (
-    -- An owner may be gone.
+    -- The owner's role may be dropped.
     owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
 DROP POLICY IF EXISTS own ON headrace.progress;
 CREATE POLICY own ON headrace.progress FOR SELECT
@@ -28,7 +28,7 @@ ALTER TABLE headrace.held ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.held;
 CREATE POLICY own ON headrace.held FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
--- What the engine tells of itself: to members of its role.
+-- Facts about the engine: for members of its role.
 ALTER TABLE headrace.facts ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.facts;
 CREATE POLICY own ON headrace.facts FOR SELECT USING (pg_catalog.pg_has_role(
@@ -37,16 +37,16 @@ ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
--- Workers are told to members of the engine's role, by the engine.
+-- The engine shows workers to members of its role.
 ALTER TABLE headrace.nodes ENABLE ROW LEVEL SECURITY;
--- So are other databases; how to log in there is told to nobody.
+-- So with other databases; their connection strings are shown to no role.
 ALTER TABLE headrace.origins ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.stand_ins ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.carrier ENABLE ROW LEVEL SECURITY;
 -- Version, system, names of slot and backends.
 DROP POLICY IF EXISTS public ON headrace.meta;
 CREATE POLICY public ON headrace.meta FOR SELECT USING (true);
--- A history is read by whoever may read all of the table, and so is how far that has come.
+-- Roles that may read all of the table may read its history and its progress.
 ALTER TABLE headrace.histories ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.history ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.feeds ENABLE ROW LEVEL SECURITY;
@@ -63,7 +63,7 @@ CREATE POLICY readers ON headrace.progress FOR SELECT
 DROP POLICY IF EXISTS readers ON headrace.covered;
 CREATE POLICY readers ON headrace.covered FOR SELECT
     USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
--- A feed is that of its owner and his members, who is whoever has made it.
+-- A feed belongs to the role that created it, and is visible to the members of that role.
 DROP POLICY IF EXISTS own ON headrace.feeds;
 CREATE POLICY own ON headrace.feeds FOR SELECT USING (
     owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));

@@ -2,8 +2,8 @@
 
 * Invariant 1: rows and progress change in one Postgres transaction.
 * Invariant 2: progress of a view moves only from the txid it was last written at (which its
-  owner knows) to a later one, guarded by the owner's epoch.  A txid that changes no view at
-  all is not written: so progress may skip txids, but never one that changed something.
+  owner knows) to a later one, guarded by the owner's epoch.  A txid that changes no view is not
+  written, so progress may skip txids, but never one with changes.
 * Invariant 4: all running views move together, in one statement.
 """
 
@@ -34,12 +34,12 @@ SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')
         WHERE a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
           AND pg_catalog.age(a.backend_xmin) >= pg_catalog.age(p.xmin))
   FROM headrace.progress p WHERE p.view_id = %s"""
-"""A snapshot has what was committed by whoever is older than all that it takes to be running."""
+"""A snapshot contains the commit of a transaction that is older than all it sees as running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a result table has come, as its row in ``headrace.progress`` says."""
+    """Progress of a result table: its row in ``headrace.progress``."""
 
     view_id: int
     epoch: int
@@ -48,7 +48,7 @@ class Progress:
 
 
 def begin(conn: Connection, view_id: int, txid: int, lsn: str) -> None:
-    """The first progress of a view: what its population has covered."""
+    """Insert the first progress of a view, up to where its population read."""
     conn.execute(
         "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
         " VALUES (%s, %s, %s, clock_timestamp())",
@@ -57,7 +57,7 @@ def begin(conn: Connection, view_id: int, txid: int, lsn: str) -> None:
 
 
 def carried(conn: Connection, before: int, after: int) -> Callable[[], None]:
-    """What puts the progress that view ``before`` has now as the first one of view ``after``."""
+    """Read the progress of view ``before``; return a function that inserts it for ``after``."""
     row = conn.execute(
         "SELECT txid, attempt, lsn::text, source_commit_at, applied_at"
         " FROM headrace.progress WHERE view_id = %s",
@@ -76,12 +76,12 @@ def carried(conn: Connection, before: int, after: int) -> Callable[[], None]:
 
 
 def end(conn: Connection, view_id: int) -> None:
-    """End the ownership of a view: whoever still writes it finds no progress to move."""
+    """End the ownership of a view: a process that still writes it finds no progress to move."""
     conn.execute("DELETE FROM headrace.progress WHERE view_id = %s", (view_id,))
 
 
 def written(conn: Connection, view_id: int) -> Txid | None:
-    """The txid that the table of a view has; None: there is no such view."""
+    """Return the txid of a view's table; None: there is no such view."""
     row = conn.execute(
         "SELECT txid FROM headrace.progress WHERE view_id = %s", (view_id,)
     ).fetchone()
@@ -89,22 +89,22 @@ def written(conn: Connection, view_id: int) -> Txid | None:
 
 
 def seen_by_all(conn: Connection, view_id: int) -> bool:
-    """Whether each snapshot of this database, taken or yet to be, has a view's last change.
+    """Return whether every present and future snapshot of this database has a view's last change.
 
-    With each write of its table goes one of its progress.
-    Where nobody can tell (standbys have snapshots of their own), it is taken not to be.
-    REQUIRES: whoever writes the view has committed, and stands still.
+    Each write of the view's table also writes its progress row, whose xmin is compared.  Return
+    False where it is not known, for example because standbys have their own snapshots.
+    REQUIRES: the last write of the view is committed, and no other begins.
     """
     row = conn.execute(_SEEN, (view_id,)).fetchone()
     return row is not None and bool(row[0])
 
 
 def take_over(conn: Connection, view_ids: Sequence[int]) -> dict[int, Progress]:
-    """Become the owner of ``view_ids``: fence every earlier one, and read how far it came.
+    """Become the owner of ``view_ids``: fence every earlier owner, and return its progress.
 
-    The row locks make it wait for a transaction of an earlier owner that is still being
-    committed; so this is also how a lost COMMIT answer is found out (H20).  Views without
-    a progress row are missing in the answer.
+    The row locks wait for an earlier owner's transaction that is still being committed, so this
+    also finds the outcome of a COMMIT whose answer was lost (H20).  Views without a progress row
+    are not in the result.
     """
     rows = conn.execute(
         "UPDATE headrace.progress SET epoch = epoch + 1"
@@ -125,9 +125,9 @@ def advance(
     lsn: int,
     committed_at: datetime | None,
 ) -> list[int]:
-    """Move ``views`` from the txids they hold to ``txid``; returns views that are gone.
+    """Move ``views`` from the txids they hold to ``txid``; return the views that are gone.
 
-    REQUIRES: an open transaction, to be rolled back unless the answer is empty.
+    REQUIRES: an open transaction, to be rolled back unless the result is empty.
 
     Raises:
         FencedError: another engine owns one of the views.
@@ -149,7 +149,7 @@ def advancing(
     lsn: int,
     committed_at: datetime | None,
 ) -> Sent:
-    """The statement of ``advance``: it has to give a row for each of ``views``."""
+    """Return the statement of ``advance``; it must return a row for each of ``views``."""
     return Sent(
         b"UPDATE headrace.progress p SET txid = $1, attempt = $2, lsn = $3::pg_lsn,"
         b" source_commit_at = $4, applied_at = pg_catalog.clock_timestamp()"
@@ -166,7 +166,7 @@ def advancing(
 
 
 def _explain(conn: Connection, missed: Sequence[Progress], txid: int) -> list[int]:
-    """Why the compare-and-set missed: the view is gone, or this must stop."""
+    """Return the views that are gone; raise the errors of ``advance`` for the others."""
     found = {
         int(row[0]): (int(row[1]), int(row[2]))
         for row in conn.execute(

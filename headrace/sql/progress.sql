@@ -1,4 +1,4 @@
--- How far each result table has come; changes in the same transaction as its rows.
+-- Progress of each result table; it changes in the same transaction as the table's rows.
 CREATE TABLE IF NOT EXISTS headrace.progress (
     view_id          bigint PRIMARY KEY REFERENCES headrace.views ON DELETE CASCADE,
     epoch            bigint NOT NULL DEFAULT 0,

@@ -1,10 +1,10 @@
-"""An event trigger that unpublishes a table in the statement that takes its replica identity.
+"""Event trigger that unpublishes a table in the statement that removes its replica identity.
 
-An option for superusers, setting ``event_trigger``.  Without it the commander looks for such tables
-several times a second; until then Postgres refuses the owner's UPDATE and DELETE.
+It is an option for superusers, setting ``event_trigger``.  Without it the commander looks for such
+tables several times a second; until then Postgres refuses the owner's UPDATE and DELETE.
 
-The trigger also emits a logical message: a description of the table, as the stream has them, so
-the worker checks the views of the table before it takes in what was committed later.
+The trigger also emits a logical message with a description of the table, as the stream has them.
+So the worker checks the views of the table before it takes in later commits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CREATE: Final = (
 )
 _ALWAYS: Final = f"ALTER EVENT TRIGGER {TRIGGER} ENABLE ALWAYS"
 _LOCK_TIMEOUT: Final = "1s"
-"""Longest wait of DDL for another change of the publication; then the commander takes over."""
+"""Longest wait of DDL for another change of the publication; then the commander does it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -36,9 +36,9 @@ _log = structlog.get_logger(__name__)
 def text() -> str:
     """Return the statement that creates the function, or replaces it.
 
-    The statement that fires it must not fail, whatever happens: there every error is a warning.
-    The message holds one Relation message (``forwarder/carried.py``); its one column has the name
-    of the transaction, so that no two are alike.
+    The statement that fires the trigger must never fail, so every error there becomes a warning.
+    The message holds one Relation message (``forwarder/carried.py``).  Its only column is named
+    after the transaction, so that no two messages are equal.
     """
     return f"""CREATE OR REPLACE FUNCTION headrace.{NAME}() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -80,7 +80,7 @@ def ensure(conn: Connection, *, wanted: bool) -> None:
     """Create the event trigger, or drop it.
 
     Raises:
-        PrerequisiteError: 42501, our role may not.
+        PrerequisiteError: 42501, our role lacks the right; or the trigger there is not ours.
     """
     row = conn.execute(
         "SELECT t.evtfoid = to_regproc(%s)::oid FROM pg_catalog.pg_event_trigger t"

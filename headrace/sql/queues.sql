@@ -1,18 +1,18 @@
--- What stands in queues: of each subplan that views share, what it has sent and who has not read it; a row
--- for each who reads it, of views whose owner the caller acts for.  Answered by the commander, on its own
--- port: a function cannot ask the engine.  On direct connections there is the procedure show_queues.
--- node: the line of the reader's explain_view whose rows they are.
--- queued_rows, queued_bytes: what one of its readers still needs.  resident_bytes: of its blocks, those that are
--- in memory.  tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
--- behind_bytes: what came after its tail.
--- kind: subplan; lane: what has come for views of a slow commit group, which is processed beside the others; or
--- stream: with wal_retention = local, the batches of the stream that are kept on our side (its rows are messages;
--- shown to members of the engine's role, for all views need it).
--- priority: how urgent it is that the reader reads on, by which queues leave memory and come back: 0 where nothing
--- waits for it, or it stands still; else 100, and 100 for each time that what waits is as late as the view may be.
--- resident_pct: how much of what is queued is in memory, when that was written down last; running: whether the
--- reader is at work on it just now, so that none of it leaves memory.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- Contents of the queues: the output of each shared subplan that a reader still needs; a row for each reader, of
+-- views whose owner the caller acts for.  The commander answers it on its own port, because a function cannot ask
+-- the engine.  On direct connections use the procedure show_queues.
+-- node: the line of the reader's explain_view that produces the rows.
+-- queued_rows, queued_bytes: rows that any of its readers still needs.  resident_bytes: its blocks in memory.
+-- tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
+-- behind_bytes: bytes after its tail.
+-- kind: subplan; lane: changes for views of a slow commit group, which is processed beside the others; or
+-- stream: with wal_retention = local, the batches of the stream that are kept here (its rows are messages; shown to
+-- members of the engine's role, because all views need it).
+-- priority: urgency of the reader, by which queues are evicted from memory and loaded: 0 if nothing waits for it, or
+-- it is stopped; else 100, plus 100 for each multiple of the view's latency by which its input is late.
+-- resident_pct: part of the queue in memory, as last recorded; running: whether the reader is reading now, so that
+-- none of it is evicted.
+-- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.queues();
 CREATE FUNCTION headrace.queues(
     OUT queue text, OUT reader text, OUT node text, OUT queued_rows bigint, OUT queued_bytes bigint,

@@ -1,4 +1,4 @@
-"""Rows of ``headrace.view_tables`` and ``headrace.view_uses``: what each view reads."""
+"""Rows of ``headrace.view_tables`` and ``headrace.view_uses``: the relations each view reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Connection = psycopg.Connection[Any]
 
 
 def insert_tables(conn: Connection, view_id: int, tables: Iterable[tuple[int, str, str]]) -> None:
-    """Register base tables of a view: OID, schema, name."""
+    """Add base tables of a view: OID, schema, name."""
     with conn.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO headrace.view_tables (view_id, table_oid, schema_name, table_name)"
@@ -23,7 +23,7 @@ def insert_tables(conn: Connection, view_id: int, tables: Iterable[tuple[int, st
 
 
 def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> None:
-    """Register the views that a view reads, by their tables; idempotent.
+    """Add the views that a view reads, by their result tables; idempotent.
 
     Raises:
         UndefinedError: one was dropped meanwhile.
@@ -31,7 +31,7 @@ def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> Non
     if not results:
         return
     with conn.transaction():
-        # Against drop_view, which locks the row of the view that it drops.
+        # The lock excludes drop_view, which locks the row of the view that it drops.
         found = conn.execute(
             "SELECT FROM headrace.views WHERE result_oid = ANY (%s::oid[]) FOR KEY SHARE",
             (sorted(results),),
@@ -45,7 +45,7 @@ def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> Non
 
 
 def users(conn: Connection, result_oid: int | None) -> list[str]:
-    """Qualified names of the views that read the view with that table."""
+    """Return the qualified names of the views that read the view with that table."""
     rows = conn.execute(
         "SELECT pg_catalog.format('%%I.%%I', v.schema_name, v.view_name)"
         " FROM headrace.view_uses u JOIN headrace.views v ON v.id = u.view_id"
@@ -58,9 +58,10 @@ def users(conn: Connection, result_oid: int | None) -> list[str]:
 def users_of_columns(
     conn: Connection, result_oid: int, columns: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Views that read some of these ``columns`` of the view with that table: name, column.
+    """Return name and column of views that read any of ``columns`` of the view with that table.
 
-    By the rights that their owners need for it; one that a whole row is read for needs them all.
+    They are found by the rights that their owners need; a view that reads whole rows needs the
+    right to every column.
     """
     return conn.execute(
         "SELECT pg_catalog.format('%%I.%%I', v.schema_name, v.view_name), a.attname::text"
@@ -76,7 +77,7 @@ def users_of_columns(
 
 
 def rename_table(conn: Connection, view_id: int, oid: int, name: Iterable[str]) -> None:
-    """A table that a view reads has another schema or name."""
+    """Store the new schema and name of a table that a view reads."""
     conn.execute(
         "UPDATE headrace.view_tables SET schema_name = %s, table_name = %s"
         " WHERE view_id = %s AND table_oid = %s",
@@ -85,7 +86,7 @@ def rename_table(conn: Connection, view_id: int, oid: int, name: Iterable[str]) 
 
 
 def forget_tables(conn: Connection, view_id: int, oids: Collection[int]) -> None:
-    """A view does not read the tables ``oids``."""
+    """Delete the tables ``oids`` from those that a view reads."""
     conn.execute(
         "DELETE FROM headrace.view_tables WHERE view_id = %s AND table_oid = ANY (%s::oid[])",
         (view_id, list(oids)),
@@ -93,13 +94,13 @@ def forget_tables(conn: Connection, view_id: int, oids: Collection[int]) -> None
 
 
 def forget(conn: Connection, view_id: int) -> None:
-    """A view reads nothing."""
+    """Delete all tables and views that a view reads."""
     conn.execute("DELETE FROM headrace.view_tables WHERE view_id = %s", (view_id,))
     conn.execute("DELETE FROM headrace.view_uses WHERE view_id = %s", (view_id,))
 
 
 def unused(conn: Connection, tables: Collection[int]) -> list[int]:
-    """Those of ``tables`` that no view reads."""
+    """Return those of ``tables`` that no view reads."""
     rows = conn.execute(
         "SELECT t.oid::bigint FROM unnest(%s::oid[]) AS t(oid)"
         " WHERE NOT EXISTS (SELECT FROM headrace.view_tables v WHERE v.table_oid = t.oid)"
@@ -110,7 +111,7 @@ def unused(conn: Connection, tables: Collection[int]) -> list[int]:
 
 
 def tables_of(conn: Connection, view_id: int) -> list[int]:
-    """OIDs of the base tables of a view."""
+    """Return the OIDs of the base tables of a view."""
     rows = conn.execute(
         "SELECT table_oid::bigint FROM headrace.view_tables WHERE view_id = %s ORDER BY 1",
         (view_id,),

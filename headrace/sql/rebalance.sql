@@ -1,9 +1,9 @@
--- The views that should go to other workers for these to have alike to do, by what each takes per second; with
--- apply = true they are moved, one after the other, as set_placement does.  For members of the engine's role.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_rebalance.
--- busy_us: what the view's own collections have taken since their worker began; problem: why it was not moved.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- The views that should move to balance the load of workers, by the work of each per second.  With apply = true
+-- they are moved, one after the other, as set_placement does.  For members of the engine's role.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_rebalance.
+-- busy_us: time of the view's own collections since their worker started; problem: why it was not moved.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.rebalance(
     apply boolean DEFAULT false, OUT view text, OUT worker_now text, OUT worker_then text, OUT busy_us bigint,
     OUT moved boolean, OUT problem text)

@@ -1,4 +1,4 @@
--- Rows of a stand-in are in its source: nobody writes any here.
+-- Refuses rows in a stand-in, because its rows are in the source.
 CREATE OR REPLACE FUNCTION headrace.refuse_rows() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- Where a view is verified they are there for a moment, and never committed.

@@ -1,13 +1,13 @@
-"""Whether the catalog was restored from a dump: then its OIDs are of tables of another database.
+"""Check that the catalog was not restored from a dump, after which its OIDs mean other objects.
 
-Views, their tables, what they read, who made a call: all is known by OID, so that names may
-change.  A dump (``pg_dump``) keeps these numbers, and here they are nobody's, or somebody else's: a
-table of a user would be taken for a result table.  So such a catalog is not worked with.  What is
-copied block by block (a base backup, ``pg_upgrade``, a database made of a template) keeps its OIDs.
+The catalog refers to tables and roles by OID, so that names may change.  A dump (``pg_dump``)
+keeps these numbers, which mean nothing or other objects in the new database: a user's table would
+be taken for a result table.  So such a catalog is refused.  A copy of the blocks (a base backup,
+``pg_upgrade``, a database made from a template) keeps its OIDs.
 
-It is known by the OID of ``headrace.views`` itself, which ``headrace.meta`` has.  Before that was
-so, it is taken for restored where every table that a view should have is there under its name, and
-under another OID.
+The check compares the OID of ``headrace.views`` with the one in ``headrace.meta``.  A catalog from
+before that row existed counts as restored if every result table exists under its name, and under
+another OID.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SELECT count(*) > 0 AND pg_catalog.bool_and(c.oid IS NOT NULL AND c.oid <> v.res
 
 
 def problem(conn: Connection) -> PrerequisiteError | None:
-    """Why the catalog that is there is of no use here; None: it is, or there is none.
+    """Return the error that the catalog was restored; None: it was not, or there is none.
 
-    REQUIRES: what is there is ours.
+    REQUIRES: the catalog is ours.
     """
     found = conn.execute(_FOUND, (KEY, KEY)).fetchone() if _there(conn) else None
     if found is None:
@@ -57,7 +57,7 @@ def problem(conn: Connection) -> PrerequisiteError | None:
 
 
 def note(conn: Connection) -> None:
-    """Write down whose the OIDs are."""
+    """Store the OID of ``headrace.views``, which ``problem`` compares."""
     row = conn.execute("SELECT pg_catalog.to_regclass('headrace.views')::oid::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     meta.put(conn, KEY, row[0])

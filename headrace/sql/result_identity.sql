@@ -1,5 +1,5 @@
--- Result tables without a key that an earlier version made show whole old rows, too, so that a
--- publication of somebody else's FOR ALL TABLES does not hinder writing them (sink/table.py).
+-- Sets REPLICA IDENTITY FULL on result tables without a key that an earlier version created, so that another
+-- publication FOR ALL TABLES does not prevent writing them (sink/table.py).
 -- A table that is in use is left for the next start.
 DO $$
 DECLARE

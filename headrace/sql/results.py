@@ -1,4 +1,4 @@
-"""Views of ``headrace.views`` by their result tables, and what is known of those."""
+"""Rows of ``headrace.views`` by result table, and facts about those tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECT FROM pg_catalog.pg_depend d
    AND d.refobjid >= %(user)s AND d.refclassid <> 'pg_catalog.pg_collation'::pg_catalog.regclass
    AND NOT (d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
             AND d.refobjid = i.indrelid)"""
-"""That the index ``i`` depends on what is not built in, which is pinned and nobody's dependency."""
+"""Query for dependencies of index ``i`` on users' objects; pg_depend has no built-in ones."""
 _NOTE_KEPT: Final = f"""
 UPDATE headrace.views v SET kept = x.now
   FROM (
@@ -68,12 +68,12 @@ SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
 
 @dataclass(frozen=True, slots=True)
 class ReadView:
-    """A view that queries read by its table."""
+    """View that queries read by its table."""
 
     schema_name: str
     view_name: str
     owner: str | None
-    """None: there is no such role any more."""
+    """None: the role no longer exists."""
     canonical: str | None
     named: list[dict[str, Any]] | None
     settings: dict[str, str]
@@ -81,24 +81,24 @@ class ReadView:
 
     @property
     def name(self) -> str:
-        """Qualified and quoted."""
+        """Qualified and quoted name."""
         return sql.Identifier(self.schema_name, self.view_name).as_string()
 
 
 def read(conn: Connection, oid: int) -> ReadView | None:
-    """The view whose table has that OID."""
+    """Return the view whose result table has that OID, or None."""
     with conn.cursor(row_factory=class_row(ReadView)) as cursor:
         return cursor.execute(_READ, (oid,)).fetchone()
 
 
 def revisions(conn: Connection, oids: Collection[int]) -> dict[str, Any]:
-    """Name and revision of the views with these tables, by OID: a fact of what reads them."""
+    """Return name and revision of the views with these tables, by OID; a fact of their readers."""
     row = conn.execute(_REVISIONS, (list(oids),)).fetchone() if oids else None
     return (row[0] if row else None) or {}
 
 
 def signs(conn: Connection, views: Collection[int]) -> dict[int, str]:
-    """Of each view what changes when its table does, a right on it, or an index."""
+    """Return per view a text that changes when its table, a right on it, or an index does."""
     return dict(conn.execute(_SIGNS, (list(views),)).fetchall())
 
 
@@ -112,6 +112,6 @@ def note_kept(conn: Connection, views: Collection[int]) -> None:
 
 
 def kept(conn: Connection, view_id: int) -> dict[str, Any] | None:
-    """What was written down; None: nothing."""
+    """Return what ``note_kept`` stored; None: nothing."""
     row = conn.execute("SELECT kept FROM headrace.views WHERE id = %s", (view_id,)).fetchone()
     return row[0] if row else None

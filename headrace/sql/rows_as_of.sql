@@ -1,6 +1,6 @@
--- What view_as_of() gives, once the history reaches so far: the view's table of now is read as who asks, and the
--- changes after that txid are taken back.  STABLE: what is asked and what is read is of one snapshot.
--- The texts of rows are compared, as the types' own functions print them under the settings here.
+-- Returns the rows of view_as_of(), once the history reaches so far: reads the view's present table with the caller's
+-- rights, and undoes the changes after that txid.  STABLE: all its queries have one snapshot.
+-- Rows are compared as texts, printed by their types' output functions under the settings here.
 CREATE OR REPLACE FUNCTION headrace.rows_as_of(
     view anyelement, txid bigint, lsn pg_lsn, at timestamptz)
 RETURNS SETOF anyelement

@@ -1,4 +1,4 @@
-"""Rows of ``headrace.samples``: how late views were, at falling resolution."""
+"""Rows of ``headrace.samples``: the lag of views, at falling resolution."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 STEP_S: Final = 10
 _COARSER: Final = ((60, STEP_S), (600, 60))
 _KEPT: Final = {STEP_S: "16 min", 60: "361 min", 600: "7 days"}
-# A view that stands still is told once a minute, and where it falls further behind: who is idle
-# should write nothing to speak of.
+# A stopped view gets a sample once a minute, and when it falls further behind: an idle engine
+# should write next to nothing.
 _PUT: Final = """
 INSERT INTO headrace.samples AS s (view_id, step_s, at, batches, rows_per_s, p50_ms, p99_ms, max_ms,
                                    lag_ms, lag_bytes, state_bytes)
@@ -51,18 +51,18 @@ DELETE FROM headrace.samples WHERE step_s = %s AND at < clock_timestamp() - %s::
 
 
 async def due(conn: AsyncConnection) -> bool:
-    """Return whether a view may lag that was not written; once a minute that is looked up."""
+    """Return whether a view that was not written may lag; True once a minute in any case."""
     row = await (await conn.execute(_DUE, {"step": STEP_S})).fetchone()
     return bool(row and row[0])
 
 
 async def put(conn: AsyncConnection, told: Sequence[dict[str, Any]]) -> None:
-    """A sample of each view that was written, or lags; ``told``: the worker's words, by ``id``."""
+    """Add a sample of each view that was written or lags; ``told``: the worker's report by id."""
     await conn.execute(_PUT, {"step": STEP_S, "told": msgspec.json.encode(told).decode()})
 
 
 async def coarsen(conn: AsyncConnection) -> None:
-    """Sum up what is past; to be called once a minute or more often."""
+    """Sum up past samples and delete old ones; call it at least once a minute."""
     for step, fine in _COARSER:
         await conn.execute(_COARSEN, {"step": step, "fine": fine})
     for step, age in _KEPT.items():

@@ -1,6 +1,6 @@
--- How late each view was, in steps of step_s seconds (10 for a quarter of an hour, 60 for six hours, 600 for a
--- week), for lag_history().  Written by the commander, for views that were written or lag; nothing while all is idle.
--- A view that is filled anew gets another id, and keeps them.
+-- Lag of each view, in steps of step_s seconds (10 for a quarter of an hour, 60 for six hours, 600 for a week), for
+-- lag_history().  The commander writes samples of views that were written or lag; none while all are idle.
+-- A view keeps its samples when a resync gives it another id.
 CREATE TABLE IF NOT EXISTS headrace.samples (
     view_id     bigint NOT NULL REFERENCES headrace.views ON UPDATE CASCADE ON DELETE CASCADE,
     step_s      int NOT NULL,

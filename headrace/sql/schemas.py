@@ -1,4 +1,4 @@
-"""Rows of ``headrace.made_schemas``: schemas that create_view has made."""
+"""Rows of ``headrace.made_schemas``: schemas that create_view has created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Connection = psycopg.Connection[Any]
 
 
 def remember(conn: Connection, schema: str) -> None:
-    """We have made it."""
+    """Record that we have created ``schema``."""
     conn.execute(
         "INSERT INTO headrace.made_schemas (schema_oid, owner)"
         " SELECT oid, nspowner FROM pg_namespace WHERE nspname = %s"
@@ -20,7 +20,7 @@ def remember(conn: Connection, schema: str) -> None:
 
 
 def deserted(conn: Connection, schema: str) -> int | None:
-    """The OID of a schema that we have made and no view is in any more; None: it is none."""
+    """Return the OID of a schema that we made and that has no view any more; else None."""
     conn.execute(
         "DELETE FROM headrace.made_schemas m WHERE NOT EXISTS"
         " (SELECT FROM pg_namespace n WHERE n.oid = m.schema_oid)"
@@ -35,12 +35,12 @@ def deserted(conn: Connection, schema: str) -> int | None:
 
 
 def forget(conn: Connection, oid: int) -> None:
-    """It is dropped."""
+    """Delete the row of a dropped schema."""
     conn.execute("DELETE FROM headrace.made_schemas WHERE schema_oid = %s", (oid,))
 
 
 def made(conn: Connection) -> list[str]:
-    """Those that are there and have the owner that they were made for."""
+    """Return the schemas that still exist with the owner that they were made for."""
     found = conn.execute(
         "SELECT pg_catalog.to_regclass('headrace.made_schemas') IS NOT NULL"
     ).fetchone()

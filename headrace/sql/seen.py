@@ -1,6 +1,6 @@
-"""What the console asks, as whoever looks at it: row security decides what is answered.
+"""Queries of the console, run as the role of its user, under row security.
 
-Nothing here is the engine's own business: each question is one that the role may ask by itself.
+Each is a query that this role may run itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psycopg
 AsyncConnection = psycopg.AsyncConnection[Any]
 
 SAMPLES_MAX: Final = 20_000
-"""Of all views together."""
+"""Limit over all views together."""
 _ME: Final = """
 SELECT current_user::text AS role, r.oid::bigint AS oid, current_database()::text AS database,
        r.rolcanlogin AND coalesce(r.rolvaliduntil > clock_timestamp(), true) AS welcome
@@ -53,42 +53,42 @@ _PLAN: Final = "SELECT plan FROM headrace.explain_view(%s, 'physical', 'json')"
 
 
 async def me(conn: AsyncConnection) -> dict[str, Any] | None:
-    """Role, its OID, the database, and whether the role may (still) log in; None: it is gone."""
+    """Return role, its OID, database, and whether the role may (still) log in; None: it is gone."""
     found: dict[str, Any] | None = await (await conn.execute(_ME)).fetchone()
     return found
 
 
 async def status(conn: AsyncConnection) -> list[dict[str, Any]]:
-    """The facts of the engine."""
+    """Return the facts of the engine."""
     return await (await conn.execute(_STATUS)).fetchall()
 
 
 async def views(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
-    """The views, without their queries."""
+    """Return the views, without their queries."""
     return await (await conn.execute(_VIEWS, (limit,))).fetchall()
 
 
 async def samples(conn: AsyncConnection, after: int) -> list[dict[str, Any]]:
-    """Samples of the last quarter of an hour, of views the role may see, later than ``after``."""
+    """Return samples after ``after``, of the last 15 minutes, of views that the role may see."""
     return await (await conn.execute(_SAMPLES, (after, SAMPLES_MAX))).fetchall()
 
 
 async def lag(conn: AsyncConnection, view: str) -> list[dict[str, Any]]:
-    """How late a view was, the newest first.
+    """Return the lag history of a view, newest first.
 
     Raises:
-        psycopg.errors.UndefinedTable: there is none, or it is somebody else's.
+        psycopg.errors.UndefinedTable: there is no such view, or the role may not see it.
     """
     return await (await conn.execute(_LAG, (view,))).fetchall()
 
 
 async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
-    """All that is told of one view, by its qualified name; None: none that the role may see."""
+    """Return the details of a view, by its qualified name; None: none that the role may see."""
     found: dict[str, Any] | None = await (await conn.execute(_VIEW, (name,))).fetchone()
     return found
 
 
 async def plan(conn: AsyncConnection, name: str) -> str:
-    """The physical plan as it was stored, as JSON."""
+    """Return the stored physical plan as JSON."""
     rows = await (await conn.execute(_PLAN, (name,))).fetchall()
     return "\n".join(row["plan"] for row in rows)

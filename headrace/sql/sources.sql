@@ -1,11 +1,10 @@
--- The other databases that views read: how far each has come.  For members of the engine's role; nobody else
--- is told any.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_sources.
--- state: running, starting, down (it cannot be reached now: its part of views lags) or lost (what comes next
--- cannot be had).  position: what ended before it is here.  lag_bytes: how much WAL of its is not here yet, as
--- it says now; NULL: it does not say.  changes: rows that have come since it was added.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- The other databases that views read, with their progress.  Only members of the engine's role get rows.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_sources.
+-- state: running, starting, down (it cannot be reached now, so its part of views lags) or lost (the next changes
+-- are no longer available).  position: transactions that ended before it are here.  lag_bytes: its WAL that is not
+-- here yet, as it reports now; NULL: no report.  changes: rows received since it was added.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.sources(
     OUT source text, OUT state text, OUT "position" text, OUT lag_bytes bigint, OUT changes bigint,
     OUT heard_at text, OUT views bigint, OUT tables bigint, OUT problem text)

@@ -1,4 +1,4 @@
--- Tables that stand here for those of sources; see origins.
+-- Stand-ins: empty tables here that have the columns of sources' tables; see origins.
 CREATE TABLE IF NOT EXISTS headrace.stand_ins (
     table_oid  oid PRIMARY KEY,
     source     text NOT NULL REFERENCES headrace.origins ON DELETE CASCADE,

@@ -1,6 +1,6 @@
-"""How each view of ``headrace.views`` is, and why: its status, message and note.
+"""State of each view in ``headrace.views``: its status, message and note.
 
-Each status is written by ``become``, which knows from which it may come (``sql/status.py``).
+``become`` writes each status and allows only the transitions of ``sql/status.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid,
          pg_catalog.timezone('UTC', pg_catalog.clock_timestamp()),
          'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text
  WHERE id = %s"""
-# mark: what may stand against filling it anew, as far as the catalog tells.
+# mark: catalog state that may prevent populating the view again.
 _STOPPED: Final = f"""
 SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
        v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
@@ -78,7 +78,7 @@ _SLOW: Final = "it makes other views late: "
 _APART: Final = "; in a commit_group of its own it would not"
 _WAITED: Final = "it was late: it waited for "
 _WAITED_END: Final = ", which took long"
-# Names of views are told to everybody, as at_work.sql does.
+# Every role may see the names of views, as in at_work.sql.
 _TELL_LATE: Final = """
 WITH slow AS MATERIALIZED (
     SELECT s.key::bigint AS id, s.value AS what FROM pg_catalog.jsonb_each_text(%(slow)s) s),
@@ -96,7 +96,7 @@ _END_LATE: Final = """
 UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, '', 'g'), '')
  WHERE note ~ %(pattern)s"""
 _LATE: Final = rf"(; )?({_SLOW}.*?{_APART}|{_WAITED}.*?{_WAITED_END})"
-# A wait's view, and where the source is now, in one look.
+# The view of a wait, and the source's position, in one query.
 _LOOK_UP: Final = """
 SELECT v.id, v.status, headrace.view_message(v.id) AS message,
        v.sqlstate, v.tried, v.options ->> 'on_change' AS on_change,
@@ -124,7 +124,7 @@ SELECT v.id, v.status, headrace.view_message(v.id) AS message,
 
 @dataclass(frozen=True, slots=True)
 class StoppedView:
-    """A view that has stopped, for one of the reasons that were asked for."""
+    """View that has stopped with one of the requested SQLSTATEs."""
 
     id: int
     name: str
@@ -134,26 +134,26 @@ class StoppedView:
     culprit: str | None
     detail: str | None
     tried: str | None
-    """What was done about it without a call, and did not help."""
+    """The server's own repair that did not help."""
     sqlstate: str
     on_change: str | None
     on_damage: str | None
     mark: str
-    """As long as it stays the same, nothing was done to what stands against filling it anew."""
+    """While it is unchanged, so are the obstacles to populating the view again."""
 
     @property
     def reason(self) -> str:
-        """Why it has stopped, without what could be done about it."""
+        """Why it has stopped, without the hint."""
         what = f"{self.message} at {self.culprit}" if self.culprit else self.message
         return "; ".join(filter(None, (what, self.detail))).rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
 class WaitedView:
-    """A view that somebody waits for, and positions; times are as he has asked."""
+    """View that a caller waits for, with positions and the caller's timeout."""
 
     id: int | None
-    """None: there is none of that name."""
+    """None: there is no view of that name."""
     status: Status
     message: str | None
     sqlstate: str | None
@@ -161,13 +161,13 @@ class WaitedView:
     on_change: str | None
     on_damage: str | None
     owns: bool
-    """Whether who asks acts for its owner."""
+    """Whether the caller acts for its owner."""
     name: str
     lsn: str
     now: str
     flushed: str
     beyond: bool
-    """Whether other databases have to be asked where they are."""
+    """Whether the view reads other databases, which must be asked for their positions."""
     timeout: float | None
 
 
@@ -179,9 +179,12 @@ def become(
     *,
     only: Collection[Status] | None = None,
 ) -> bool:
-    """Give a view another status; whether that has changed anything.
+    """Give a view another status, if there is a transition to it; return whether the row changed.
 
-    From what it is there must be a way to it: by ``only`` of them, if that is said.
+    ``only``: the statuses from which it may come.
+
+    Raises:
+        BugError: one of ``only`` has no transition to ``to``.
     """
     before = [s for s in ways_to(to) if only is None or s in only]
     if only is not None and len(before) < len(only):
@@ -194,13 +197,13 @@ def become(
     try:
         return conn.execute(_BECOME, told | values).rowcount == 1
     except (psycopg.DataError, UnicodeError):
-        # What no text of the database can hold must not keep the view from stopping.
+        # A text that the database cannot store must not keep the view from stopping.
         plain = {name: text and _plain(text) for name, text in told.items()}
         return conn.execute(_BECOME, plain | values).rowcount == 1
 
 
 def run(conn: Connection, views: Collection[int]) -> None:
-    """Give views the status ``running``, where there is a way to it: one statement for all."""
+    """Set views to ``running`` where a transition allows it, in one statement."""
     if not views:
         return
     told = dict.fromkeys(("code", "message", "culprit", "detail", "hint"))
@@ -217,15 +220,15 @@ def begin(
     result_oid: int | None = None,
     because: str | None = None,
 ) -> None:
-    """A view that runs does so from the position of its population on.
+    """Store the position of a view's population, from which it runs on.
 
-    ``because``: why it was filled anew without a call, which stays noted.
+    ``because``: why the server populated it again without a call, for its note.
     """
     conn.execute(_BEGUN, (start_lsn, result_oid, because, view_id))
 
 
 def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
-    """A view has stopped for a reason that may be gone, as ``error`` says: put that before it."""
+    """Put ``error`` before the message of a stopped view: the reason for it may be gone."""
     conn.execute(
         "UPDATE headrace.views SET message = concat_ws('; before: ', %s::text, message), sqlstate = %s"
         " WHERE id = %s AND status = 'error'",
@@ -234,7 +237,7 @@ def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
 
 
 def paused_by(conn: Connection, view_id: int, role: str | None) -> None:
-    """Note who has paused a view."""
+    """Store the role that has paused a view."""
     conn.execute(
         "UPDATE headrace.views SET paused_by ="
         " (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = %s) WHERE id = %s",
@@ -243,7 +246,7 @@ def paused_by(conn: Connection, view_id: int, role: str | None) -> None:
 
 
 def message(conn: Connection, view_id: int) -> str | None:
-    """Why a view does not run, for its owner."""
+    """Return why a view does not run, as its owner may see it."""
     row = conn.execute("SELECT headrace.view_message(%s)", (view_id,)).fetchone()
     return row[0] if row else None
 
@@ -251,53 +254,53 @@ def message(conn: Connection, view_id: int) -> str | None:
 async def stopped(
     conn: AsyncConnection, kinds: Sequence[str], publication: str
 ) -> list[StoppedView]:
-    """Views that errors of these SQLSTATEs have stopped, of owners that there are."""
+    """Return views that errors of these SQLSTATEs have stopped, and whose owner exists."""
     async with conn.cursor(row_factory=class_row(StoppedView)) as cursor:
         values = {"kinds": list(kinds), "publication": publication}
         return await (await cursor.execute(_STOPPED, values)).fetchall()
 
 
 async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
-    """Say what was tried with a stopped view, instead of a note, unless it was stopped anew."""
+    """Replace a stopped view's note by what was tried, unless it has stopped again meanwhile."""
     await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
 
 
 def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:
-    """Say of each view, or not any more, that there is no room for its changes on our side."""
+    """Add to each view's note that its changes cannot be kept here, or remove that."""
     conn.execute(_SAY_KEPT if by_source else _UNSAY_KEPT, {"text": _KEPT_BY_SOURCE})
 
 
 def tell_overload(conn: Connection, why: str) -> None:
-    """Say of each view that it falls behind, because of all that there is to do."""
+    """Note with each view that it falls behind because of overload."""
     end_overload(conn)
     conn.execute(_SAY_KEPT, {"text": f"{_OVERLOAD}{why}{_FRESHNESS}"})
 
 
 def end_overload(conn: Connection) -> None:
-    """Say that no more."""
+    """Remove the notes of ``tell_overload``."""
     conn.execute(_END_OVERLOAD, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
 
 
 def tell_late(conn: Connection, slow: Mapping[int, str], late: Sequence[int]) -> None:
-    """Note with views what took them so long, and with those in ``late`` that they waited."""
+    """Note with ``slow`` views what took long, and with those in ``late`` that they waited."""
     values = {"slow": Jsonb({str(view): what for view, what in slow.items()}), "late": list(late)}
     words = {"waited": _WAITED, "waited_end": _WAITED_END, "is_slow": _SLOW, "apart": _APART}
     conn.execute(_TELL_LATE, values | words | {"pattern": _LATE})
 
 
 def end_late(conn: Connection) -> None:
-    """Say that no more."""
+    """Remove the notes of ``tell_late``."""
     conn.execute(_END_LATE, {"pattern": _LATE})
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:
-    """Note what is done about stopped views."""
+    """Store the note of stopped views, which says how they are handled."""
     if views:
         await conn.execute(_NOTE, (text, list(views), text))
 
 
 async def look_up(conn: AsyncConnection, asked: Mapping[str, Any]) -> WaitedView:
-    """The view called ``name`` on ``path``, as ``caller`` may name it."""
+    """Return the view called ``name`` on ``path``, as ``caller`` may name it."""
     async with conn.cursor(row_factory=class_row(WaitedView)) as cursor:
         found = await (await cursor.execute(_LOOK_UP, asked, prepare=True)).fetchone()
     assert found is not None, "an outer join has a row"

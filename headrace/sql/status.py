@@ -1,4 +1,4 @@
-"""Which status a view has, and a command; and what may follow on which."""
+"""Statuses of views and of commands, and the transitions between those of views."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from typing import Final
 
 
 class Status(StrEnum):
-    """Of a view."""
+    """Status of a view."""
 
     PENDING = auto()
     POPULATING = auto()
     RUNNING = auto()
     PAUSED = auto()
     ERROR = auto()
-    """It has stopped, until it is filled anew."""
+    """Stopped until it is populated again."""
     SINK_ERROR = auto()
-    """Its table cannot be written just now; all else is kept."""
+    """Its table cannot be written now; its state is kept."""
 
 
 _LEFT: Final = frozenset({Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR})
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.PENDING: frozenset({Status.POPULATING}),
     Status.POPULATING: frozenset({Status.RUNNING}),
-    # Running from anywhere: filled anew.  The same again: for another reason.
+    # To running from any: populated again.  To the same: for another reason.
     Status.RUNNING: _LEFT,
     Status.PAUSED: _LEFT,
     Status.SINK_ERROR: _LEFT,
     Status.ERROR: frozenset({Status.RUNNING, Status.ERROR}),
 }
-"""Status -> what it may become."""
+"""Status -> statuses that may follow it."""
 BORN: Final = Status.POPULATING
-"""What a new view is."""
+"""Status of a new view."""
 UNFINISHED: Final = (Status.PENDING, Status.POPULATING)
-"""There is no table yet."""
+"""Statuses of views that have no table yet."""
 OWNED: Final = (Status.RUNNING, Status.SINK_ERROR, Status.PAUSED)
-"""The source must keep what the view has not processed yet."""
+"""Statuses for which the source must keep the WAL that the view has not processed."""
 
 
 SHOWN: Final = (*Status, "starting", "stopped")
-"""What ``list_views()`` says: the last two nobody writes (``view_states.sql``)."""
+"""Statuses in ``list_views()``; the last two are derived, not stored (``view_states.sql``)."""
 
 
 def ways_to(to: Status) -> list[Status]:
-    """What may become ``to``."""
+    """Return the statuses that may become ``to``."""
     return [before for before, after in TRANSITIONS.items() if to in after]
 
 
 class CommandStatus(StrEnum):
-    """Of a call that came by the command table."""
+    """Status of a call that came by the command table."""
 
     PENDING = auto()
     RUNNING = auto()

@@ -1,5 +1,5 @@
--- The engine of this database, a fact a row: readable by everybody, also while it is down.  ok: false where
--- somebody should do something, and hint says what; NULL where there is nothing to judge.
+-- State of this database's engine, one fact a row; readable by every role, also while it is down.  ok: false if
+-- action is needed, which hint describes; NULL for a fact that is neither good nor bad.
 CREATE OR REPLACE FUNCTION headrace.status(OUT fact text, OUT value text, OUT ok boolean, OUT hint text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp

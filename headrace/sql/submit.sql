@@ -1,5 +1,5 @@
--- Queues a command of the current user for the commander and wakes it; returns its number.
--- It runs as who calls it: row security of the table says for whom the command is.
+-- Queues a command of the current user for the commander and wakes it; returns the command's number.
+-- It runs with the caller's rights: row security of the table determines whose command it is.
 CREATE OR REPLACE FUNCTION headrace.submit(
     procedure text, arguments jsonb, settings jsonb) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp

@@ -1,6 +1,5 @@
--- The mark of a table: as long as it stays the same, nobody has altered the table, its columns or
--- its child tables, or given it a trigger or rule.  Asked for before each write (sink/table.py), so
--- it is a function whose plan is kept.
+-- Mark of a table: while it is unchanged, the table, its columns and its child tables were not altered, and it got no
+-- trigger or rule.  It is read before each write (sink/table.py), so it is a function, whose plan is cached.
 CREATE OR REPLACE FUNCTION headrace.table_mark(wanted oid) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $$

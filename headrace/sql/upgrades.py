@@ -1,19 +1,18 @@
-"""Numbered steps that bring the catalog of an earlier version to the tables of today.
+"""Numbered steps that upgrade the catalog of an earlier version to the present tables.
 
-``CATALOG`` is the number of the tables' shape, kept in ``headrace.meta`` (key ``version``).  The
-other files say what the tables are *now*, for a new database; what an old one lacks is in a step:
+``CATALOG`` is the version of the tables, kept in ``headrace.meta`` (key ``version``).  The other
+files describe the present tables, for a new database; a step adds what an old one lacks:
 
     found 1 ─► upgrade_2.sql ─► … ─► upgrade_N.sql ─► all other files, as in a new database ─► N
 
-Tables that are new need no step (they are made where missing), nor do functions, procedures and
-policies: all are made anew by each installation, and those that take other arguments by now are
-dropped.  A step is for columns and constraints of tables that are there, for rows that mean
-something else by now, and for objects that go (``GONE``).  It is written once, and never altered
-when a version with it was released.
+New tables need no step, because they are created where missing.  Functions, procedures and
+policies need none either: each installation creates them again, and drops the routines whose
+arguments have changed.  A step is for columns and constraints of existing tables, for rows whose
+meaning has changed, and for objects to be dropped (``GONE``).  A released step is never altered.
 
 * Invariant: an upgraded database and a new one have the same objects.
 
-Number 1 is whatever was installed before there were numbers; its step bears with all of it.
+Number 1 is any catalog from before the numbers; its step works for all of them.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from headrace.errors import PrerequisiteError
 
 CATALOG: Final = 3
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
-are filled anew; views that are behind in ``held``."""
+are populated again; lagging views in ``held``."""
 KEY: Final = "version"
-"""Its row of ``headrace.meta``."""
+"""Key of its row in ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()
-"""Names of objects that earlier versions had made, and a step drops."""
+"""Names of objects that earlier versions created and a step drops."""
 
 Connection = psycopg.Connection[Any]
 
-# Before anybody has looked whose the objects are: a plain table of ours, of built-in types, with
-# nothing on it that reading it would compute.
+# This runs before the owners of objects are checked, so it accepts only a plain table of ours, of
+# built-in types, without anything that would execute code when it is read.
 _PLAIN: Final = """
 SELECT count(*) = 1 FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
@@ -60,7 +59,7 @@ SELECT value FROM ONLY headrace.meta WHERE key OPERATOR(pg_catalog.=) %s"""
 _ROUTINES: Final = """
 SELECT coalesce(pg_catalog.array_agg(oid::pg_catalog.int8), '{}') FROM pg_catalog.pg_proc
  WHERE pronamespace OPERATOR(pg_catalog.=) pg_catalog.to_regnamespace('headrace')"""
-# What is made again is the same one; with other arguments it is another one.
+# CREATE OR REPLACE keeps the OID of a routine; with other arguments it creates another one.
 _FORMER: Final = """
 SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
  WHERE p.oid::pg_catalog.int8 OPERATOR(pg_catalog.=) ANY (%(before)s) AND EXISTS (
@@ -72,19 +71,19 @@ SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
 
 
 def file(number: int) -> str:
-    """The step that leads to ``number``."""
+    """Return the file of the step that leads to ``number``."""
     return f"upgrade_{number}.sql"
 
 
 def files() -> list[str]:
-    """All steps, in order."""
+    """Return the files of all steps, in order."""
     return [file(number) for number in range(2, CATALOG + 1)]
 
 
 def found(conn: Connection) -> int | None:
-    """The number of the catalog that is there; None: none is, or none of ours.
+    """Return the number of the existing catalog; None: there is none, or it is not ours.
 
-    Runs nobody's code, whatever somebody has put in its place.
+    It executes no code of another role, whatever object is in the table's place.
     """
     if conn.execute(_PLAIN).fetchone() != (True,):
         return None
@@ -95,7 +94,7 @@ def found(conn: Connection) -> int | None:
 
 
 def problem(conn: Connection) -> PrerequisiteError | None:
-    """Why this version may not touch the catalog that is there; None: it may."""
+    """Return the error that the catalog is of a later version; None: it is not."""
     number = found(conn)
     if number is None or number <= CATALOG:
         return None
@@ -109,20 +108,20 @@ def problem(conn: Connection) -> PrerequisiteError | None:
 
 
 def steps(number: int | None) -> Iterator[str]:
-    """The files that a catalog of ``number`` needs; of a new database none."""
+    """Yield the files that a catalog of ``number`` needs; None: a new database needs none."""
     if number is not None:
         yield from files()[number - 1 :]
 
 
 def routines(conn: Connection) -> list[int]:
-    """OIDs of all routines in the schema."""
+    """Return the OIDs of all routines in the schema."""
     row = conn.execute(_ROUTINES).fetchone()
     assert row is not None, "an aggregate has one row"
     return list(row[0])
 
 
 def drop_former(conn: Connection, before: list[int]) -> None:
-    """Drop those ``before`` of whose name there is one with other arguments by now.
+    """Drop those of ``before`` that now have a namesake with other arguments.
 
     REQUIRES: they were ours, and of an earlier version.
     """

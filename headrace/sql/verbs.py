@@ -1,11 +1,11 @@
-"""The verbs: what a call can ask of Headrace; what each is called, takes and needs.
+"""Table of verbs: the calls that Headrace accepts, with their names, arguments and needs.
 
-Of the table come the procedures in the user's database (``sql/calls.py``), how calls on our own
-port are bound (``server/procedures.py``), and the request that the builder or worker is sent.  What
-a verb *does*: ``DOES`` in ``views/builder.py``; those of the commander in ``server/commands.py``.
+It generates the procedures in the user's database (``sql/calls.py``), the binding of calls on our
+own port (``server/procedures.py``), and the request that is sent to the builder or worker.  The
+implementations are ``DOES`` in ``views/builder.py``, and ``server/commands.py`` for the commander.
 
-A request's positional fields are the arguments of the call, in its order; their types are those
-of SQL.  What has to be named is added by the server, and can be said by nobody else.
+A request's positional fields are the arguments of the call, in its order, with SQL types.
+Keyword-only fields are set by the server; a caller cannot pass them.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked; ``settings`` are those of the caller's session."""
+    """Request of a caller; ``settings`` are those of the caller's session."""
 
     caller: str | None = field(default=None, kw_only=True)
     settings: dict[str, str] = field(default_factory=dict, kw_only=True)
     unasked: bool = field(default=False, kw_only=True)
-    """Whether nobody has called: the server does it by itself."""
+    """Whether the server acts by itself, without a call."""
 
     def message(self) -> dict[str, Any]:
-        """What the process that does it is sent."""
+        """Return the message for the process that executes it."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRequest(Request):
-    """What is asked of a view; so are most."""
+    """Request about one view, as most are."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CreateView(ViewRequest):
-    """A new view of ``query``."""
+    """Create a view of ``query``."""
 
     query: str
     options: Json = field(default_factory=dict)
     replace: bool = False
-    """Whether one of that name that is there becomes that instead."""
+    """Whether an existing view of that name is altered instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckView(Request):
-    """Whether there could be a view of ``query`` with ``options``."""
+    """Check whether create_view would accept ``query`` with ``options``."""
 
     query: str
     options: Json = field(default_factory=dict)
@@ -68,21 +68,21 @@ class CheckView(Request):
 
 @dataclass(frozen=True, slots=True)
 class Advise(Request):
-    """What a view of ``query`` would cost; None: which queries should be views."""
+    """Estimate the cost of a view of ``query``; None: suggest queries that should be views."""
 
     query: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DropView(ViewRequest):
-    """The end of a view; none is no error, ``if_exists``."""
+    """Drop a view; a missing one is not an error with ``if_exists``."""
 
     if_exists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CreateIndex(Request):
-    """An index of the table of ``view``; ``definition`` is what follows it in CREATE INDEX."""
+    """Create an index on the table of ``view``; ``definition`` is the rest of CREATE INDEX."""
 
     view: str
     definition: str
@@ -90,14 +90,14 @@ class CreateIndex(Request):
 
 @dataclass(frozen=True, slots=True)
 class DropIndex(Request):
-    """The end of an index."""
+    """Drop an index."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainView(Request):
-    """A plan, of a view or of a query that is none yet.
+    """Show the plan of a view, or of a query that is not a view yet.
 
     ``dialect``: that of the query, if it is not Postgres'.
     """
@@ -110,7 +110,7 @@ class ExplainView(Request):
 
 @dataclass(frozen=True, slots=True)
 class AlterView(ViewRequest):
-    """Another query for a view; ``options`` are those that change."""
+    """Give a view another query; ``options`` are those that change."""
 
     query: str
     options: Json = field(default_factory=dict)
@@ -118,28 +118,28 @@ class AlterView(ViewRequest):
 
 @dataclass(frozen=True, slots=True)
 class RenameView(ViewRequest):
-    """Another name for a view."""
+    """Rename a view."""
 
     new_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetHistory(ViewRequest):
-    """For how long a view's changes are kept; None: no longer."""
+    """Set for how long a view's changes are kept; None: drop them and keep none."""
 
     keep: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SetLatency(ViewRequest):
-    """How late after a commit a view may show it, milliseconds; 0: as early as can be."""
+    """Set how late after a commit a view may show it, in milliseconds; 0: as early as possible."""
 
     latency_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CreatePoint(Request):
-    """A name for the output of ``view``; ``history`` is an interval, ``storage_key`` a column."""
+    """Name the output of ``view``; ``history`` is an interval, ``storage_key`` a column."""
 
     name: str
     view: str
@@ -150,23 +150,23 @@ class CreatePoint(Request):
 
 @dataclass(frozen=True, slots=True)
 class DropPoint(Request):
-    """The end of a connection point."""
+    """Drop a connection point."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetPlacement(ViewRequest):
-    """Another place for a view: a worker, a strategy, or as JSON the workers of its collections."""
+    """Move a view: to a worker, by a strategy, or as JSON to the workers of its collections."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainPlacement(Request):
-    """Where the collections of a view are, or of a query would be.
+    """Show where the collections of a view are, or those of a query would be.
 
-    ``strategy``: who decides; None: the view's option, or for a query ``auto``.
+    ``strategy``: None means the view's option, or ``auto`` for a query.
     """
 
     name_or_query: str
@@ -175,7 +175,7 @@ class ExplainPlacement(Request):
 
 @dataclass(frozen=True, slots=True)
 class AddWorker(Request):
-    """Another worker, on which views may be placed; ``capacity``: collections, for strategies."""
+    """Start another worker for views; ``capacity``: its collections, for placement strategies."""
 
     name: str
     capacity: int = 100
@@ -183,7 +183,7 @@ class AddWorker(Request):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkerToken(Request):
-    """What a worker on another machine joins by, or another such token for it.
+    """Create the token by which a worker on another machine joins, or replace it.
 
     ``digest``: SHA-256, as hex, of the secret that the procedure has made; None: make one.
     """
@@ -194,14 +194,14 @@ class CreateWorkerToken(Request):
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker(Request):
-    """The end of a worker on which none is."""
+    """Remove a worker on which no view is placed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AddLink(Request):
-    """What the link to a worker is like, whatever is measured; None: that counts."""
+    """State the properties of the link to a worker; None: the measured value counts."""
 
     worker: str
     latency_ms: int | None = None
@@ -210,30 +210,30 @@ class AddLink(Request):
 
 @dataclass(frozen=True, slots=True)
 class DropLink(Request):
-    """What is measured of the link to a worker counts again."""
+    """Use the measured properties of the link to a worker again."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker(Request):
-    """All views of a worker elsewhere."""
+    """Move all views of a worker to others."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalance(Request):
-    """Which views should move for the workers to have alike to do; ``apply``: they do."""
+    """Propose moves of views that balance the workers' load; ``apply``: make them."""
 
     apply: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AddSource(Request):
-    """Another database, whose ``tables`` views may read; ``dsn`` is how it is reached.
+    """Add another database, whose ``tables`` views may read; ``dsn`` is its connection string.
 
-    ``tables`` are names, separated by commas; None: those that are here as well.
+    ``tables`` are names, separated by commas; None: those that exist here as well.
     """
 
     name: str
@@ -243,16 +243,16 @@ class AddSource(Request):
 
 @dataclass(frozen=True, slots=True)
 class DropSource(Request):
-    """The end of a source that no view reads."""
+    """Drop a source that no view reads."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CreateLogicalTable(Request):
-    """A view that unites ``of_table`` here and in all sources that have it.
+    """Create a Postgres view, the union of ``of_table`` here and in all sources that have it.
 
-    ``source_column``: what the column is called that tells where a row comes from; None: none.
+    ``source_column``: name of a column with the source of each row; None: no such column.
     """
 
     name: str
@@ -262,17 +262,17 @@ class CreateLogicalTable(Request):
 
 @dataclass(frozen=True, slots=True)
 class SetOwner(ViewRequest):
-    """Another owner for a view."""
+    """Change the owner of a view."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncView(ViewRequest):
-    """A view filled anew.
+    """Populate a view again.
 
-    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
-    that is done without a call.
+    ``of``: only if its id is still this one, so that it was not populated meanwhile.  ``because``:
+    the reason when the server does it without a call.
     """
 
     of: int | None = field(default=None, kw_only=True)
@@ -281,7 +281,7 @@ class ResyncView(ViewRequest):
 
 @dataclass(frozen=True, slots=True)
 class WaitFor(ViewRequest):
-    """The moment at which a view covers a position, by default that of the call."""
+    """Wait until a view covers a position, by default that of the call."""
 
     lsn: Lsn | None = None
     timeout: Interval | None = None
@@ -296,14 +296,14 @@ class EndClient(Request):
 
 @dataclass(frozen=True, slots=True)
 class FailBatch(Request):
-    """A batch in flight, to be processed again."""
+    """Process a batch in flight again."""
 
     txid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument of a call; ``kind`` is text, jsonb, bool, pg_lsn, interval or bigint."""
+    """Argument of a call; ``kind`` is text, jsonb, bool, pg_lsn, interval or bigint."""
 
     name: str
     kind: str
@@ -313,7 +313,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Inout:
-    """The INOUT argument in which a procedure answers: an expression over the command's result."""
+    """INOUT argument for a procedure's answer; ``value``: expression over the command's result."""
 
     name: str
     kind: str
@@ -322,36 +322,36 @@ class Inout:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One thing that can be asked for."""
+    """One kind of call."""
 
     name: str
     request: type[Request]
     by: str = "builder"
-    """The process that does it: builder, worker or commander."""
+    """Process that executes it: builder, worker or commander."""
     fills: bool = False
-    """Whether it populates a view, and waits for its turn."""
+    """Whether it populates a view, and so waits for its turn."""
     tells: bool = False
-    """Whether its caller hears how far it is, or why he waits."""
+    """Whether it reports to its caller how far it is, or why it waits."""
     selected: bool = False
-    """Whether it is selected from: a function, with a file of its own."""
+    """Whether it is also a function to select from, with a file of its own."""
     relayed: bool = False
-    """Whether it comes by the command table only: Postgres reads its arguments."""
+    """Whether it comes by the command table only, because Postgres parses its arguments."""
     secret: bool = False
     """Whether its procedure makes a secret, and passes argument ``digest``, its SHA-256, only."""
     procedure: str | None = None
-    """The procedure's name, if that is not the verb's."""
+    """Name of the procedure, where it differs from the verb's."""
     answer: Inout | None = None
     reads: bool = False
-    """Whether it changes nothing, and so may be called in a read-only transaction."""
+    """Whether it is read-only, and so may be called in a read-only transaction."""
     parameters: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Parameters are the positional fields of the request."""
+        """Derive the parameters from the positional fields of the request."""
         object.__setattr__(self, "parameters", _parameters(self.request))
 
     @property
     def called(self) -> str | None:
-        """The name of its procedure; None: it has none."""
+        """Name of its procedure; None: it has none."""
         return self.procedure or (None if self.selected else self.name)
 
 

@@ -1,8 +1,8 @@
--- Compares a view's table with its query at one exact snapshot: rows that are too many in the
--- table (surplus) or too few (missing), none if it is right.  Answered by the commander, on its own
--- port: a function cannot ask the engine, because nothing it writes is seen before its transaction
--- ends.  On direct connections there is the procedure verify.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- Compares a view's table with its query at one snapshot.  Returns rows that are too many in the table (surplus) or
+-- too few (missing), none if it is right.  The commander answers it on its own port.  A function cannot ask the
+-- engine, because its writes are invisible before its transaction ends.  On direct connections use the procedure
+-- verify.
+-- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.verify_view(
     name text, OUT surplus bigint, OUT missing bigint, OUT contents text)
 RETURNS SETOF record

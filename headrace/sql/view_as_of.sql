@@ -1,6 +1,6 @@
--- The rows that a view had at a txid, an LSN or a time: SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).
--- The row type says which view, for Postgres knows the columns of a type only.  A position or a time after the
--- view's last change is waited for (await_history.sql); then all is read in one snapshot (rows_as_of.sql).
+-- Returns the rows of a view at a txid, an LSN or a time: SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).
+-- The row type selects the view, because the columns of a result can only come from a type.  The function waits for a
+-- position or time after the view's last change (await_history.sql), then reads in one snapshot (rows_as_of.sql).
 CREATE OR REPLACE FUNCTION headrace.view_as_of(
     view anyelement, txid bigint DEFAULT NULL, lsn pg_lsn DEFAULT NULL, at timestamptz DEFAULT NULL)
 RETURNS SETOF anyelement

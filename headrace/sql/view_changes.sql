@@ -1,8 +1,8 @@
--- The changes of a view after txid `since`, in order; 0: all that are kept.  weight: how many rows came
--- (or went, below 0); data: the row as text of the view's row type, (data::v).* are its columns.
--- Each txid is seen whole or not at all, and none comes later with a lower number: they become visible
--- in the transaction that moves the view's progress from one txid to the next, one after the other.
--- STABLE: what is asked and what is read is of one snapshot.
+-- Returns the changes of a view after txid `since`, in order; 0: all that are kept.  weight: number of rows added, or
+-- removed if negative; data: the row as text of the view's row type, (data::v).* are its columns.
+-- Each txid is visible whole or not at all, and in ascending order: its changes become visible in the transaction
+-- that moves the view's progress to it.
+-- STABLE: all its queries have one snapshot.
 CREATE OR REPLACE FUNCTION headrace.view_changes(view regclass, since bigint DEFAULT 0)
 RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, weight bigint, data text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on

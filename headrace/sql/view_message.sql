@@ -1,5 +1,5 @@
--- Why a view is as it is, in one text: what happened at which row, what is known of it, what can be done
--- and was tried by itself.  Of views that the current user may see.
+-- Explains the status of a view in one text: the error with its row, detail and hint, and what the server has tried
+-- by itself.  Only for views that the current user may see.
 CREATE OR REPLACE FUNCTION headrace.view_message(view_id bigint) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

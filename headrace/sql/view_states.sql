@@ -1,18 +1,17 @@
--- The state of all views, without what belongs to their owners: for list_views(), which adds that where
--- the reader may see it.
--- status: what the engine has written down, where nothing speaks against it:
---   running    the worker is connected, has been heard of in the last seconds, and feeds the view
---   starting   the engine is connected, its worker is not, or is silent, or has not taken the view over
---   stopped    no engine is connected: nothing is applied (nor populated, nor tried again)
---   error      also where the result table is gone, or the view's owner
+-- The state of all views, without the details that only their owners may see; list_views() adds those.
+-- status: the stored one, corrected by these rules:
+--   running    the worker is connected, has reported in the last seconds, and feeds the view
+--   starting   the engine is connected; its worker is not, or is silent, or has not taken the view over
+--   stopped    no engine is connected: nothing is applied, populated or retried
+--   error      also if the result table or the view's owner is gone
 -- rows: an estimate of the result table (NULL until it was first analysed).
--- A view covers what the worker says that all do (worker_position()), but for one that is known to be behind: that has
--- a row in headrace.held, which counts until the view was written again.  What the slot has confirmed says nothing of
--- a view while the worker runs, for a paused or blocked view holds it back.
+-- A view covers the position that the worker reports for all views (worker_position()), except a lagging one: that
+-- has a row in headrace.held, which counts until the view is written again.  While the worker runs, the confirmed LSN
+-- of the slot does not show a view's position, because a paused or blocked view holds it back.
 -- lag_bytes: WAL written since the position that the view covers.
--- lag_ms: 0 for a view that has all that the stream has brought; for one that is behind, the time since the first
--- commit that it lacks, or since the batch was taken that is under way.  For one that has stopped, and for all of them
--- while the engine does not run, how old the contents may be: the time since the last applied batch.
+-- lag_ms: 0 for a view that has all changes received; for a lagging one, the time since the first commit that it
+-- lacks, or since the present batch was taken.  For one that has stopped, and for all while the engine does not
+-- run, how old the contents may be: the time since the last applied batch.
 DROP FUNCTION IF EXISTS headrace.list_views();
 DROP FUNCTION IF EXISTS headrace.view_states();
 CREATE FUNCTION headrace.view_states(

@@ -1,13 +1,13 @@
--- What each collection of a view has done, and those of the subplans that it shares: for its owner and his members.
--- node: as explain_view names it; shared: it is kept once for several views.
--- rows_in, rows_out, batches, busy_us, cpu_us: since its dataflow was made (the start of its worker, or the last time that
--- it had to go back); busy_us: microseconds inside of the collection itself; cpu_us: without what it waited for Postgres.
--- state_rows, state_bytes: entries that it keeps, as of now where all are in memory; else (state_exact is false) about as many
--- as the last checkpoint has.  queued_rows: in the queue behind it, if it is kept for several views; queued_bytes: of them,
--- what this view has not read.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_view_stats.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- Statistics of the collections of a view and of its shared subplans, for its owner and the members of that role.
+-- node: as explain_view names it; shared: whether several views share it.
+-- rows_in, rows_out, batches, busy_us, cpu_us: since its dataflow was created (at the start of its worker, or its last
+-- rollback); busy_us: microseconds inside the collection itself; cpu_us: without waits for Postgres.
+-- state_rows, state_bytes: entries that it keeps, exact if all are in memory; else (state_exact is false) about as
+-- many as in the last checkpoint.  queued_rows: rows in its output queue, if it is shared; queued_bytes: the part of
+-- them that this view has not read.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_view_stats.
+-- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.view_stats(text);
 CREATE FUNCTION headrace.view_stats(
     name text, OUT node text, OUT collection text, OUT shared boolean, OUT worker text, OUT rows_in bigint,

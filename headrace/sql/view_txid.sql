@@ -1,4 +1,4 @@
--- The last txid that a view with a history shows: what its table has in the same snapshot.
+-- Returns the last txid that the table of a view with a history contains in the same snapshot.
 CREATE OR REPLACE FUNCTION headrace.view_txid(view regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$

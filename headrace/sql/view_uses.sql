@@ -1,4 +1,4 @@
--- Views of Headrace that a view reads, by their tables: what it is made of cannot be dropped.
+-- Views of Headrace that a view reads, by their result tables; they cannot be dropped while it does.
 CREATE TABLE IF NOT EXISTS headrace.view_uses (
     view_id    bigint NOT NULL REFERENCES headrace.views ON DELETE CASCADE,
     result_oid oid NOT NULL,

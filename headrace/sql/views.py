@@ -1,4 +1,4 @@
-"""Rows of ``headrace.views``: what each view is; how it is and why, ``sql/states.py`` writes."""
+"""Rows of ``headrace.views``: the definition of each view; ``sql/states.py`` has its state."""
 
 from __future__ import annotations
 
@@ -66,26 +66,26 @@ SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ou
 
 
 GRAPHS: Final = "graphs"
-"""In ``explain``, beside the texts of the stages: their graphs (``planner/graph.py``), a list."""
+"""Key in ``explain``, beside the stages' texts: a list of their graphs (``planner/graph.py``)."""
 
 ORIGINS: Final = "origins"
-"""Likewise: what each column comes from, in order, for ``sql/lineage.sql``."""
+"""Key in ``explain``: the origins of each column, in order, for ``sql/lineage.sql``."""
 
 TIDY: Final = "tidy"
-"""Likewise, as text: the query in lines, if it is known to mean the same (``list_views``)."""
+"""Key in ``explain``: the formatted query, if it is known to be equivalent (``list_views``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:
-    """A view of the catalog."""
+    """View of the catalog."""
 
     id: int
     schema: str
     name: str
     owner: int | None
-    """Its role's OID."""
+    """OID of the owner's role."""
     owner_name: str | None
-    """None: there is no such role any more."""
+    """None: the role no longer exists."""
     status: Status
     result_oid: int | None
 
@@ -97,7 +97,7 @@ class ViewRow:
 
 @dataclass(frozen=True, slots=True)
 class IndexRow(ViewRow):
-    """A view, and an index of its table."""
+    """View, and an index of its table."""
 
     index_oid: int
     index_schema: str
@@ -107,7 +107,7 @@ class IndexRow(ViewRow):
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """What planning has made of a query, as JSON."""
+    """Result of planning a query, as JSON."""
 
     columns: Any
     plan: Any
@@ -118,7 +118,7 @@ class StoredPlan:
     parts: dict[str, str]
 
     def values(self) -> tuple[Any, ...]:
-        """Those of the columns, in this order."""
+        """Return the values of its columns, in this order."""
         return (
             *(Jsonb(self.columns), Jsonb(self.plan), Jsonb(self.explain)),
             *(Jsonb(self.settings), self.canonical, Jsonb(self.named), Jsonb(self.parts)),
@@ -127,13 +127,13 @@ class StoredPlan:
 
 @dataclass(frozen=True, slots=True)
 class StoredView:
-    """A view as it was created."""
+    """View as it was created."""
 
     query: str
     canonical: str | None
-    """None: it was made by a version that did not keep enough of it."""
+    """None: a version created it that did not store enough."""
     named: list[dict[str, Any]]
-    """What ``canonical`` names, by OID."""
+    """Relations that ``canonical`` names, by OID."""
     options: dict[str, Any]
     settings: dict[str, str]
     plan: Any
@@ -145,7 +145,7 @@ class StoredView:
 
 @dataclass(frozen=True, slots=True)
 class WorkedView:
-    """A view as the worker needs it."""
+    """View as the worker needs it."""
 
     id: int
     schema_name: str
@@ -162,7 +162,7 @@ class WorkedView:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A view whose population has died."""
+    """View whose population has died."""
 
     id: int
     schema: str
@@ -170,26 +170,26 @@ class Unfinished:
     query: str
     canonical: str | None
     owner: str | None
-    """None: there is no such role any more."""
+    """None: the role no longer exists."""
     options: dict[str, Any]
     settings: dict[str, str]
     block: bool
 
 
 def installed(conn: Connection) -> bool:
-    """Whether there is a catalog."""
+    """Return whether a catalog exists."""
     row = conn.execute("SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL").fetchone()
     return bool(row and row[0])
 
 
 def exists(conn: Connection, view_id: int) -> bool:
-    """Whether there is the view."""
+    """Return whether the view exists."""
     row = conn.execute("SELECT 1 FROM headrace.views WHERE id = %s", (view_id,))
     return row.fetchone() is not None
 
 
 def ids(conn: Connection, *, finished: bool = False) -> set[int]:
-    """Of all views; ``finished``: of those that have a table."""
+    """Return the ids of all views; ``finished``: of those that have a table."""
     rows = conn.execute(
         "SELECT id FROM headrace.views WHERE NOT status = ANY (%s)",
         (list(UNFINISHED) if finished else [],),
@@ -199,23 +199,26 @@ def ids(conn: Connection, *, finished: bool = False) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The views that a role may see all of."""
+    """Views of which a role may see everything."""
 
     names: dict[int, str]
-    """Qualified, by id."""
+    """Qualified names, by id."""
     everything: bool
-    """Whether it acts for us: it sees all of them, and what is no view's."""
+    """Whether it is a member of our role: then it also sees facts that belong to no view."""
 
 
 def seen(conn: Connection, caller: str | None) -> Seen:
-    """The views whose owner ``caller`` acts for; all, if it acts for us.  None: it is us."""
+    """Return the views whose owner ``caller`` acts for, or all for members of our role.
+
+    ``caller``: None means our role.
+    """
     rows = conn.execute(_SEEN, {"caller": caller}).fetchall()
     names = {int(number): str(name) for number, name, _ in rows if number is not None}
     return Seen(names, bool(rows and rows[0][2]))
 
 
 def tables(conn: Connection) -> list[tuple[str, str]]:
-    """Schema and name of the result tables that are there."""
+    """Return schema and name of the existing result tables."""
     return conn.execute(
         "SELECT n.nspname, c.relname FROM headrace.views v"
         " JOIN pg_catalog.pg_class c ON c.oid = v.result_oid"
@@ -224,7 +227,7 @@ def tables(conn: Connection) -> list[tuple[str, str]]:
 
 
 def count_of(conn: Connection, role: str) -> int:
-    """How many views a role owns."""
+    """Return how many views a role owns."""
     row: Any = conn.execute(
         "SELECT count(*) FROM headrace.views"
         " WHERE owner = (SELECT oid FROM pg_roles WHERE rolname = %s)",
@@ -244,7 +247,7 @@ def of_others_in_group(conn: Connection, group: str, owner: int) -> list[dict[st
 
 
 def is_taken(conn: Connection, schema: str, name: str) -> bool:
-    """Whether there is a view of that name that is not about to be made."""
+    """Return whether a view of that name exists whose population is finished."""
     row = conn.execute(
         "SELECT FROM headrace.views WHERE schema_name = %s AND view_name = %s"
         " AND NOT status = ANY (%s)",
@@ -254,25 +257,25 @@ def is_taken(conn: Connection, schema: str, name: str) -> bool:
 
 
 def find(conn: Connection, name: str, path: Sequence[str]) -> ViewRow | None:
-    """The view of that name in the first schema of ``path`` that has one."""
+    """Return the view of that name in the first schema of ``path`` that has one."""
     with conn.cursor(row_factory=class_row(ViewRow)) as cursor:
         return cursor.execute(_FIND, (name, path, path)).fetchone()
 
 
 def of_id(conn: Connection, view_id: int) -> ViewRow | None:
-    """The view with that id."""
+    """Return the view with that id, or None."""
     with conn.cursor(row_factory=class_row(ViewRow)) as cursor:
         return cursor.execute(_OF_ID, (view_id,)).fetchone()
 
 
 def find_index(conn: Connection, name: str, path: Sequence[str]) -> IndexRow | None:
-    """The index of that name on the table of a view, as ``find``."""
+    """Return the index of that name on the table of a view, as ``find``."""
     with conn.cursor(row_factory=class_row(IndexRow)) as cursor:
         return cursor.execute(_OF_INDEX, (name, path, path)).fetchone()
 
 
 def stored(conn: Connection, view_id: int) -> StoredView | None:
-    """The view as it was created; None: it was dropped."""
+    """Return the view as it was created; None: it was dropped."""
     with conn.cursor(row_factory=class_row(StoredView)) as cursor:
         return cursor.execute(_STORED, (view_id,)).fetchone()
 
@@ -280,14 +283,14 @@ def stored(conn: Connection, view_id: int) -> StoredView | None:
 def worked(
     conn: Connection, view_id: int | None = None, some: Collection[Status] = ()
 ) -> list[WorkedView]:
-    """One view; without ``view_id`` those of ``some`` status, in order of id."""
+    """Return one view, or without ``view_id`` those of ``some`` statuses, in order of id."""
     with conn.cursor(row_factory=class_row(WorkedView)) as cursor:
         values = {"id": view_id, "some": list(some)}
         return cursor.execute(_WORKED, values).fetchall()
 
 
 def next_id(conn: Connection) -> int:
-    """An id that no view has had."""
+    """Return an id that no view has had."""
     row: Any = conn.execute(
         "SELECT nextval(pg_get_serial_sequence('headrace.views', 'id'))"
     ).fetchone()
@@ -304,7 +307,7 @@ def insert(
     *,
     block: bool,
 ) -> int | None:
-    """A new view, which is being populated: its id; None: there is no role ``owner``.
+    """Insert a new view that is being populated; return its id, None if no role ``owner`` exists.
 
     Raises:
         psycopg.errors.UniqueViolation: the name is taken.
@@ -322,17 +325,17 @@ def renew(
     query: str | None,
     owner: int | None,
 ) -> None:
-    """Give a view another id (old, new) and plan, and table; another query and owner, if any."""
+    """Give a view another id (old, new), plan and table; another query and owner, if any."""
     another = int(query is not None or owner is not None)
     made = planned.values()
-    # Of another query nothing is left that was said of its text.
+    # The stored texts of the query do not survive another query.
     made = (*made[:3], query is not None, *made[3:])
     values = (ids[1], another, query, result_oid, owner, *made, ids[0])
     conn.execute(_RENEW, values)
 
 
 def rename(conn: Connection, view_id: int, schema: str, name: str) -> bool:
-    """Give a view another schema or name; False: it was dropped."""
+    """Give a view another schema or name; return False if it was dropped."""
     renamed = "UPDATE headrace.views SET schema_name = %s, view_name = %s WHERE id = %s"
     return conn.execute(renamed, (schema, name, view_id)).rowcount == 1
 
@@ -340,7 +343,7 @@ def rename(conn: Connection, view_id: int, schema: str, name: str) -> bool:
 def put_options(
     conn: Connection, view_id: int, given: dict[str, Any], gone: Collection[str]
 ) -> None:
-    """Change options of a view: those ``given``, and those that are ``gone``."""
+    """Set the options ``given`` of a view, and remove those in ``gone``."""
     conn.execute(
         "UPDATE headrace.views SET options = (options - %s::text[]) || %s WHERE id = %s",
         (list(gone), Jsonb(given), view_id),
@@ -348,7 +351,7 @@ def put_options(
 
 
 def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
-    """Say how late a view's table may be."""
+    """Store how late a view's table may be."""
     conn.execute(
         "UPDATE headrace.views SET options = options"
         " || pg_catalog.jsonb_build_object('latency_ms', %s::int) WHERE id = %s",
@@ -359,7 +362,7 @@ def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
 def set_placement(
     conn: Connection, view_id: int, placement: object, parts: dict[str, str] | None = None
 ) -> None:
-    """Say where a view is to be; without ``parts`` it is whole."""
+    """Store the placement of a view; without ``parts`` it is whole."""
     conn.execute(
         "UPDATE headrace.views SET options = options"
         " || pg_catalog.jsonb_build_object('placement', %s::jsonb), placed_parts = %s WHERE id = %s",
@@ -368,12 +371,12 @@ def set_placement(
 
 
 def put_plan(conn: Connection, view_id: int, plan: object) -> None:
-    """Store another plan of a view, as JSON."""
+    """Store another plan of a view."""
     conn.execute("UPDATE headrace.views SET plan = %s WHERE id = %s", (Jsonb(plan), view_id))
 
 
 def latency_ms(conn: Connection, view_id: int) -> int:
-    """How late its table may be; 0: as early as can be."""
+    """Return how late its table may be; 0: as early as possible."""
     row = conn.execute(
         "SELECT coalesce((options ->> 'latency_ms')::int, 0) FROM headrace.views WHERE id = %s",
         (view_id,),
@@ -382,25 +385,25 @@ def latency_ms(conn: Connection, view_id: int) -> int:
 
 
 def lock(conn: Connection, view_id: int) -> bool:
-    """Nobody else may change the row, or read the view; False: it was dropped."""
+    """Lock the row: no change of it, and no new view that reads the view; False: it was dropped."""
     row = conn.execute("SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view_id,))
     return row.fetchone() is not None
 
 
 def hold(conn: Connection, view_id: int) -> tuple[int | None] | None:
-    """Nobody may drop or renew the view; the OID of its table.  None: it was dropped."""
+    """Lock the view against drop and renewal; return its table's OID.  None: it was dropped."""
     return conn.execute(
         "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE", (view_id,)
     ).fetchone()
 
 
 def delete(conn: Connection, view_id: int) -> None:
-    """Forget a view; its progress and what it reads go with it."""
+    """Delete a view, with its progress and the rows of what it reads."""
     conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
 
 
 def delete_stale(conn: Connection, schema: str, name: str, live: Collection[int]) -> None:
-    """Forget a view of that name whose population died."""
+    """Delete a view of that name whose population died."""
     conn.execute(
         "DELETE FROM headrace.views WHERE status = ANY (%s)"
         " AND schema_name = %s AND view_name = %s AND NOT id = ANY(%s::bigint[])",
@@ -409,6 +412,6 @@ def delete_stale(conn: Connection, schema: str, name: str, live: Collection[int]
 
 
 def take_unfinished(conn: Connection) -> list[Unfinished]:
-    """Forget every view whose population died: what is known of them."""
+    """Delete every view whose population died, and return them."""
     with conn.cursor(row_factory=class_row(Unfinished)) as cursor:
         return cursor.execute(_TAKE_UNFINISHED, (list(UNFINISHED),)).fetchall()

@@ -1,15 +1,15 @@
 -- One row per view: its definition, plan and state.  Written by the engine only.
--- owner: by OID, for what one has left behind is not the next one's of his name; 0 is nobody.
--- watched: what the view relies on in the catalog (postgres/fingerprint.py); NULL until it is populated.
--- canonical: the query as Postgres bound it, every name qualified: it means the same on any search path.
--- named: the relations that it names, by OID and column number, for when they are renamed.
--- revision: how often the view got another query: views that read it are made for one of them.
--- kept: what was made of its result table by users: grants and indexes (sink/kept.py).
--- message, sqlstate, detail, hint, culprit, tried: of the error that has stopped it, what is known, what can be
--- done, the row that it fails on, and what the server has tried by itself.
--- note: what the server has done by itself, or is about to (server/resumer.py).
--- since: when it got its status; last_error: the last error of all, and when; paused_by: who has called pause_view last.
--- placed_parts: nodes of its plan that other workers compute, with all below them: the worker of each.
+-- owner: by OID, so that a later role of the same name does not own a dropped one's views; 0: no role.
+-- watched: catalog facts that the view relies on (postgres/fingerprint.py); NULL until it is populated.
+-- canonical: the query as Postgres bound it, with qualified names, so that it means the same on any search path.
+-- named: the relations that it names, by OID and column number, in case they are renamed.
+-- revision: how often the view got another query; views that read it depend on one revision.
+-- kept: grants and indexes that users made on its result table (sink/kept.py).
+-- message, sqlstate, detail, hint, culprit, tried: the error that has stopped it, the row on which it failed
+-- (culprit), and what the server has tried by itself.
+-- note: what the server has done by itself, or is about to do (server/resumer.py).
+-- since: start of its status; last_error: its last error ever, and when; paused_by: the last caller of pause_view.
+-- placed_parts: nodes of its plan that other workers compute, with all below them, and the worker of each.
 CREATE TABLE IF NOT EXISTS headrace.views (
     id          bigserial PRIMARY KEY,
     schema_name name NOT NULL,
@@ -47,5 +47,5 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     UNIQUE (schema_name, view_name)
 );
 
--- Looked for once a second.
+-- For the search for stopped views, once a second.
 CREATE INDEX IF NOT EXISTS views_stopped ON headrace.views (id) WHERE status = 'error';

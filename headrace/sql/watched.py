@@ -1,6 +1,6 @@
-"""The column ``watched`` of ``headrace.views``: the facts that a view was populated under.
+"""Column ``watched`` of ``headrace.views``: the facts under which a view was populated.
 
-What they are, ``postgres/fingerprint.py`` tells; ``ended``: a right of its owner's has.
+``postgres/fingerprint.py`` describes them; ``ended``: a right of its owner has ended.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ SELECT v.id, v.watched AS facts, v.sqlstate = '55H01' AS right_ended, v.sqlstate
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A view that has stopped for a reason that may go."""
+    """View that has stopped for a reason that may disappear."""
 
     id: int
     facts: dict[str, Any]
     right_ended: bool
     final: bool
-    """Whether a change is no reason to fill it anew."""
+    """Whether it is not populated again after a change."""
 
 
 def stopped(conn: Connection) -> list[Stopped]:
-    """Views whose rows or rights may be mended by now."""
+    """Return stopped views whose rows or rights may be repaired by now."""
     with conn.cursor(row_factory=class_row(Stopped)) as cursor:
         return cursor.execute(_STOPPED).fetchall()
 
 
 def put(conn: Connection, view_id: int, facts: Facts) -> None:
-    """Keep the facts of a view, for the worker to compare."""
+    """Store the facts of a view, for the worker to compare."""
     conn.execute("UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id))
 
 
 def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The facts of those of ``wanted`` that have any."""
+    """Return the facts of those of ``wanted`` that have any."""
     rows = conn.execute(
         "SELECT id, watched FROM headrace.views WHERE id = ANY (%s) AND watched IS NOT NULL",
         (list(wanted),),
@@ -58,7 +58,7 @@ def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
 
 
 def end(conn: Connection, view_id: int) -> None:
-    """A right has ended."""
+    """Store that a right of the owner has ended."""
     conn.execute(
         "UPDATE headrace.views SET watched = watched || '{\"ended\": true}'"
         " WHERE id = %s AND NOT watched ? 'ended'",
@@ -67,12 +67,12 @@ def end(conn: Connection, view_id: int) -> None:
 
 
 def begin_again(conn: Connection, view_id: int) -> None:
-    """The rights are back."""
+    """Store that the rights are back."""
     conn.execute("UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s", (view_id,))
 
 
 def fed(conn: Connection, publication: int | None) -> bool:
-    """Whether a view was populated under the publication with that OID."""
+    """Return whether a view was populated under the publication with that OID."""
     if not views.installed(conn):
         return False
     row = conn.execute(
@@ -83,7 +83,7 @@ def fed(conn: Connection, publication: int | None) -> bool:
 
 
 def user_function(conn: Connection, view_id: int) -> str | None:
-    """A function of a user's that the view calls, if there is any."""
+    """Return a user's function that the view calls, or None."""
     row = conn.execute(
         "SELECT p.oid::regprocedure::text FROM headrace.views v"
         " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"

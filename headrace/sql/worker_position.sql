@@ -1,9 +1,9 @@
--- What the worker publishes in the application name of its connection, once a second (runtime/watermark.py): so
--- nothing is written while the database is idle, and a dead worker is known at once.  No row: it is not connected.
--- heard: it has looked in the last seconds.  lsn: every running view has everything before it, but for those
--- with a row in headrace.held; NULL: not known yet.  lag_ms: 0 where that is all that the server had written a
--- moment ago; else the time since which commits may be missing.  batch_s: for how long the batch that it is at has
--- been under way; NULL: none, or not for long.  busy_ms: that, or for how long its transaction has been open.
+-- Position that the worker publishes in the application name of its connection, once a second
+-- (runtime/watermark.py).  So nothing is written while the database is idle, and a dead worker is detected at once.
+-- No row: it is not connected.  heard: its connection was used in the last seconds.  lsn: every running view has
+-- everything before it, except those with a row in headrace.held; NULL: not known yet.  lag_ms: 0 if that is all that
+-- the server had written a moment ago; else the time since which commits may be missing.  batch_s: age of its present
+-- batch; NULL: none, or a short one.  busy_ms: that, or the age of its open transaction.
 CREATE OR REPLACE FUNCTION headrace.worker_position(
     OUT heard boolean, OUT lsn pg_lsn, OUT lag_ms bigint, OUT batch_s float8, OUT busy_ms bigint)
 RETURNS SETOF record

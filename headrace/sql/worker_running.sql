@@ -1,4 +1,4 @@
--- Whether the worker is connected and has been heard of in the last seconds.
+-- Returns whether the worker is connected and has reported in the last seconds.
 CREATE OR REPLACE FUNCTION headrace.worker_running() RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

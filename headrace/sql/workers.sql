@@ -1,12 +1,12 @@
--- The workers: ``main``, which takes what comes and writes what goes, and others that views are placed on.  For
--- members of the engine's role; nobody else is told any.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_workers.
--- state: running; down: its process cannot be asked now, and views placed on it stand still; lost: it was so for
--- worker_lost_s, and they are filled anew elsewhere; or invited: on another machine, with a token, and it has not
--- joined yet.
--- address: where one on another machine listens; pid: there, as far as known.
--- Whoever gets here has written something else than the statement that the commander answers.
+-- The workers: main, which reads the stream and writes result tables, and others on which views are placed.  Only
+-- members of the engine's role get rows.
+-- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
+-- use the procedure show_workers.
+-- state: running; down: its process cannot be reached now, and views placed on it stand still; lost: it was down for
+-- worker_lost_s, and its views are populated again elsewhere; or invited: it has a token to join from another
+-- machine, and has not joined yet.
+-- address: where a worker on another machine listens; pid: of its process there, if known.
+-- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.workers();
 CREATE FUNCTION headrace.workers(
     OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text,
