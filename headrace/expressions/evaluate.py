@@ -138,7 +138,7 @@ class Program:
         step.result_fields.append(_field(expr))
 
     def _schedule(self) -> list[_Step | _RemoteStep]:
-        # Level n: the kernels whose arguments are ready, then the statements that use their results.
+        # Level n: the kernels whose arguments are ready, then the statements that use their output.
         out: list[_Step | _RemoteStep] = []
         for level in range(max(self._levels, default=0) + 1):
             out.extend(step for at, step in self._native if at == level)

@@ -1,9 +1,9 @@
 """The expression tree after binding: frozen, typed, serialisable; no SQL parsing.
 
-There are four kinds of node.  ``Column`` and ``Literal`` are leaves.  Kernels of Headrace compute
-``Native`` (tests prove equality with Postgres).  The user's Postgres evaluates ``Remote`` in batches.
-An argument of a ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) that may raise is
-computed only for the rows that need it (``expressions.conditional``); the rest for all rows.
+There are four kinds of node.  ``Column`` and ``Literal`` are leaves.  Headrace's kernels compute
+``Native`` (tests prove equality with Postgres).  The user's Postgres evaluates ``Remote`` in
+batches.  An argument of a ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) that may
+raise is computed only for the rows that need it (``expressions.conditional``).
 """
 
 from __future__ import annotations

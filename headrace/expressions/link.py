@@ -73,8 +73,8 @@ class Link:
     _prepared: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     """Names of prepared statements, by the session that prepared them and their text.
 
-    Sessions do not share them: a name in the text may have meant an object that is gone by now, and
-    Postgres does not re-analyse a prepared statement when a type is dropped.
+    Sessions do not share them.  A name in the text may have meant an object that is gone by now,
+    and Postgres does not re-analyse a prepared statement when a type is dropped.
     """
     _syncs: int = 0
     """Syncs that were sent and are not yet answered."""
@@ -322,6 +322,6 @@ def _configure(conn: psycopg.Connection, key: Key) -> None:
     except psycopg.Error as error:
         if failures.is_lost(error):
             raise Unconnected(error) from error
-        # No row caused it, whatever its SQLSTATE class.
+        # No row caused it; its SQLSTATE class does not matter.
         message = error.diag.message_primary or str(error)
         raise DefiniteFailure(message, sqlstate=error.sqlstate) from error
