@@ -151,7 +151,7 @@ def _check_recursion(node: exp.With, dialect: str) -> None:
 
 
 def _check_aliases(node: exp.Select, dialect: str, kinds: Kinds) -> None:
-    """Refuse a name of both an output column and a table column; dialects resolve it differently."""
+    """Refuse a name of both an output and a table column: dialects resolve it differently."""
     aliases = {
         one.alias.lower()
         for one in node.expressions

@@ -223,7 +223,7 @@ def _boolean(node: exp.Boolean, form: Form) -> exp.Expr:
 
 
 def _coalesce(node: exp.Coalesce, form: Form) -> exp.Expr:
-    """Translate COALESCE; ISNULL of T-SQL casts to its first argument's type, with a loss."""
+    """Translate COALESCE; refuse ISNULL of T-SQL where its cast to the first type may lose data."""
     if node.args.get("is_null") and form.dialect == "tsql":
         first = form.kind(node.this)
         for other in node.expressions:

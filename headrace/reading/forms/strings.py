@@ -54,7 +54,7 @@ def _concat(node: exp.Concat, form: Form) -> exp.Expr:
 
 
 def _substring(node: exp.Substring, form: Form) -> exp.Expr:
-    """Translate SUBSTRING from a literal position of at least 1; others differ by dialect."""
+    """Translate SUBSTRING from a literal position of at least 1; dialects differ for the rest."""
     only(node, form, "this", "start", "length", "zero_start")
     form.need(node.this, _TEXT)
     at_least(node.args.get("start"), 1, node, form)
