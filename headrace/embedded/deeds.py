@@ -96,7 +96,7 @@ class Deeds:
             self.say("console: no browser could be opened here; its address is below")
 
     def _say_seen(self, text: str, since: float) -> None:
-        """Wait until the views have everything committed so far; report the time since ``since``."""
+        """Wait until the views have everything committed so far; report the time it took."""
         for view in self._views():
             with psycopg.connect(self._engine.dsn, autocommit=True) as conn:
                 conn.execute("CALL headrace.wait_for(%s)", (view,))

@@ -55,9 +55,9 @@ _POLL_S: Final = 0.02
 class EmbeddedPostgres:
     """One server on one data directory, which can be stopped, killed and restarted.
 
-    ``data_dir`` is created if it is missing (``None``: a temporary one, removed by ``destroy`` and
-    at the end of the ``with`` block).  If the current user is root and the server's user cannot
-    reach ``data_dir``, the data is in ``/var/tmp`` and ``data_dir`` is a symbolic link to it.
+    ``data_dir`` is created if it is missing.  ``None``: a temporary one, removed by ``destroy`` and
+    at the end of the ``with`` block.  If Headrace runs as root and the server's user cannot reach
+    ``data_dir``, the data is in ``/var/tmp`` and ``data_dir`` is a symbolic link to it.
     ``port`` 0 takes a free port at the first start and keeps it.
     """
 

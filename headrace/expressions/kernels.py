@@ -338,10 +338,7 @@ def _date_to_timestamp(a: pa.Array) -> pa.Array:
 
 
 def date_to_moment(a: pa.Array) -> pa.Array:
-    """Convert dates to timestamps for a comparison.
-
-    A date after the last timestamp sorts after all timestamps and before infinity.
-    """
+    """Convert dates for a comparison; one after the last timestamp is still before infinity."""
     days = buffers.values(a).astype(np.int64)
     low, high = days == _DATE_MINUS_INF, days == _DATE_PLUS_INF
     late = (days >= _DATE_END_OF_TIMESTAMP) & ~high

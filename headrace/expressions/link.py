@@ -45,7 +45,7 @@ _ROLLBACK: Final = b"ROLLBACK"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The properties of a connection; a statement with an equal key can use it unchanged."""
+    """The properties of a connection; a session with an equal key can use it unchanged."""
 
     dsn: str
     settings: tuple[tuple[str, str], ...]

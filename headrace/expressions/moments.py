@@ -53,10 +53,7 @@ _CLOCK: Final = re.compile(r"([-+]?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 
 
 def parse_interval(text: str) -> Interval | None:
-    """Parse Postgres' output (IntervalStyle postgres).
-
-    None for an infinite interval, or one that cannot be negated.
-    """
+    """Parse IntervalStyle postgres; None if the interval is infinite or cannot be negated."""
     found = {"year": 0, "mon": 0, "day": 0}
     micros, rest = 0, text
     while rest:

@@ -267,11 +267,7 @@ class RemoteEvaluator:
         return self._empty[key]
 
     def session(self, *, trusted: bool) -> EvaluatorSession:
-        """Return the session for trusted or untrusted expressions.
-
-        Raises:
-            UnsupportedError: untrusted, and no connection is configured for that.
-        """
+        """Return the session for such expressions; raises UnsupportedError if there is none."""
         return self._session(trusted)
 
     def _session(self, trusted: bool) -> EvaluatorSession:

@@ -59,7 +59,7 @@ def _sized(name: str, args: Args) -> NativeOp | None:
 
 
 def _precision(typmod: int) -> tuple[int, int] | None:
-    """Return (precision, scale) of a modifier, if both are in the range of 64-bit rounding."""
+    """Return (precision, scale) of a modifier; None if the scale is negative or too large."""
     precision, scale = (typmod - _HEADER) >> 16, (typmod - _HEADER) & 0x7FF
     return (precision, scale) if 0 <= scale <= min(_PLACES_MAX, precision) else None
 

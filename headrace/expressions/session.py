@@ -117,7 +117,7 @@ class EvaluatorSession:
         )
 
     def _fits(self, table: str, names: Sequence[str]) -> str:
-        """Return a condition that raises ``_TOO_LARGE`` for a row with a too large value."""
+        """Return a condition that raises ``_TOO_LARGE`` for a row with an oversized value."""
         if not self._value_bytes_max or not names:
             return "true"
         sizes = [f"pg_catalog.pg_column_size({table}.{name})" for name in names]
@@ -277,8 +277,6 @@ class EvaluatorSession:
 
 
 class _Lost(Exception):
-    """The connection was lost."""
-
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(str(error))
         self.error: Final = error

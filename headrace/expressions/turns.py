@@ -76,8 +76,6 @@ _RECORDS: Final = msgspec.json.Decoder(Record)
 
 
 class _Files(NamedTuple):
-    """The open files of a folder."""
-
     main: _Lock
     following: _Lock
     lost: _Lock

@@ -77,10 +77,7 @@ def cast_kind(kind: exp.Expr) -> ValueKind | None:
 
 
 def widest(kinds: Iterable[ValueKind | None]) -> ValueKind | None:
-    """Return the common type of alternatives, as in CASE.
-
-    Numbers are widened; NULL takes any type.
-    """
+    """Return the common type, as in CASE: numbers are widened, NULL takes any type."""
     found = {kind for kind in kinds if kind is not ValueKind.NULL}
     if not found:
         return ValueKind.NULL

@@ -39,7 +39,6 @@ class TextReader:
     """Owner of the process, which is started at first use; thread-safe."""
 
     def __init__(self) -> None:
-        """Create a reader without starting the process."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 

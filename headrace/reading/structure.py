@@ -119,10 +119,7 @@ def _check_join(node: exp.Join, dialect: str) -> None:
 
 
 def _check_qualify(node: exp.Select, dialect: str) -> None:
-    """Refuse QUALIFY with DISTINCT, ORDER BY, LIMIT or OFFSET.
-
-    It becomes a condition of an outer query, so these clauses would be applied before it.
-    """
+    """Refuse QUALIFY with clauses that would apply before it: it becomes an outer query."""
     if node.args.get("qualify") and any(
         node.args.get(name) for name in ("distinct", "order", "limit", "offset")
     ):
