@@ -44,7 +44,7 @@ class EmbeddedEngine:
         ready_timeout_s: float = 60.0,
         python: str = sys.executable,
     ) -> None:
-        """``env`` extends the environment (settings as ``HEADRACE_*``); ``args`` go to ``start``.
+        """Add ``env`` to the environment (settings as ``HEADRACE_*``), and ``args`` to ``start``.
 
         ``python``: an interpreter with another version of Headrace, for example.
         """

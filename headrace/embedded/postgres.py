@@ -72,7 +72,7 @@ class EmbeddedPostgres:
         durable: bool = True,
         start_timeout_s: float = 60.0,
     ) -> None:
-        """``durable=False`` turns fsync off: data survives ``kill``, but not a power failure."""
+        """Prepare a server; without ``durable`` (fsync) data survives ``kill``, not a power cut."""
         self.version = version
         self.port = port
         self.locale = locale

@@ -59,7 +59,7 @@ class Pool:
     """A pool of at most ``size`` connections; thread-safe."""
 
     def __init__(self, size: int = CONNECTIONS_MAX, folder: Path | None = None) -> None:
-        """``folder``: lock files with which processes take turns at user code; None: no turns."""
+        """Create a pool; processes take turns at user code by ``folder`` (None: they do not)."""
         self._size = max(size, 1)
         self._turn = threading.Condition()
         self._idle: deque[Link] = deque()

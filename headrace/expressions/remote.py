@@ -117,10 +117,10 @@ class RemoteEvaluator:
         value_bytes_max: int = 0,
         folder: Path | None = None,
     ) -> None:
-        """``pool``: the pool to use; None: a private one, see ``Pool`` for ``folder``.
+        """Create an evaluator on ``pool``; None: a private one, see ``Pool`` for ``folder``.
 
-        ``owner``: the owner of untrusted expressions; evaluators with the same name must trust each
-        other.  ``value_bytes_max``: maximum size of one result in bytes; 0: no limit.
+        ``owner`` owns untrusted expressions; evaluators with the same name must trust each other.
+        ``value_bytes_max`` is the maximum size of one result in bytes (0: no limit).
         """
         self._own_pool = Pool(folder=folder) if pool is None else None
         for_all = pool or self._own_pool

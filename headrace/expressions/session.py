@@ -66,9 +66,9 @@ class EvaluatorSession:
         owner: str,
         value_bytes_max: int = 0,
     ) -> None:
-        """``owner``: the owner of the expressions, if they are not trusted.
+        """Create a session; ``owner`` owns the expressions, if they are not trusted.
 
-        ``value_bytes_max``: maximum size of one value of a result in bytes; 0: no limit.
+        ``value_bytes_max`` is the maximum size of one value of a result in bytes (0: no limit).
         """
         self._number = next(_NUMBERS)
         self._pool = pool

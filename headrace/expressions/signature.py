@@ -51,7 +51,7 @@ INTS: Final = (INT2, INT4, INT8)
 FLOATS: Final = (FLOAT4, FLOAT8)
 TEXTS: Final = (TEXT, VARCHAR)
 Resolver = Callable[[str, Args], NativeOp | None]
-"""Resolve an operator's name and arguments; None if Postgres must compute it."""
+"""Resolves an operator's name and arguments; None if Postgres must compute it."""
 Kernel = Callable[[list[pa.Array]], pa.Array]
 Builder = Callable[[Native], tuple[Kernel, Sequence[Expr]]]
-"""Return the kernel of an expression and its arguments (the kernel may contain constants)."""
+"""Builds an expression's kernel, and returns the arguments it takes; constants may be in it."""

@@ -57,7 +57,7 @@ class Terminations:
     """Schedules the statements of owners in one process; thread-safe."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """``folder``: shared by the processes of this machine; None: this is the only one."""
+        """Share findings with other processes in ``folder``; None: this is the only one."""
         self._turn = threading.Condition()
         self._turns: Final = EvaluationTurns(folder)
         """Turns among the processes; guarded by ``_turn``."""

@@ -105,7 +105,7 @@ class EvaluationTurns:
     """The turns of one process; not thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder``: shared by all processes; None: this is the only one."""
+        """Take turns with the processes that share ``folder``; None: this is the only one."""
         self._known = Record()
         self._seen = b""
         self._running = 0

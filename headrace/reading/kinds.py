@@ -96,7 +96,7 @@ class Kinds:
         columns: Columns,
         of_call: Mapping[type[exp.Expr], Callable[[Any, Kinds], ValueKind | None]],
     ) -> None:
-        """``of_call``: by class of function, a callable that returns the kind of its result."""
+        """Derive all kinds; ``of_call`` has callables for the results of functions, by class."""
         self._columns, self._of_call = columns, of_call
         self._scopes: dict[int, Scope] = {}
         self._known: dict[int, ValueKind | None] = {}
