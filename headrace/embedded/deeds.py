@@ -1,4 +1,4 @@
-"""What the keys of the demo do, each on a thread beside the display, and what came of it."""
+"""The actions behind the demo's keys; each runs on its own thread and reports its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORKER: Final = "headrace.runtime.worker"
 
 
 class Deeds:
-    """What somebody has asked for by a key; one of a kind at a time."""
+    """Actions that are started by a key; at most one for each key at a time."""
 
     def __init__(self, engine: EmbeddedEngine, source: str) -> None:
         self._engine = engine
@@ -36,11 +36,11 @@ class Deeds:
 
     @property
     def said(self) -> list[str]:
-        """The last answers, the newest at the end."""
+        """The last reports, newest last."""
         return list(self._said)
 
     def press(self, key: str) -> None:
-        """Begin what ``key`` stands for, unless that is under way."""
+        """Start the action of ``key``, unless it is running."""
         acts = {"w": self._burst, "k": self._kill, "v": self._verify, "c": self._open}
         act = acts.get(key)
         if act is None:
@@ -54,12 +54,12 @@ class Deeds:
         thread.start()
 
     def join(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the running actions."""
         for thread in self._threads:
             thread.join(_PATIENCE_S)
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Add a line to the reports."""
         self._said.append(text)
 
     def _guarded(self, key: str, act: Callable[[], None]) -> None:
@@ -72,14 +72,14 @@ class Deeds:
                 self._busy.discard(key)
 
     def _burst(self) -> None:
-        """Many orders in one transaction, and how long until a view has all of them."""
+        """Place many orders in one transaction; report when all views have them."""
         with psycopg.connect(self._source, autocommit=True) as conn:
             rows = shop.burst(conn)
             committed = clock.monotonic()
             self._say_seen(f"burst: {rows:,} rows in one transaction", committed)
 
     def _kill(self) -> None:
-        """No chance to say good-bye; what was committed meanwhile comes all the same."""
+        """Kill the worker with SIGKILL; report when all views have caught up, and verify them."""
         pid = self._engine.child(_WORKER)
         if pid is None:
             self.say("kill: the worker is just starting")
@@ -90,13 +90,13 @@ class Deeds:
         self._verify()
 
     def _open(self) -> None:
-        """The console, in whatever shows pages here."""
+        """Open the console in the default browser."""
         address = self._engine.console
         if address is None or not webbrowser.open(address):
             self.say("console: no browser could be opened here; its address is below")
 
     def _say_seen(self, text: str, since: float) -> None:
-        """Say when all that is committed now is in the views."""
+        """Wait until the views have everything committed so far; report the time it took."""
         for view in self._views():
             with psycopg.connect(self._engine.dsn, autocommit=True) as conn:
                 conn.execute("CALL headrace.wait_for(%s)", (view,))
@@ -105,7 +105,7 @@ class Deeds:
         )
 
     def _verify(self) -> None:
-        """Postgres computes each query anew, and what differs is shown."""
+        """Compare each view with its query, computed by Postgres; report the differing rows."""
         for view in self._views():
             began = clock.monotonic()
             differing = self._asked(

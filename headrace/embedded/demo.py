@@ -43,13 +43,13 @@ from headrace.sql.status import UNFINISHED
 
 WRITERS: Final = 2
 _VIEWS: Final = tuple(reversed(shop.VIEWS))
-"""The first is filled in the engine within seconds, the other one on Spark."""
+"""The engine populates the first within seconds, Spark the other one."""
 _SPARK_ORDERS_MIN: Final = 100_000
-"""With fewer, Spark would take longer to start than all else."""
+"""Minimum for Spark; with fewer orders its start would take most of the time."""
 _RECENT_S: Final = 10.0
 _HISTORY_S: Final = 60
 _PROGRESS: Final = re.compile(r'^\w+( up)? "[^"]*"(: )?')
-"""How a notice of create_view begins, which the display has said by then."""
+"""The beginning of a notice of create_view, which repeats what the display shows."""
 _TABLES: Final[Sequence[tuple[str, LiteralString, Sequence[str]]]] = (
     (
         "sales_by_country",
@@ -68,14 +68,14 @@ _TABLES: Final[Sequence[tuple[str, LiteralString, Sequence[str]]]] = (
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What ``headrace demo`` was asked for."""
+    """Options of ``headrace demo``."""
 
     once: bool = False
     orders: int = 1_000_000
     seconds: float = 0.0
-    """Seconds to write; 0 is 20 with ``once``, else until Ctrl-C."""
+    """Seconds to write; 0: 20 with ``once``, else until Ctrl-C."""
     rate: float = 200.0
-    """Transactions/s of all writers."""
+    """Transactions/s of all writers together."""
     version: int = 16
 
 
@@ -94,9 +94,9 @@ class Demo:
         self.source = server.dsn("shop")
         self.population_s: dict[str, float] = {}
         self.progress: dict[str, str] = {}
-        """What was said of each view last, while it was made."""
+        """The last notice for each view during its creation."""
         self.problem: Exception | None = None
-        """Why a view could not be made."""
+        """The error of a view that could not be created."""
         self.writers = [
             shop.Writer(
                 dsn=self.source, number=number, rate=options.rate / WRITERS, orders=options.orders
@@ -122,7 +122,7 @@ class Demo:
         return f"{program} -h 127.0.0.1 -p {self.engine.port} -U postgres shop"
 
     def create_view(self, view: shop.ShopView, tell: Callable[[str], None]) -> None:
-        """Create a view through the engine's port, telling its progress."""
+        """Create a view through the engine's port; pass its notices to ``tell``."""
         with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
             conn.add_notice_handler(lambda d: tell(d.message_primary or ""))
             begin = clock.monotonic()
@@ -137,13 +137,13 @@ class Demo:
             tell(f"filled {where} in {self.population_s[view.name]:.1f} s")
 
     def create_views(self) -> None:
-        """Create the views one after the other, telling everything."""
+        """Create the views one after the other, and print their notices."""
         for view in _VIEWS:
             say(f"creating view {view.name}")
             self.create_view(view, lambda text: say(f"  {text}"))
 
     def create_others(self) -> None:
-        """Create those that come beside the display; what goes wrong is kept."""
+        """Create the other views while the display runs; keep an error in ``problem``."""
         for view in _VIEWS[1:]:
             try:
                 self.create_view(view, functools.partial(self.progress.__setitem__, view.name))
@@ -157,7 +157,7 @@ class Demo:
             worker.start()
 
     def stop_writing(self) -> None:
-        """Stop them; an error in one of them is raised."""
+        """Stop the writers and the probe, and raise the first error of one of them."""
         for worker in (*self.writers, self.probe):
             worker.stop()
 
@@ -181,7 +181,7 @@ class Demo:
 
 @contextlib.contextmanager
 def running(options: DemoOptions) -> Iterator[Demo]:
-    """A demo with its data loaded and its engine ready; everything ends with the block."""
+    """Run a demo, with loaded data and a ready engine, until the end of the block."""
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-")))
         say("starting Postgres")
@@ -197,31 +197,31 @@ def running(options: DemoOptions) -> Iterator[Demo]:
             env={"JAVA_HOME": java_home()},
             args=("--http", "127.0.0.1:0"),
         )
-        # Kept on failure: the reason is in it.
+        # On an error the log is shown, since it has the reason.
         stack.callback(lambda: say_log(engine) if failed() else None)
         stack.enter_context(engine)
         yield Demo(options, server, engine)
 
 
 def failed() -> bool:
-    """Whether an error, and not the user, ends the demo."""
+    """Return whether an error, and not the user, ends the demo."""
     return isinstance(sys.exception(), Exception)
 
 
 def say_log(engine: EmbeddedEngine) -> None:
-    """Show the end of the engine's log."""
+    """Print the end of the engine's log."""
     say("--- the end of the engine's log ---")
     say(engine.log[-4000:])
 
 
 def say(text: str) -> None:
-    """Tell the user; not on standard output, which ``--once`` keeps for its JSON."""
+    """Print to standard error; ``--once`` reserves standard output for its JSON."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 class Show:
-    """What the display has seen: numbers of now, and of the last seconds."""
+    """Collects the numbers for the display, of now and of the last seconds."""
 
     def __init__(self, demo: Demo, deeds: Deeds) -> None:
         self._demo = demo
@@ -233,7 +233,7 @@ class Show:
         self._links = [("psql", demo.psql), *([("console", console)] if console else [])]
 
     def look(self, conn: psycopg.Connection[Any]) -> Shown:
-        """One more moment; ``conn`` reads the source."""
+        """Collect the current numbers; ``conn`` reads the source."""
         demo = self._demo
         now = (clock.monotonic(), demo.transactions, demo.rows)
         span_s = max(now[0] - self._before[0], 0.001)
@@ -280,7 +280,7 @@ class Show:
 
 
 def _table(conn: psycopg.Connection[Any]) -> dict[str, Any]:
-    """Some rows of the view that people understand best, as far as it is there."""
+    """Return rows of the first view of ``_TABLES`` that exists."""
     for view, query, heading in _TABLES:
         there = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (view,)).fetchone()
         if there == (True,):
@@ -291,14 +291,14 @@ def _table(conn: psycopg.Connection[Any]) -> dict[str, Any]:
 
 
 def _processor_ticks() -> tuple[int, int]:
-    """(those that somebody used, all) of all processors since the machine began."""
+    """Return (used, total) ticks of all processors since boot."""
     numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = numbers[3] + numbers[4]
     return sum(numbers) - idle, sum(numbers)
 
 
 def show(demo: Demo, deeds: Deeds, began: float) -> None:
-    """Refresh the display every second until the time is over, q is pressed, or Ctrl-C comes."""
+    """Refresh the display every second until the time is over, or q or Ctrl-C is pressed."""
     until = began + demo.options.seconds if demo.options.seconds else math.inf
     shown = Show(demo, deeds)
     with psycopg.connect(demo.source, autocommit=True) as conn, terminal.keys() as keys:
@@ -314,7 +314,7 @@ def show(demo: Demo, deeds: Deeds, began: float) -> None:
 
 
 def result(demo: Demo, views: list[dict[str, Any]], wrote_s: float) -> dict[str, Any]:
-    """What ``--once`` prints."""
+    """Return the result that ``--once`` prints."""
     latencies = demo.probe.latencies_ms
     return {
         "ok": all(v["equal"] for v in views) and bool(latencies),
@@ -330,7 +330,7 @@ def result(demo: Demo, views: list[dict[str, Any]], wrote_s: float) -> dict[str,
 
 
 def run_once(options: DemoOptions) -> int:
-    """Run without a terminal, prove the views, print one JSON line; 0 when all is equal."""
+    """Run without a terminal, verify the views, print one line of JSON; 0: all are equal."""
     with running(options) as demo:
         demo.create_views()
         say("writing")
@@ -350,7 +350,7 @@ def _answer(told: dict[str, Any]) -> None:
 
 
 def run_live(options: DemoOptions) -> int:
-    """Run with a display until q, Ctrl-C, or the time is over; what shows first is one view."""
+    """Run with a display until q, Ctrl-C, or the time is over; the display starts with one view."""
     with running(options) as demo:
         first = _VIEWS[0]
         say(f"creating view {first.name}")
@@ -367,7 +367,7 @@ def run_live(options: DemoOptions) -> int:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo; return the exit status."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return run_once(options) if options.once else run_live(options)
@@ -385,7 +385,7 @@ def run(options: DemoOptions) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A polite kill ends the demo as Ctrl-C does."""
+    """Handle SIGTERM as Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -405,14 +405,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``headrace demo`` with the arguments ``argv``."""
+    """Run ``headrace demo`` with the arguments ``argv``."""
     parser = argparse.ArgumentParser("headrace demo", description=__doc__)
     add_arguments(parser)
     return run(from_arguments(parser.parse_args(argv)))
 
 
 def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
-    """Options of parsed ``arguments``."""
+    """Return the options of parsed ``arguments``."""
     return DemoOptions(
         once=arguments.once,
         orders=max(1, arguments.orders),

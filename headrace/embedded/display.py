@@ -1,4 +1,4 @@
-"""The picture of the demo: from numbers to the text of a terminal, and nothing else."""
+"""The screen of the demo: formats numbers as text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUSY: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One moment of the demo."""
+    """The contents of the screen at one time."""
 
     orders: int
     transactions_per_s: float
@@ -25,25 +25,25 @@ class Shown:
     rows: int
     p50_ms: float
     p99_ms: float
-    """Of the last ten seconds; NaN: nothing was seen."""
+    """Percentiles over the last ten seconds; NaN: nothing was measured."""
     history_ms: Sequence[float | None]
-    """The median of each of the last seconds; None: nothing was seen in it."""
+    """Median of each of the last seconds; None: nothing was measured in it."""
     views: Sequence[tuple[str, str, str]]
-    """(name, status, what there is to say)"""
+    """(name, status, message)"""
     heading: Sequence[str]
     table: Sequence[Sequence[str]]
     """Rows of a view; the first column is a name, the others are numbers."""
     busy: float
-    """How much of all processors is used, by whomever: 0 to 1."""
+    """Share of all processors in use by any process, 0 to 1."""
     processors: int
     said: Sequence[str]
-    """What the last keys have done."""
+    """Reports of the last actions."""
     links: Sequence[tuple[str, str]]
-    """(what it is, how to get there)"""
+    """(label, command or address)"""
 
 
 def screen(shown: Shown) -> str:
-    """The text of the whole picture."""
+    """Return the text of the whole screen."""
     lines = [
         f"{_BOLD}Headrace demo{_PLAIN}   {shown.orders:,} orders",
         "",
@@ -70,7 +70,7 @@ def screen(shown: Shown) -> str:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A bar for each value (none: a gap), two higher for ten times as much; and the highest."""
+    """Return a logarithmic bar for each value (None: a gap), and the maximum."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -79,7 +79,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def _bar(ms: float) -> str:
-    """From 1 ms to more than 2 s, by the logarithm."""
+    """Return a bar for 1 ms to more than 2 s, two levels for a factor of ten."""
     level = round(math.log10(max(1.0, ms)) * 2)
     return _BARS[min(level, len(_BARS) - 1)]
 

@@ -1,4 +1,4 @@
-"""A running ``headrace start`` as a child process: for the demo, the benchmarks, the tests.
+"""A ``headrace start`` that runs as a child process, for the demo, the benchmarks and the tests.
 
 It never outlives the process that started it.
 """
@@ -28,10 +28,10 @@ _POLL_S: Final = 0.02
 
 
 class EmbeddedEngine:
-    """``headrace start`` on one source database and data directory.
+    """An engine on one source database and data directory.
 
-    The first start listens on a free port and later ones on the same, so that a DSN stays
-    valid over ``restart`` and ``kill9``.
+    The first start chooses a free port and later ones reuse it, so that a DSN stays valid after
+    ``restart`` and ``kill9``.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class EmbeddedEngine:
         ready_timeout_s: float = 60.0,
         python: str = sys.executable,
     ) -> None:
-        """``env`` is laid over ours (settings as ``HEADRACE_*``); ``args`` go to ``start``.
+        """Add ``env`` to the environment (settings as ``HEADRACE_*``), and ``args`` to ``start``.
 
-        ``python``: the one whose Headrace it is, of another version say.
+        ``python``: an interpreter with another version of Headrace, for example.
         """
         self.source = source
         self.data_dir = data_dir
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
-        # Embedded servers trust this computer, and listen on it alone, as we do.
+        # Embedded servers trust this computer and listen only on it, as the engine does.
         self.env = {"HEADRACE_ALLOW_TRUST": "true"} | dict(env or {})
         self.args = args
         self.python = python
@@ -87,7 +87,7 @@ class EmbeddedEngine:
 
     @property
     def console(self) -> str | None:
-        """The address of the console, which logs in by itself; None: started without ``--http``."""
+        """URL of the console, including its token; None: started without ``--http``."""
         said = [line for line in self.log.splitlines() if '"event": "http"' in line]
         token = self.data_dir / "console.token"
         found = _HTTP.search(said[-1]) if said else None
@@ -96,11 +96,11 @@ class EmbeddedEngine:
         return f"http://{found[1]}/#token={token.read_text().strip()}"
 
     def start(self) -> None:
-        """Start and wait for the ``ready`` line.
+        """Start the engine and wait for the ``ready`` line.
 
         Raises:
-            PrerequisiteError: when it ends before; the detail is the end of its log.
-            TransientError: when it is not ready in time.
+            PrerequisiteError: it exited before; the detail is the end of its log.
+            TransientError: it is not ready in time.
         """
         if self.running:
             return
@@ -123,7 +123,7 @@ class EmbeddedEngine:
         self._wait_ready(begin)
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """SIGTERM, wait, and return the exit status (SIGKILL after ``timeout_s``)."""
+        """Send SIGTERM, wait (SIGKILL after ``timeout_s``), and return the exit status."""
         if self._process is None:
             return 0
         self._dismiss_watchdog()
@@ -136,7 +136,7 @@ class EmbeddedEngine:
             return process.wait()
 
     def kill9(self) -> None:
-        """SIGKILL the commander and its children at once."""
+        """Send SIGKILL to the commander and its children at once."""
         if self._process is None:
             return
         self._dismiss_watchdog()
@@ -150,13 +150,13 @@ class EmbeddedEngine:
         self.start()
 
     def child(self, module: str) -> int | None:
-        """Process id of the child that runs ``module``, or of ``nursery`` (None: there is none).
+        """Return the process id of the child that runs ``module``, or of ``nursery``, or None.
 
-        Reads /proc: for tests that kill one process.
+        It reads /proc; for tests and the demo, which kill one process.
         """
         names = {module: name for name, module in nursery.CHILDREN.items()}
         title = nursery.title(names.get(module, module))
-        # A glob would look at each itself, and fail where a process ends meanwhile.
+        # A glob would stat each entry, and fail if a process ends meanwhile.
         for process in Path("/proc").iterdir():
             if not process.name.isdigit():
                 continue
@@ -168,7 +168,6 @@ class EmbeddedEngine:
         return None
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
@@ -178,23 +177,21 @@ class EmbeddedEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop."""
         self.stop()
 
     def _dismiss_watchdog(self) -> None:
-        """Let the watchdog go without its acting."""
         if self._watchdog is not None:
             self._watchdog.dismiss()
             self._watchdog = None
 
     @staticmethod
     def _kill_group(process: subprocess.Popen[bytes]) -> None:
-        """SIGKILL every process of the engine's session (children share its group)."""
+        """Send SIGKILL to the engine's process group, which its children share."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
     def _wait_ready(self, begin: int) -> None:
-        """Wait for the ready line after byte ``begin`` of the log; sets the port."""
+        """Wait for the ready line after byte ``begin`` of the log, and set the port."""
         assert self._process is not None, "launched just before"
         deadline = clock.monotonic() + self._ready_timeout_s
         while clock.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""A Postgres server of our own, from the programs in a wheel: for the demo and the tests.
+"""An embedded Postgres server, run from the programs in a wheel, for the demo and the tests.
 
-It listens on 127.0.0.1 with trust authentication, user ``postgres``, ``wal_level=logical``;
-it never outlives the process that started it.
+It listens on 127.0.0.1 with trust authentication, user ``postgres`` and ``wal_level=logical``.  It
+never outlives the process that started it.
 
     with EmbeddedPostgres(path) as server:
         psycopg.connect(server.dsn())
@@ -43,8 +43,8 @@ _DEFAULTS: Final[dict[str, str]] = {
     "log_timezone": "UTC",
 }
 _UNSAFE_BUT_FAST: Final[dict[str, str]] = {
-    # synchronous_commit stays on: walsenders send flushed WAL only, and the background
-    # flush of asynchronous commits would add 200 ms to every change.
+    # synchronous_commit stays on: walsenders send only flushed WAL, and the background flush
+    # of asynchronous commits would add 200 ms to every change.
     "fsync": "off",
     "full_page_writes": "off",
 }
@@ -53,12 +53,12 @@ _POLL_S: Final = 0.02
 
 
 class EmbeddedPostgres:
-    """One server on one data directory; start, stop, kill and restart at will.
+    """One server on one data directory, which can be stopped, killed and restarted.
 
-    ``data_dir`` is made when missing (``None``: a temporary one, removed by ``destroy`` and
-    on leaving the ``with`` block).  When we are root and the server's user cannot reach
-    ``data_dir``, the data lies in the system's temporary directory and ``data_dir`` becomes
-    a symbolic link to it.  ``port`` 0 takes a free port at the first start and keeps it.
+    ``data_dir`` is created if it is missing.  ``None``: a temporary one, removed by ``destroy`` and
+    at the end of the ``with`` block.  If Headrace runs as root and the server's user cannot reach
+    ``data_dir``, the data is in ``/var/tmp`` and ``data_dir`` is a symbolic link to it.
+    ``port`` 0 takes a free port at the first start and keeps it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EmbeddedPostgres:
         durable: bool = True,
         start_timeout_s: float = 60.0,
     ) -> None:
-        """``durable=False`` turns fsync off: survives ``kill``, not a power cut."""
+        """Prepare a server; without ``durable`` (fsync) data survives ``kill``, not a power cut."""
         self.version = version
         self.port = port
         self.locale = locale
@@ -88,7 +88,7 @@ class EmbeddedPostgres:
 
     @property
     def data_dir(self) -> Path:
-        """The directory that really holds the data."""
+        """The directory of the data, with symbolic links resolved."""
         return self._given.resolve()
 
     @property
@@ -98,7 +98,7 @@ class EmbeddedPostgres:
 
     @property
     def bin_dir(self) -> Path:
-        """Directory of the programs that belong to the server (psql, pg_recvlogical…)."""
+        """Directory of the server's programs (psql, pg_recvlogical…)."""
         return self._install / "bin"
 
     @property
@@ -113,14 +113,15 @@ class EmbeddedPostgres:
         return self._server.pid
 
     def dsn(self, dbname: str = "postgres", user: str = "postgres") -> str:
-        """Connection string to database ``dbname``."""
+        """Return a connection string to database ``dbname``."""
         return f"host=127.0.0.1 port={self.port} user={user} dbname={dbname}"
 
     def start(self) -> None:
-        """Start the server, making its data directory first when there is none.
+        """Start the server; create its data directory if there is none.
 
         Raises:
-            PrerequisiteError: when it does not start; the detail is the end of its log.
+            PrerequisiteError: it does not start; the detail is the end of its log.
+            TransientError: it is not ready in time.
         """
         if self.running:
             return
@@ -138,7 +139,7 @@ class EmbeddedPostgres:
                 raise PrerequisiteError("the embedded Postgres did not start", detail=text[-2000:])
 
     def stop(self, mode: StopMode = "fast", timeout_s: float = 30.0) -> None:
-        """Stop the server; falls back to an immediate stop after ``timeout_s``."""
+        """Stop the server; after ``timeout_s`` stop it immediately."""
         if self._server is None:
             return
         self._dismiss_watchdog()
@@ -152,11 +153,11 @@ class EmbeddedPostgres:
         self._server = None
 
     def kill(self) -> None:
-        """SIGKILL the postmaster and everything it started, as a power cut would."""
+        """Send SIGKILL to the postmaster and its children, as in a power failure."""
         if self._server is None:
             return
         self._dismiss_watchdog()
-        # Stopped, it cannot start a child behind the list we are about to read.
+        # While it is stopped it cannot start a child that the list would miss.
         self._server.send_signal(signal.SIGSTOP)
         children = _children(self._server.pid)
         self._server.kill()
@@ -182,7 +183,6 @@ class EmbeddedPostgres:
             self._given.unlink()
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
@@ -192,14 +192,14 @@ class EmbeddedPostgres:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop; a temporary data directory is removed."""
+        """Stop the server; remove a temporary data directory."""
         if self._temporary:
             self.destroy()
         else:
             self.stop()
 
     def _prepare(self) -> None:
-        """Make the data directory, its owner and its contents."""
+        """Create the data directory, set its owner, and run initdb if it is empty."""
         if not self._given.is_symlink():
             self._given.parent.mkdir(parents=True, exist_ok=True)
             if self._account.can_enter(self._given.parent):
@@ -222,7 +222,7 @@ class EmbeddedPostgres:
             conf.write("\ninclude_if_exists 'headrace.conf'\n")
 
     def _initdb(self, locale: str) -> str:
-        """Run initdb; its error output when it failed, else ''."""
+        """Run initdb; return its error output if it failed, else ''."""
         done = subprocess.run(
             [
                 *(self.bin_dir / "initdb", "--pgdata", self.data_dir),
@@ -239,7 +239,7 @@ class EmbeddedPostgres:
         return "" if done.returncode == 0 else done.stderr or "initdb failed"
 
     def _configure(self, port: int) -> None:
-        """Write our settings; ALTER SYSTEM still overrides them."""
+        """Write the settings; ALTER SYSTEM still overrides them."""
         lines = [
             "{} = '{}'\n".format(name, value.replace("'", "''"))
             for name, value in (self._settings | {"port": str(port)}).items()
@@ -250,7 +250,7 @@ class EmbeddedPostgres:
             os.chown(conf, self._account.uid, self._account.gid)
 
     def _launch(self) -> int:
-        """Start the processes; returns the length of the log before."""
+        """Start the server and its watchdog; return the length of the log before."""
         with self.log.open("ab") as log:
             begin = log.tell()
             self._server = subprocess.Popen(
@@ -260,7 +260,7 @@ class EmbeddedPostgres:
                 stderr=log,
                 cwd="/",
                 env=_environment(),
-                # Ctrl-C in a terminal is for us; we then stop the server in order.
+                # Ctrl-C in a terminal must reach only this process, which stops the server.
                 start_new_session=True,
                 **self._account.popen_args(),
             )
@@ -268,7 +268,7 @@ class EmbeddedPostgres:
         return begin
 
     def _wait_ready(self) -> bool:
-        """Wait until the server accepts connections; False when it ended instead."""
+        """Wait until the server accepts connections; False: it exited instead."""
         assert self._server is not None, "launched just before"
         pid_file = self.data_dir / "postmaster.pid"
         deadline = clock.monotonic() + self._start_timeout_s
@@ -279,7 +279,7 @@ class EmbeddedPostgres:
                 return False
             with contextlib.suppress(FileNotFoundError):
                 lines = pid_file.read_text().splitlines()
-                # Line 1 is the pid (the file may be a dead server's), line 8 the state.
+                # Line 1 is the pid (the file may be of a dead server), line 8 the state.
                 if (
                     len(lines) >= 8
                     and int(lines[0]) == self._server.pid
@@ -291,32 +291,31 @@ class EmbeddedPostgres:
         raise TransientError("the embedded Postgres is not ready in time")
 
     def _dismiss_watchdog(self) -> None:
-        """Let the watchdog go without its acting."""
         if self._watchdog is not None:
             self._watchdog.dismiss()
             self._watchdog = None
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without the variables that would change the server."""
+    """Return the environment without variables that would affect the server."""
     dropped = ("PG", "LC_", "LANG")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | {"TZ": "UTC"}
 
 
 def _free_port() -> int:
-    """A port that is free now; the caller retries when it was taken meanwhile."""
+    """Return a port that is free now; the caller retries if it is taken meanwhile."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:
-    """Process ids whose parent is ``pid`` (none where there is no /proc)."""
+    """Return the ids of processes whose parent is ``pid`` (empty without /proc)."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # The name in parentheses may hold blanks; state and parent follow it.
+            # The name in parentheses may have blanks; state and parent follow it.
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == pid:
                 found.append(int(stat.parent.name))
@@ -324,7 +323,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _wait_gone(pids: list[int], timeout_s: float = 10.0) -> None:
-    """Wait until none of ``pids`` runs: shared memory is theirs until then."""
+    """Wait until none of ``pids`` runs, since they use the shared memory until then."""
     deadline = clock.monotonic() + timeout_s
     for pid in pids:
         while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
@@ -334,7 +333,7 @@ def _wait_gone(pids: list[int], timeout_s: float = 10.0) -> None:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether ``pid`` has ended and only waits for its parent to notice."""
+    """Return whether ``pid`` is a zombie, or gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "Z"

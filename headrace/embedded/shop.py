@@ -1,7 +1,6 @@
-"""A shop to demonstrate and measure with: tables, two views, writers, a freshness probe.
+"""A shop for the demo and for measurements: tables, two views, writers and a freshness probe.
 
-Everything is a function of counters: the same number of transactions of a writer always
-does the same.
+All data is derived from counters, so the n-th transaction of a writer is always the same.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CUSTOMERS: Final = 10_000
 PRODUCTS: Final = 1_000
 BURST_ROWS: Final = 50_000
 PROBE_COUNTRY: Final = "Atlantis"
-"""Nobody else lives there: the first view's ``probe`` counts by it."""
+"""Country of the probe only; the first view's ``probe`` query counts its orders."""
 
 _TABLES: Final[tuple[LiteralString, ...]] = (
     """CREATE TABLE customers (
@@ -55,7 +54,7 @@ _TABLES: Final[tuple[LiteralString, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class ShopView:
-    """A view of the demo; ``probe`` asks it how many orders of the probe it has seen."""
+    """A view of the demo; its query ``probe`` returns the number of the probe's orders in it."""
 
     name: str
     query: LiteralString
@@ -88,7 +87,7 @@ HAVING sum(amount) > 100""",
 
 
 def load(dsn: str, orders: int) -> None:
-    """Make the tables and fill them; ``orders`` rows in the largest."""
+    """Create and fill the tables; the largest gets ``orders`` rows."""
     values = {
         "orders": orders,
         "customers": CUSTOMERS,
@@ -97,15 +96,15 @@ def load(dsn: str, orders: int) -> None:
     }
     with psycopg.connect(dsn, autocommit=True) as conn:
         for statement in _TABLES:
-            # Client-side binding: a utility statement takes no parameters of its own.
+            # Client-side binding, since utility statements take no parameters.
             cursor = psycopg.ClientCursor(conn)
             cursor.execute(statement, values if "%(" in statement else None)
 
 
 def differing_rows(dsn: str, view: ShopView) -> tuple[int, int]:
-    """(rows in the view, rows by which it differs from its query), in one snapshot.
+    """Return the view's row count and the number of rows that differ from its query.
 
-    Rows are compared as text, so that 1.0 and 1.00 differ too.
+    Both are of one snapshot.  Rows are compared as text, so that 1.0 and 1.00 differ.
     """
     compare = sql.SQL(
         "WITH kept AS (SELECT v::text AS row FROM {view} v),"
@@ -122,7 +121,7 @@ def differing_rows(dsn: str, view: ShopView) -> tuple[int, int]:
 
 
 def burst(conn: psycopg.Connection[Any]) -> int:
-    """Place many orders in one transaction; returns how many."""
+    """Place many orders in one transaction; return their number."""
     done = conn.execute(
         "INSERT INTO orders (customer_id, product_id, quantity, amount, status)"
         " SELECT 1 + i %% %s, p.id, 1 + i %% 4, p.price * (1 + i %% 4), 'open'"
@@ -134,7 +133,7 @@ def burst(conn: psycopg.Connection[Any]) -> int:
 
 @dataclass(slots=True)
 class ShopThread:
-    """A thread that works until it is told to stop; its error is raised by ``stop``."""
+    """A thread that runs until ``stop``, which raises the thread's error."""
 
     _thread: threading.Thread | None = None
     _error: BaseException | None = None
@@ -146,7 +145,7 @@ class ShopThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, wait, and raise what went wrong in the thread, if anything."""
+        """Stop and join the thread, and raise its error, if any."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -154,13 +153,13 @@ class ShopThread:
             raise self._error
 
     def run(self) -> None:
-        """The work; returns soon after ``_stopping`` is set."""
+        """Do the work; return soon after ``_stopping`` is set."""
         raise NotImplementedError
 
     def _guarded(self) -> None:
         try:
             self.run()
-        except BaseException as error:  # noqa: BLE001  handed to whoever calls stop()
+        except BaseException as error:  # noqa: BLE001  raised by stop()
             self._error = error
 
 
@@ -176,7 +175,7 @@ class Writer(ShopThread):
     rows: int = 0
 
     def run(self) -> None:
-        """Write until stopped; late transactions are made up for."""
+        """Write until stopped; after a delay catch up with the rate."""
         begin = clock.monotonic()
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             while not self._stopping.is_set():
@@ -187,7 +186,7 @@ class Writer(ShopThread):
                 self.transactions += 1
 
     def _transact(self, conn: psycopg.Connection[Any]) -> None:
-        """One transaction; which, follows from the counter alone."""
+        """Run one transaction, which depends only on the counter."""
         seed = _mix(self.number << 40 | self.transactions)
         kind = seed % 20
         customer = 1 + (seed >> 8) % CUSTOMERS
@@ -221,7 +220,7 @@ class Writer(ShopThread):
 
 @dataclass(slots=True)
 class Probe(ShopThread):
-    """Measures freshness: commits an order and looks until the view shows it."""
+    """Measures freshness: commits an order and polls until the view shows it."""
 
     dsn: str = ""
     view: ShopView = VIEWS[0]
@@ -231,10 +230,10 @@ class Probe(ShopThread):
     sent: int = 0
     latencies_ms: list[float] = field(default_factory=list)
     seen_at_s: list[float] = field(default_factory=list)
-    """When each of them was measured, by the monotonic clock."""
+    """Time of each measurement, on the monotonic clock."""
 
     def since(self, at_s: float) -> list[float]:
-        """What was measured from ``at_s`` on, in milliseconds."""
+        """Return the latencies measured from ``at_s`` on, in milliseconds."""
         first = bisect.bisect_left(self.seen_at_s, at_s)
         return self.latencies_ms[first:]
 
@@ -242,11 +241,11 @@ class Probe(ShopThread):
         """Probe until stopped.
 
         Raises:
-            TimeoutError: when an order does not show within ``give_up_s``.
+            TimeoutError: an order does not show within ``give_up_s``.
         """
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             while not self._stopping.wait(self.pause_s):
-                # In this order: who reads beside us finds a time for each.
+                # Latency first: a concurrent reader then finds a latency for each time.
                 self.latencies_ms.append(self._once(conn) * 1000)
                 self.seen_at_s.append(clock.monotonic())
 
@@ -259,14 +258,14 @@ class Probe(ShopThread):
         self.sent += 1
 
     def _once(self, conn: psycopg.Connection[Any]) -> float:
-        """Seconds from a commit to its being visible in the view."""
+        """Return the seconds from a commit until it is visible in the view."""
         self.send(conn)
         committed = clock.monotonic()
         while not probe_seen(conn, self.view, self.sent):
             waited_s = clock.monotonic() - committed
             if waited_s > self.give_up_s:
                 raise TimeoutError(f'"{self.view.name}" shows nothing after {waited_s:.0f} s')
-            # Its end must not wait for a view that has stopped.
+            # The end of the probe must not wait for a view that has stopped.
             if self._stopping.is_set() and waited_s > self.give_up_s / 2:
                 raise TimeoutError(f'"{self.view.name}" does not catch up')
             clock.sleep(self.poll_s)
@@ -274,19 +273,19 @@ class Probe(ShopThread):
 
 
 def probe_seen(conn: psycopg.Connection[Any], view: ShopView, sent: int) -> bool:
-    """Whether ``view`` shows all ``sent`` orders of the probe."""
+    """Return whether ``view`` shows all ``sent`` orders of the probe."""
     row = conn.execute(view.probe).fetchone()
     return sent == 0 or (row is not None and row[0] is not None and int(row[0]) >= sent)
 
 
 def wait_caught_up(dsn: str, probe: Probe, timeout_s: float = 60.0) -> None:
-    """Wait until every view shows all that was committed before the call.
+    """Wait until every view shows everything committed before the call.
 
-    REQUIRES: ``probe`` has stopped.  A last order of it goes in behind everything else; who
-    shows that one has seen the rest.
+    It commits a last order of the probe; a view that shows it has seen everything before.
+    REQUIRES: ``probe`` has stopped.
 
     Raises:
-        TimeoutError: when a view does not get there.
+        TimeoutError: a view does not catch up.
     """
     deadline = clock.monotonic() + timeout_s
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -299,7 +298,7 @@ def wait_caught_up(dsn: str, probe: Probe, timeout_s: float = 60.0) -> None:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Nearest-rank percentile; 0 of nothing."""
+    """Return the nearest-rank percentile; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -307,7 +306,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def _mix(number: int) -> int:
-    """A 64-bit number that looks random (splitmix64)."""
+    """Return a pseudo-random 64-bit number (splitmix64)."""
     mask = 0xFFFF_FFFF_FFFF_FFFF
     z = (number + 0x9E37_79B9_7F4A_7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58_476D_1CE4_E5B9) & mask

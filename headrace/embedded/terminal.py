@@ -1,4 +1,4 @@
-"""The terminal of the demo: single keys, without waiting for a line."""
+"""The keyboard of the demo: single keys, without waiting for a line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KEY_BYTES_MAX: Final = 64
 
 
 class Keys:
-    """What is pressed; nothing where standard input is no terminal."""
+    """The pressed keys; none if standard input is no terminal."""
 
     def __init__(self, *, listening: bool) -> None:
         self._listening = listening
 
     def wait(self, seconds: float) -> str:
-        """The keys that were pressed within ``seconds``, as soon as there are some."""
+        """Return the pressed keys, as soon as there are any; '' after ``seconds`` without."""
         if not self._listening:
             clock.sleep(seconds)
             return ""
@@ -33,13 +33,13 @@ class Keys:
             return ""
         pressed = os.read(file, _KEY_BYTES_MAX)
         if not pressed:
-            self._listening = False  # the terminal has gone
+            self._listening = False  # the terminal is gone
         return pressed.decode(errors="replace")
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Keys]:
-    """Keys as they are pressed; Ctrl-C still interrupts, and the terminal is put back."""
+    """Read keys as they are pressed; Ctrl-C still interrupts.  Restore the terminal afterwards."""
     if not sys.stdin.isatty():
         yield Keys(listening=False)
         return

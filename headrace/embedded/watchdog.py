@@ -1,4 +1,4 @@
-"""Ends a child process when its parent is gone, however the parent died."""
+"""A watchdog that ends a child process when its parent has ended in any way."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from signal import Signals
 
 
 class Watchdog:
-    """A helper process that waits on a pipe from us and, when it closes, signals ``pid``.
+    """A helper process that waits on a pipe from its parent and signals ``pid`` when it closes.
 
-    ``PR_SET_PDEATHSIG`` would follow the starting *thread* and needs code between fork and
-    exec; this needs a shell only.  REQUIRES: ``dismiss`` before the parent reaps ``pid``,
-    whose number may then be another process's.
+    ``PR_SET_PDEATHSIG`` would follow the starting *thread* and needs code between fork and exec;
+    this needs only a shell.  REQUIRES: ``dismiss`` before the parent reaps ``pid``, since the
+    number may then be reused.
     """
 
     def __init__(self, pid: int, signal: Signals) -> None:
@@ -26,7 +26,7 @@ class Watchdog:
         )
 
     def dismiss(self) -> None:
-        """Let it go without its acting."""
+        """End the helper process without a signal to ``pid``."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin:

@@ -1,4 +1,4 @@
-"""``x = ANY (…)`` and ``x <> ALL (…)`` over a constant array: IN and NOT IN lists of any length."""
+"""``x = ANY (…)`` and ``x <> ALL (…)`` over a constant array (IN and NOT IN lists)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ELEMENTS: Final = {
     1000: types.BOOL, 1005: types.INT2, 1007: types.INT4, 1016: types.INT8, 1009: types.TEXT, 1015: types.VARCHAR, 1014: types.BPCHAR,
     1182: types.DATE, 1183: types.TIME, 1115: types.TIMESTAMP, 1185: types.TIMESTAMPTZ, 2951: types.UUID,
 }  # fmt: skip
-"""Array types by OID, where equality of the elements is that of their Arrow values."""
+"""Element types of array types (OIDs) whose elements are equal if their Arrow values are."""
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 
 
 def elements(array: str) -> list[str | None] | None:
-    """Elements of a one-dimensional array with the usual bounds, from Postgres' text of it."""
+    """Parse the text of a one-dimensional array with lower bound 1; None for other arrays."""
     if not array.startswith("{") or array == "{}":
         return [] if array == "{}" else None
     out: list[str | None] = []
@@ -86,7 +86,7 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
             found = pc.invert(found)
         valid = buffers.validity(column)
         if has_null:
-            # An element that is unknown may be equal.
+            # A NULL element may be equal, so a miss is unknown.
             valid = valid & (buffers.values(found) == (expr.op == "= ANY"))
         return buffers.make_fixed(buffers.values(found), valid, pa.bool_())
 
@@ -94,7 +94,7 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
 
 
 def _keys(column: pa.Array, oid: int) -> pa.Array:
-    """Values that are equal if and only if Postgres says so."""
+    """Return values that are equal exactly where Postgres' values are equal."""
     if oid == types.INT8:
         return pc.cast(column, pa.int64())
     return pc.ascii_rtrim(column, characters=" ") if oid == types.BPCHAR else column

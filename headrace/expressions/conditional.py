@@ -1,7 +1,7 @@
-"""Conditionals with a part that may fail: each part runs only for the rows that ask for it.
+"""Conditionals with parts that may fail: each part runs only for the rows that need it.
 
-As Postgres does: arguments in order, left to right; AND stops at the first false one, OR at the
-first true one, COALESCE at the first value, CASE at the first condition that is true.
+Arguments are evaluated from left to right, as in Postgres.  AND stops at the first false argument,
+OR at the first true one, COALESCE at the first value, CASE at the first true condition.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _FALSE, _TRUE, _NULL = 0, 1, 2
 
 
 class Runs(Protocol):
-    """Computes a column for each of its expressions over columns of ``n`` rows."""
+    """The interface of ``evaluate.Program``."""
 
     def run(self, columns: Sequence[pa.Array], n: int) -> list[pa.Array]:
-        """As ``evaluate.Program.run``."""
+        """Return one column per expression, over ``n`` rows."""
         ...
 
 
 def may_raise(expr: Expr) -> bool:
-    """Whether evaluating ``expr`` may fail on some row; true when in doubt."""
+    """Return whether ``expr`` may fail on some row; true if that is not known."""
     match expr:
         case Column() | Literal():
             return False
@@ -54,13 +54,13 @@ def may_raise(expr: Expr) -> bool:
 
 def _type(expr: Expr) -> native.TypeRef:
     literal = expr.text if isinstance(expr, Literal) else None
-    # What the planner made native over a type that is not built in is an enum.
+    # The planner makes operators on types that are not built in native only for enums.
     enum = expr.oid >= FIRST_USER_OID
     return native.TypeRef(expr.oid, expr.typmod, literal=literal, enum=enum)
 
 
 def runs_in_turn(expr: Native) -> bool:
-    """Whether ``expr`` is a conditional of which some part may not run for every row."""
+    """Return whether ``expr`` is a conditional with a part that must not run for every row."""
     return expr.op in CONDITIONALS and any(map(may_raise, expr.args))
 
 
@@ -68,15 +68,15 @@ def runs_in_turn(expr: Native) -> bool:
 class ConditionalPart:
     """An argument of a conditional.
 
-    Either the step's column ``places[0]``, computed before, or ``program`` over the columns
-    ``places``, which runs for the rows that ask.
+    Either the column ``places[0]``, computed before, or ``program`` over the columns ``places``,
+    which runs only for the rows that need it.
     """
 
     places: tuple[int, ...]
     program: Runs | None = None
 
     def over(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
-        """Its values for the rows of these numbers; FailingRow names one of them."""
+        """Return the values for these row numbers; a FailingRow has one of these numbers."""
         whole = len(rows) == len(columns[0])
         taken = [columns[i] for i in self.places]
         if not whole:
@@ -92,7 +92,7 @@ class ConditionalPart:
 
 
 def logic(op: str, parts: Sequence[ConditionalPart], columns: Sequence[pa.Array]) -> pa.Array:
-    """``and`` or ``or``: NULL where no part decides and one is NULL."""
+    """Compute ``and`` or ``or``: NULL where no part decides and one is NULL."""
     decisive = _FALSE if op == "and" else _TRUE
     out = np.full(len(columns[0]), _TRUE - decisive, np.uint8)
     rows = np.arange(len(out), dtype=np.int64)
@@ -112,7 +112,7 @@ def logic(op: str, parts: Sequence[ConditionalPart], columns: Sequence[pa.Array]
 def coalesce(
     parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved
 ) -> pa.Array:
-    """The first value that is not NULL; ``moved`` as of ``case``."""
+    """Return the first value that is not NULL; ``moved`` as in ``case``."""
     pieces: list[tuple[Rows, pa.Array]] = []
     rows = np.arange(len(columns[0]), dtype=np.int64)
     for place, part in enumerate(parts):
@@ -128,9 +128,9 @@ def coalesce(
 
 
 def case(parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved) -> pa.Array:
-    """The value of the first condition that is true, else the last part.
+    """Return the value of the first true condition, else the last part.
 
-    ``moved`` gives a part's values, by its place, in the type of the result.
+    ``moved`` casts the values of the part at an index to the result type.
     """
     pieces: list[tuple[Rows, pa.Array]] = []
     rows = np.arange(len(columns[0]), dtype=np.int64)
@@ -151,7 +151,7 @@ def case(parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: M
 
 
 def _together(pieces: list[tuple[Rows, pa.Array]]) -> pa.Array:
-    """One column of pieces that say which rows they are."""
+    """Merge pieces, each with its row numbers, into one column."""
     pieces = [p for p in pieces if len(p[0])] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0][1]

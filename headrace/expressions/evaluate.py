@@ -1,7 +1,7 @@
-"""A program: expressions compiled once, run on many batches.
+"""Programs: expressions that are compiled once and run on many batches.
 
-Equal sub-expressions are computed once.  Remote expressions whose arguments are ready at the same
-time and that may share a connection go to Postgres together, as one statement.
+Equal sub-expressions are computed once.  Remote expressions go to Postgres as one statement if
+their arguments are ready at the same time and they may share a connection.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Program:
         self._steps: Final = self._schedule()
 
     def run(self, columns: Sequence[pa.Array], n: int) -> list[pa.Array]:
-        """One column per expression, over ``n`` rows.
+        """Return one column per expression, over ``n`` rows.
 
         Raises:
-            RowError: ``FailingRow``, a RowError that knows its row.
-            Interrupted: Postgres was needed and is away.
+            FailingRow: an expression failed on a row.
+            Interrupted: a remote expression was needed and Postgres is not reachable.
         """
         values: list[pa.Array] = [None] * len(self._slots)
         for slot, index in self._columns:
@@ -101,7 +101,7 @@ class Program:
     # --- building
 
     def _add(self, expr: Expr) -> int:
-        """Slot of ``expr``, made (with all it needs) if it is new."""
+        """Return the slot of ``expr``; add it and its arguments if it is new."""
         if expr in self._slots:
             return self._slots[expr]
         kernel, needed = _needs(expr, self._remote)
@@ -138,7 +138,7 @@ class Program:
         step.result_fields.append(_field(expr))
 
     def _schedule(self) -> list[_Step | _RemoteStep]:
-        # Level n: the kernels whose arguments are ready, then the questions that use those.
+        # Level n: the kernels whose arguments are ready, then the statements that use their output.
         out: list[_Step | _RemoteStep] = []
         for level in range(max(self._levels, default=0) + 1):
             out.extend(step for at, step in self._native if at == level)
@@ -157,7 +157,7 @@ def _scalar(literal: Literal) -> pa.Scalar:
 
 
 def _needs(expr: Expr, remote: RemoteEvaluator | None) -> tuple[Kernel | None, Sequence[Expr]]:
-    """The kernel of a native expression, and what must be computed before."""
+    """Return the kernel of a native expression, and the expressions to compute before it."""
     match expr:
         case Native() if conditional.runs_in_turn(expr):
             return _in_turn(expr, remote)
@@ -209,7 +209,7 @@ def _run_in_turn(
 
 
 def _kernel(expr: Native) -> Kernel:
-    """The function that computes ``expr`` from its arguments' columns."""
+    """Return the function that computes ``expr`` from its arguments' columns."""
     op = expr.op
     oids = [arg.oid for arg in expr.args]
     if op in kernels.TESTS and len(oids) == 1:
@@ -304,7 +304,7 @@ def _cast(op: str, oids: list[int], oid: int) -> Kernel:
 
 
 def _moved(args: list[pa.Array], oids: list[int], oid: int) -> list[pa.Array]:
-    """Values that are only chosen among: integers are widened, the rest fits already."""
+    """Cast the branches of CASE or COALESCE to their common type; only integers need widening."""
     if all(a.type == arrow_type(oid) for a in args):
         return args
     return _widened(args, oids, oid)

@@ -1,9 +1,9 @@
 """The expression tree after binding: frozen, typed, serialisable; no SQL parsing.
 
-Four node kinds.  ``Column`` and ``Literal`` are leaves, ``Native`` is computed by our kernels
-(equality with Postgres is proven by test), ``Remote`` is evaluated by the user's Postgres in
+There are four kinds of node.  ``Column`` and ``Literal`` are leaves.  Headrace's kernels compute
+``Native`` (tests prove equality with Postgres).  The user's Postgres evaluates ``Remote`` in
 batches.  An argument of a ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) that may
-raise is computed for the rows that ask for it (``expressions.conditional``), all else for all rows.
+raise is computed only for the rows that need it (``expressions.conditional``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Column(PlanPart, frozen=True):
 
 
 class Literal(PlanPart, frozen=True):
-    """A constant as Postgres' own output text (under the pinned settings); ``None`` is NULL."""
+    """A constant, as the text that Postgres prints under the pinned settings; ``None`` is NULL."""
 
     text: str | None
     oid: int
@@ -30,7 +30,7 @@ class Literal(PlanPart, frozen=True):
 
 
 class Native(PlanPart, frozen=True):
-    """``op`` applied by a kernel; ``op`` is a name known to ``expressions.native``."""
+    """An operator or function computed by a kernel; ``expressions.native`` defines the names."""
 
     op: str
     args: tuple[Expr, ...]
@@ -40,10 +40,10 @@ class Native(PlanPart, frozen=True):
 
 
 class Remote(PlanPart, frozen=True):
-    """``sql`` evaluated by Postgres; ``$1`` … ``$n`` stand for ``args``, already of the right type.
+    """SQL evaluated by Postgres; ``$1`` … ``$n`` stand for ``args``, already of the right type.
 
-    ``trusted`` is false when a function that is not built in takes part: such an expression is
-    evaluated only on a connection of the powerless role ``headrace_eval``.
+    ``trusted`` is false if a function that is not built in takes part.  Such an expression is
+    evaluated only on a connection of the unprivileged role ``headrace_eval``.
     """
 
     sql: str
@@ -58,7 +58,7 @@ Expr = Column | Literal | Native | Remote
 
 
 def columns_of(expr: Expr) -> frozenset[int]:
-    """Indexes of the input columns that ``expr`` reads."""
+    """Return the indexes of the input columns that ``expr`` reads."""
     match expr:
         case Column(index=index):
             return frozenset((index,))
@@ -69,7 +69,7 @@ def columns_of(expr: Expr) -> frozenset[int]:
 
 
 def remap(expr: Expr, mapping: dict[int, int]) -> Expr:
-    """``expr`` with every column index replaced through ``mapping``."""
+    """Return ``expr`` with every column index replaced through ``mapping``."""
     match expr:
         case Column():
             return Column(mapping[expr.index], expr.oid, expr.typmod, expr.collation)

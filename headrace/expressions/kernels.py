@@ -1,7 +1,7 @@
-"""The kernels behind ``ir.Native``: columns in, one column out, as Postgres computes it.
+"""The kernels behind ``ir.Native``; each computes one column exactly as Postgres does.
 
-Every function takes columns of equal length (arguments already widened to the type in which
-Postgres computes) and returns a column.  A row that fails raises ``FailingRow``.
+Every function takes columns of equal length, already widened to the type in which Postgres
+computes, and returns a column.  A row that fails raises ``FailingRow``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fail(bad: Mask, message: str, code: str) -> None:
 
 
 def single(count: pa.Array, value: pa.Array) -> pa.Array:
-    """``value``; error where ``count`` is more than one."""
+    """Return ``value``; raise FailingRow where ``count`` is more than one."""
     many = pc.fill_null(pc.greater(count, 1), False)
     fail(
         many.to_numpy(zero_copy_only=False),
@@ -58,7 +58,7 @@ def single(count: pa.Array, value: pa.Array) -> pa.Array:
 
 
 def valid_rows(*columns: pa.Array) -> npt.NDArray[np.uint8]:
-    """One byte per row: 1 where no column is NULL."""
+    """Return one byte per row: 1 where no column is NULL."""
     valid = buffers.validity(columns[0])
     for column in columns[1:]:
         if column.null_count:
@@ -70,7 +70,7 @@ def valid_rows(*columns: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def compare(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
-    """``a op b`` of two columns of type ``oid``."""
+    """Compare two columns of type ``oid``."""
     if oid == types.NUMERIC:
         order = numeric.compare(a, b)
         return buffers.make_fixed(
@@ -117,7 +117,7 @@ _ORDERED: Final[dict[str, Callable[[npt.NDArray[np.int8]], npt.NDArray[Any]]]] =
 
 
 def distinct_from(a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
-    """``a IS DISTINCT FROM b``: never NULL."""
+    """Compute ``a IS DISTINCT FROM b``, which is never NULL."""
     different = pc.fill_null(compare("<>", a, b, oid), False)
     return pc.or_(different, pc.not_equal(pc.is_null(a), pc.is_null(b)))
 
@@ -126,7 +126,7 @@ def distinct_from(a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
 
 
 def arithmetic(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
-    """``a op b`` of two columns of the numeric type ``oid``."""
+    """Compute ``a op b`` for two columns of the numeric type ``oid``."""
     if oid in INTS:
         return _integers(op, a, b, oid)
     if oid == types.NUMERIC:
@@ -163,7 +163,7 @@ def _overflow(function: Callable[..., pa.Array], a: pa.Array, b: pa.Array, oid: 
 
 def _remainder(a: pa.Array, b: pa.Array) -> pa.Array:
     x, y = buffers.values(a), buffers.values(b)
-    # Anything % 1 is 0, as is anything % -1 (which overflows in C for the least integer).
+    # x % 1 and x % -1 are 0; the latter overflows in C for the least integer.
     safe = np.where((y == 0) | (y == -1), np.ones_like(y), y)
     return buffers.make_fixed(np.fmod(x, safe), valid_rows(a, b), a.type)
 
@@ -177,7 +177,7 @@ _CHECKED: Final[dict[str, Callable[..., pa.Array]]] = {
 
 
 def negate(a: pa.Array, oid: int) -> pa.Array:
-    """``-a``."""
+    """Compute ``-a``."""
     if oid in INTS:
         _least(a, oid)
         return pc.negate(a)
@@ -185,7 +185,7 @@ def negate(a: pa.Array, oid: int) -> pa.Array:
 
 
 def absolute(a: pa.Array, oid: int) -> pa.Array:
-    """``abs(a)``."""
+    """Compute ``abs(a)``."""
     if oid in INTS:
         _least(a, oid)
         return pc.abs(a)
@@ -260,20 +260,20 @@ _NUMERIC: Final[dict[str, Callable[..., pa.Array]]] = {
 
 
 def shift_date(days: pa.Array, by: pa.Array, sign: int) -> pa.Array:
-    """Date plus (``sign`` 1) or minus (-1) a number of days; infinite dates stay."""
+    """Add (``sign`` 1) or subtract (-1) days; infinite dates are unchanged."""
     x = buffers.values(days)
     valid = valid_rows(days, by)
     out = x.astype(np.int64) + sign * buffers.values(by).astype(np.int64)
     finite = (x != _DATE_MINUS_INF) & (x != _DATE_PLUS_INF)
     bad = (valid == 1) & finite & ((out < _DATE_MIN) | (out >= _DATE_END))
     fail(bad, "date out of range", DATETIME_OVERFLOW)
-    # NULL slots hold anything, so they are cleared before the narrowing.
+    # NULL slots may hold any value, so they are cleared before they are narrowed.
     out = np.where(finite, np.where(valid == 1, out, 0), x)
     return buffers.make_fixed(out.astype(np.int32), valid, pa.int32())
 
 
 def days_between(a: pa.Array, b: pa.Array) -> pa.Array:
-    """``a - b`` of dates, in days."""
+    """Compute ``a - b`` of dates, in days."""
     x, y = buffers.values(a), buffers.values(b)
     valid = valid_rows(a, b)
     endless = np.isin(x, (_DATE_MINUS_INF, _DATE_PLUS_INF))
@@ -287,7 +287,7 @@ def days_between(a: pa.Array, b: pa.Array) -> pa.Array:
 
 
 def cast(a: pa.Array, source: int, target: int) -> pa.Array:
-    """``a`` of type ``source`` as ``target`` (a pair that ``native.resolve_cast`` allows)."""
+    """Cast ``a`` from ``source`` to ``target``, a pair that ``native.resolve_cast`` allows."""
     if source == target:
         return a
     if source in INTS and target in INTS:
@@ -338,7 +338,7 @@ def _date_to_timestamp(a: pa.Array) -> pa.Array:
 
 
 def date_to_moment(a: pa.Array) -> pa.Array:
-    """Dates as timestamps to be compared: what is after the last one is before infinity."""
+    """Convert dates for a comparison; one after the last timestamp is still before infinity."""
     days = buffers.values(a).astype(np.int64)
     low, high = days == _DATE_MINUS_INF, days == _DATE_PLUS_INF
     late = (days >= _DATE_END_OF_TIMESTAMP) & ~high
@@ -361,7 +361,7 @@ def _timestamp_to_date(a: pa.Array) -> pa.Array:
 
 
 def case(args: Sequence[pa.Array]) -> pa.Array:
-    """First value whose condition is true, else the last argument."""
+    """Return the first value whose condition is true, else the last argument."""
     out = args[-1]
     for i in range(len(args) - 3, -1, -2):
         condition = args[i]
@@ -372,12 +372,12 @@ def case(args: Sequence[pa.Array]) -> pa.Array:
 
 
 def nullif(a: pa.Array, equal: pa.Array) -> pa.Array:
-    """NULL where ``equal`` is true."""
+    """Return ``a``, with NULL where ``equal`` is true."""
     return pc.if_else(pc.fill_null(equal, False), pa.scalar(None, a.type), a)
 
 
 def concat(a: pa.Array, b: pa.Array) -> pa.Array:
-    """``a || b``."""
+    """Compute ``a || b``."""
     return pc.binary_join_element_wise(a, b, "")
 
 

@@ -1,7 +1,7 @@
-"""Which types may be keys: their canonical form (``kernels.keys.encode_keys``) decides equality.
+"""The allowlist of types that may be keys.
 
-An allowlist: a type is here only if two values are equal in Postgres exactly when their
-canonical keys are equal bytes.  Everything else is refused by the planner.
+A type is listed only if two values are equal in Postgres exactly when the bytes of their canonical
+keys (``kernels.keys.encode_keys``) are equal.  The planner refuses all other types.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from headrace.types import (
 
 
 class KeyClass(Enum):
-    """How the canonical key of a type comes about."""
+    """How the canonical key of a type is made."""
 
     NATIVE = "native"
     """A machine value."""
     NORMALISED = "normalised"
-    """Text with several forms of one value (numeric, bpchar, jsonb, …), made one."""
+    """Text normalised to one form, where a value has several (numeric, bpchar, jsonb, …)."""
     TEXT = "text"
-    """Postgres' output text, which is the same for equal values."""
+    """The output text of Postgres, which is the same for equal values."""
 
 
 _NATIVE: Final = frozenset(
@@ -99,7 +99,7 @@ _ARRAYS: Final = frozenset(
         2951,  # uuid[]
     }
 )
-"""Arrays of elements with one text per value; their text shows bounds other than 1 too."""
+"""Arrays whose elements have one text per value; the text shows lower bounds other than 1."""
 _COLLATED_ARRAYS: Final = frozenset({1003, 1009, 1014, 1015})
 _RANGES: Final = frozenset(
     {
@@ -113,10 +113,10 @@ _RANGES: Final = frozenset(
 def key_class(
     oid: int, *, kind: str = "b", deterministic: bool = True, element_kind: str = "b"
 ) -> KeyClass | None:
-    """How values of type ``oid`` become keys, or None if they may not.
+    """Return how values of type ``oid`` become keys, or None if they may not be keys.
 
-    ``kind`` is ``pg_type.typtype`` ('e' = enum), ``element_kind`` the same of an array's
-    element type ('b' if it is no array); ``deterministic`` is ``collisdeterministic`` of its
+    ``kind`` is ``pg_type.typtype`` ('e' = enum).  ``element_kind`` is that of an array's element
+    type ('b' if the type is no array).  ``deterministic`` is ``collisdeterministic`` of the
     collation (true without one).
     """
     if kind == "e" or element_kind == "e":
@@ -133,17 +133,17 @@ def key_class(
 
 
 def is_canonical(oid: int) -> bool:
-    """Whether equal values of a key type always look equal.
+    """Return whether equal values of a key type always have the same text.
 
-    False for numeric (display scale) and what is made of it (arrays, ranges, jsonb), bpchar
-    (trailing blanks), interval (a day or 24 hours) and floats (-0 and 0): a group or DISTINCT over
-    those must choose which form it shows.
+    False for numeric (display scale) and types made of it (arrays, ranges, jsonb), bpchar
+    (trailing blanks), interval (a day or 24 hours) and floats (-0 and 0).  A group or DISTINCT
+    over those must choose which form it shows.
     """
     return oid not in _NORMALISED and oid not in (FLOAT4, FLOAT8)
 
 
 def order_native(oid: int, *, bytewise: bool = True) -> bool:
-    """Whether the byte order of canonical keys is Postgres' order of the values."""
+    """Return whether canonical keys sort by bytes in the order in which Postgres sorts values."""
     if oid in (TEXT, VARCHAR, BPCHAR):
         return bytewise
     return oid in _NATIVE or oid in (NUMERIC, INTERVAL, UUID, BYTEA)

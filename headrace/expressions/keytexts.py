@@ -1,9 +1,9 @@
-"""Texts that are the same for equal arrays and rows, however these look.
+"""Key texts of arrays and rows: the same for equal values, even where their output differs.
 
-``key_text(value, form)``: of a value whose form is a constant (``kernels.structures``)
-``row_key_text(a, b, …)``: of ``ROW(a, b, …)``
+``key_text(value, form)``: key of a value; ``form`` is a constant (``kernels.structures``)
+``row_key_text(a, b, …)``: key of ``ROW(a, b, …)``
 
-No SQL has these functions.
+These functions do not exist in SQL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
         try:
             content, starts = structures.contents(args[0], read, keys.encode_keys)
         except ValueError as error:
-            # The type was altered, which is looked at before an error counts.
+            # The type was altered; that is checked for before the error is acted on.
             raise FailingRow(str(error), 0, _MALFORMED) from None
         return _hex(content, starts, buffers.validity(args[0]))
 

@@ -1,16 +1,15 @@
-"""One connection that evaluates: what it is set to, its statements, and how to end one.
+"""One connection that evaluates expressions: its settings, its statements, and how to end one.
 
-A statement is waited for in short pieces, between which the bound of the thread is asked whether to
-go on; its rows are taken as they come, so that never all of them are in memory before anybody has
-counted.
+The wait for a statement is split into short pieces.  Between them the resource bound of the thread
+decides whether to go on.  Rows are read as they arrive and counted before all are in memory.
 
-What may run code of users does so in a transaction of its own, in one message:
+A statement that may run user code is sent in its own transaction, as one message:
 
     BEGIN READ ONLY │ the statement │ Sync │ ROLLBACK │ Sync
 
-A function may alter any setting of its session, also that transactions are read only; but not of
-the transaction that it runs in, and with that go all settings, before another statement runs.  Nor
-is such a statement kept prepared: whoever can EXECUTE can put another one under its name.
+A function may change any setting of its session, even the default that transactions are read only.
+It cannot change that of its own transaction, and ROLLBACK reverts all settings before another
+statement runs.  Such a statement is not prepared: code that can run EXECUTE could replace it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _NAME: Final = "headrace eval"
 _CANCEL_S: Final = 0.5
 _GRACE_S: Final = 0.25
 _ROWS_AT_ONCE: Final = 16
-"""Rows that libpq gathers before we see them: each may be as large as the largest value."""
+"""Rows that libpq collects in one result; each may be as large as the largest value."""
 _GONE_CHECK_MS: Final = 500
 _PREPARED_MAX: Final = 500
 _CHUNKED: Final = psycopg.capabilities.has_stream_chunked()
@@ -46,16 +45,16 @@ _ROLLBACK: Final = b"ROLLBACK"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Who can use a connection as it is."""
+    """The properties of a connection; a session with an equal key can use it unchanged."""
 
     dsn: str
     settings: tuple[tuple[str, str], ...]
     owner: str | None
-    """Whose code runs on it; None: that of nobody but Postgres."""
+    """Owner of the user code that runs on it; None: only built-in functions run."""
 
 
 class Unconnected(Exception):
-    """No connection can be had now."""
+    """A connection cannot be opened now."""
 
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(str(error))
@@ -72,21 +71,21 @@ class Link:
     seen_at: float
     """A time on the monotonic clock at which the session had not been terminated."""
     _prepared: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
-    """Names of prepared statements, by whose they are and their text.
+    """Names of prepared statements, by the session that prepared them and their text.
 
-    To each its own: what a name in the text meant for one who has gone may be gone as well, and
-    Postgres does not analyse a prepared statement anew when a type is dropped.
+    Sessions do not share them.  A name in the text may have meant an object that is gone by now,
+    and Postgres does not re-analyse a prepared statement when a type is dropped.
     """
     _syncs: int = 0
-    """Those that were sent and are not answered yet."""
+    """Syncs that were sent and are not yet answered."""
 
     @classmethod
     def to(cls, key: Key) -> Link:
-        """A new one.
+        """Open a connection for ``key``.
 
         Raises:
-            Unconnected: there is none to be had.
-            DefiniteFailure: the settings cannot be made.
+            Unconnected: it cannot be opened.
+            DefiniteFailure: the settings cannot be applied.
         """
         began = clock.monotonic()
         try:
@@ -101,12 +100,12 @@ class Link:
         return cls(key, conn, began)
 
     def pass_to(self, key: Key) -> bool:
-        """Forget everything and be one for ``key``; False if it must be closed instead.
+        """Reset the session and set it up for ``key``; False if it must be closed instead.
 
         Raises:
-            DefiniteFailure: the settings cannot be made; it is closed.
+            DefiniteFailure: the settings cannot be applied; the connection is closed.
         """
-        # Code of a user leaves more than DISCARD takes away (a language's own variables).
+        # User code may leave state that DISCARD does not remove (variables of a language).
         ours = self.key.owner is None and key.owner is None
         if not ours or self.key.dsn != key.dsn or self.conn.closed:
             return False
@@ -123,15 +122,15 @@ class Link:
         return True
 
     def run(self, sql: bytes, params: Sequence[bytes], *, whose: int) -> Iterator[PGresult]:
-        """Results with the rows of a statement, a few rows in each.
+        """Run a statement and yield its results, a few rows in each.
 
-        ``whose``: a number that nobody else has for whom the statement is prepared.
+        ``whose``: unique number of the session for which the statement is prepared.
 
-        Whoever does not take all of them must ``end`` the statement.
+        A caller that does not consume all results must call ``end``.
 
         Raises:
-            psycopg.Error: Postgres' error, or the connection is gone.
-            HeadraceError: what the thread's bound says.
+            psycopg.Error: an error of Postgres, or the connection is lost.
+            HeadraceError: the thread's resource bound is exceeded.
         """
         began = clock.monotonic()
         if self.key.owner is None:
@@ -157,14 +156,14 @@ class Link:
         yield from _rows(_Answers(pgconn).one())
 
     def _run_alone(self, sql: bytes, params: Sequence[bytes]) -> Iterator[PGresult]:
-        """In a transaction of its own, which leaves nothing behind that it could take back."""
+        """Run in a separate transaction, which is rolled back."""
         pgconn = self.conn.pgconn
         try:
             pgconn.enter_pipeline_mode()
             pgconn.send_query_params(_BEGIN, None)
             pgconn.send_query_params(sql, params)
             pgconn.pipeline_sync()
-            # Behind the Sync: so it is carried out whatever becomes of the statement.
+            # After the Sync, so that it is executed even if the statement fails.
             pgconn.send_query_params(_ROLLBACK, None)
             pgconn.pipeline_sync()
             self._syncs = 2
@@ -175,7 +174,7 @@ class Link:
         self._settle()
 
     def _piped(self, answers: _Answers) -> Iterator[PGresult]:
-        """Results of the one statement that has any, and errors of all."""
+        """Yield the results of the statement that has rows, and the errors of all three."""
         begun = False
         while self._syncs:
             result = answers.next()
@@ -188,7 +187,7 @@ class Link:
                     self._syncs -= 1
                 case ExecStatus.COMMAND_OK if not begun:
                     begun = True
-                    # Rows of the next one can be asked for by the few when this one has ended.
+                    # The row mode of the next statement can be set only when this one has ended.
                     ended = answers.next()
                     assert ended is None, "a statement has one result"
                     _take_few(answers.pgconn)
@@ -198,19 +197,19 @@ class Link:
                     yield result
 
     def _settle(self) -> None:
-        """Be as before a pipeline, outside of any transaction; or closed."""
+        """Leave pipeline mode, outside of any transaction; close the connection if that fails."""
         pgconn = self.conn.pgconn
         try:
             pgconn.exit_pipeline_mode()
         except psycopg.Error:
             self.conn.close()  # something was not sent, or not answered
             return
-        # Whoever may cancel statements of the role can have met the ROLLBACK.
+        # A role that may cancel our statements may have canceled the ROLLBACK.
         if pgconn.transaction_status != TransactionStatus.IDLE:
             self.conn.close()
 
     def end(self) -> bool:
-        """Have the statement that is under way end, and close; False: its backend goes on."""
+        """Cancel the running statement and close; return False if its backend goes on."""
         with contextlib.suppress(psycopg.Error):
             self.conn.cancel_safe(timeout=_CANCEL_S)
         ended = self._ends()
@@ -218,7 +217,7 @@ class Link:
         return ended
 
     def _ends(self) -> bool:
-        """Whether what was sent is over within a moment; its results are thrown away."""
+        """Discard results; return whether all statements end within ``_GRACE_S``."""
         pgconn, until = self.conn.pgconn, clock.monotonic() + _GRACE_S
         wait = _Wait(pgconn.socket)
         try:
@@ -235,24 +234,24 @@ class Link:
                 elif result.status == ExecStatus.PIPELINE_SYNC:
                     self._syncs -= 1
         except psycopg.Error:
-            return True  # the connection is gone, and so is the backend
+            return True  # the connection is lost, so the backend has ended
 
 
 class _Wait:
-    """Waits for one socket, a moment at a time."""
+    """Waits for one socket, for a short time per call."""
 
     def __init__(self, socket: int) -> None:
         self._socket = socket
         self._poll = select.poll()
 
     def __call__(self, *, write: bool = False) -> None:
-        """Until something can be read (or written), or the bound is to be asked again."""
+        """Wait until the socket is readable (or writable), or the bound must be checked again."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if write else 0))
         self._poll.poll(bounds.WAIT_S_MAX * 500)
 
 
 class _Answers:
-    """Results of what was sent, waited for under the thread's bound."""
+    """Receives the results of what was sent, under the thread's resource bound."""
 
     def __init__(self, pgconn: psycopg.pq.abc.PGconn) -> None:
         self.pgconn = pgconn
@@ -261,12 +260,12 @@ class _Answers:
         self._sent = False
 
     def one(self) -> Iterator[PGresult]:
-        """Those of one statement, outside of a pipeline."""
+        """Yield the results of one statement, outside of a pipeline."""
         while (result := self.next()) is not None:
             yield result
 
     def next(self) -> PGresult | None:
-        """The next one; None: a statement has no more."""
+        """Return the next result; None: the statement has no more."""
         pgconn, began = self.pgconn, clock.monotonic()
         while not self._sent:
             self._sent = not pgconn.flush()
@@ -288,7 +287,7 @@ class _Answers:
 
 
 def _take_few(pgconn: psycopg.pq.abc.PGconn) -> None:
-    """Have the rows of the statement that is next come a few at a time."""
+    """Make libpq return the rows of the next statement a few at a time."""
     if _CHUNKED:
         pgconn.set_chunked_rows_mode(_ROWS_AT_ONCE)
     else:
@@ -296,7 +295,7 @@ def _take_few(pgconn: psycopg.pq.abc.PGconn) -> None:
 
 
 def _rows(results: Iterator[PGresult]) -> Iterator[PGresult]:
-    """The results without an error; the first is raised when all have been taken."""
+    """Yield the results without an error; raise the first error after the last result."""
     failed: PGresult | None = None
     try:
         for result in results:
@@ -305,7 +304,7 @@ def _rows(results: Iterator[PGresult]) -> Iterator[PGresult]:
             else:
                 yield result
     except psycopg.Error:
-        # The end of a session is told before the connection ends: that says more.
+        # If the server reported why it ends the session, that error says more than this one.
         if failed is None:
             raise
     if failed is not None:
@@ -316,13 +315,13 @@ def _configure(conn: psycopg.Connection, key: Key) -> None:
     calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(key.settings))
     values = [text for pair in key.settings for text in pair]
     try:
-        # One whose client has gone away notices that, where the platform can tell.
+        # A backend whose client is gone notices that, where the platform supports it.
         with contextlib.suppress(psycopg.errors.InvalidParameterValue):
             conn.execute(f"SET client_connection_check_interval = {_GONE_CHECK_MS}".encode())
         conn.execute(f"SELECT {calls}".encode(), values)
     except psycopg.Error as error:
         if failures.is_lost(error):
             raise Unconnected(error) from error
-        # No row is to blame, whatever class it is of.
+        # No row caused it; its SQLSTATE class does not matter.
         message = error.diag.message_primary or str(error)
         raise DefiniteFailure(message, sqlstate=error.sqlstate) from error

@@ -1,7 +1,7 @@
-"""Functions over date and timestamp, mostly without time zone: which are ours, and their kernels.
+"""Native functions over date and timestamp: resolvers and kernels.
 
-Nothing here depends on a setting; what reads the time zone is left to Postgres.  Years are
-astronomical inside (0 is 1 BC), as in Postgres.
+No function here depends on a setting; those that read the time zone are left to Postgres.  Years
+are astronomical internally (0 is 1 BC), as in Postgres.
 
 Source: ``timestamp.c`` and ``date.c`` (``extract``, ``date_trunc``, ``timestamp_pl_interval``).
 """
@@ -31,20 +31,20 @@ _DAY: Final = 86_400 * _SECOND
 _EPOCH: Final = 946_684_800
 """Seconds from 1970 to 2000."""
 _FIRST, _END = -2451545 * _DAY, 9223371331200000000
-"""Of the timestamps: the first one, and the one after the last."""
+"""Valid timestamp range, half-open, in microseconds since 2000-01-01."""
 _OUT_OF_RANGE: Final = "timestamp out of range"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval by its three parts: months, days, microseconds."""
+    """An interval, as its three fields in Postgres."""
 
     months: int
     days: int
     micros: int
 
     def negated(self) -> Interval:
-        """The interval back."""
+        """Return the negated interval."""
         return Interval(-self.months, -self.days, -self.micros)
 
 
@@ -53,7 +53,7 @@ _CLOCK: Final = re.compile(r"([-+]?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 
 
 def parse_interval(text: str) -> Interval | None:
-    """The interval that Postgres prints so (IntervalStyle postgres); None if it is infinite."""
+    """Parse IntervalStyle postgres; None if the interval is infinite or cannot be negated."""
     found = {"year": 0, "mon": 0, "day": 0}
     micros, rest = 0, text
     while rest:
@@ -72,15 +72,15 @@ def parse_interval(text: str) -> Interval | None:
     out = Interval(found["year"] * 12 + found["mon"], found["day"], micros)
     least = (-(2**31), -(2**31), -(2**63))
     parts = (out.months, out.days, out.micros)
-    # What cannot be negated is left to Postgres.
+    # Intervals that cannot be negated are left to Postgres.
     return out if all(low < p < -low for low, p in zip(least, parts, strict=True)) else None
 
 
-# --- which are ours
+# --- resolvers
 
 
 _MONOTONIC: Final = ("year", "isoyear", "decade", "century", "millennium", "epoch")
-"""Fields that are infinite for an infinite moment; the others are NULL then."""
+"""Fields that are infinite for an infinite timestamp; the others are NULL."""
 _OF_DATE: Final = (*_MONOTONIC, "month", "day", "quarter", "week", "dow", "isodow", "doy")
 _OF_TIME: Final = ("hour", "minute", "second", "milliseconds", "microseconds")
 _CUT_TIME: Final = {
@@ -133,7 +133,7 @@ def _to_char(name: str, args: Args) -> NativeOp | None:
 
 
 def shift(name: str, args: Args) -> NativeOp | None:
-    """``+`` and ``-`` of a moment and a constant interval."""
+    """Resolve ``+`` and ``-`` of a date or timestamp and a constant interval."""
     if len(args) != 2:
         return None
     moment, span = args
@@ -151,7 +151,7 @@ RESOLVERS: Final[dict[str, Resolver]] = {
     "date_part": _extract,
     "date_trunc": _date_trunc,
     "to_char": _to_char,
-    # The names that come back are resolved again, to ask whether they may raise.
+    # may_raise resolves the returned names again.
     "interval_+": lambda name, args: shift("+", args),
     "interval_-": lambda name, args: shift("-", args),
 }
@@ -161,7 +161,7 @@ RESOLVERS: Final[dict[str, Resolver]] = {
 
 
 def _civil(days: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """(year, month, day) of days since 2000-01-01.
+    """Return (year, month, day) of days since 2000-01-01.
 
     Source: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
     """
@@ -177,7 +177,7 @@ def _civil(days: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def _days(year: Int64s, month: Int64s, day: Int64s | int) -> Int64s:
-    """Days since 2000-01-01; the inverse of ``_civil``."""
+    """Return days since 2000-01-01; the inverse of ``_civil``."""
     y = year - (month <= 2)
     era = y // 400
     yoe = y - era * 400
@@ -187,7 +187,7 @@ def _days(year: Int64s, month: Int64s, day: Int64s | int) -> Int64s:
 
 
 def _weekday(days: Int64s) -> Int64s:
-    """0 is Monday; 2000-01-01 was a Saturday."""
+    """Return the day of the week; 0 is Monday (2000-01-01 was a Saturday)."""
     return (days + 5) % 7
 
 
@@ -196,7 +196,7 @@ def _decade(year: Int64s) -> Int64s:
 
 
 def _hundreds(year: Int64s, size: int) -> Int64s:
-    """Century (100) or millennium (1000)."""
+    """Return the century (``size`` 100) or millennium (1000)."""
     after = (year + size - 1) // size
     return np.where(year > 0, after, -((size - 1 - (year - 1)) // size))
 
@@ -245,12 +245,12 @@ def _literal(expr: Expr) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """A column as int64 micros (or days of a date), harmless where there is no finite value."""
+    """A column as int64 microseconds (days for dates); 0 where there is no finite value."""
 
     values: Int64s
     finite: npt.NDArray[np.bool_]
     endless: pa.Array
-    """1, -1 or NULL: the sign of an infinite moment, in rows that are not NULL."""
+    """Sign of an infinite value (1 or -1), NULL in all other rows."""
     valid: buffers.Bytes
 
 
@@ -304,7 +304,7 @@ def _whole(field: str, moments: _Moments, *, date: bool) -> pa.Array:
 
 
 def _fraction(field: str, moments: _Moments, *, date: bool, numeric: bool) -> pa.Array:
-    """Fields with digits after the point."""
+    """Compute fields that have digits after the point."""
     values, present = moments.values, moments.finite.astype(np.uint8)
     if date:
         seconds = values * 86_400 + _EPOCH
@@ -321,7 +321,7 @@ def _fraction(field: str, moments: _Moments, *, date: bool, numeric: bool) -> pa
 
 
 def _epoch(values: Int64s, present: buffers.Bytes, *, numeric: bool) -> pa.Array:
-    # The sum of the last thousand years overflows: Postgres computes them in another way.
+    # The sum overflows for the last years of the range; Postgres computes those differently.
     late = values >= 2**63 - 1 - _EPOCH * _SECOND
     if not numeric:
         total = np.where(late, 0, values) + _EPOCH * _SECOND
@@ -329,10 +329,10 @@ def _epoch(values: Int64s, present: buffers.Bytes, *, numeric: bool) -> pa.Array
         return buffers.make_fixed(out / 1e6, present, pa.float64())
     before = values < -_EPOCH * _SECOND
     behind = -(np.where(before, values, 0) + _EPOCH * _SECOND)
-    # What is before 2000 wraps around, and back.
+    # Values before 2000 wrap around in uint64; the addition wraps them back.
     ahead = np.where(before, -_EPOCH * _SECOND, values).astype(np.uint64)
     ahead += np.uint64(_EPOCH * _SECOND)
-    # A numeric division, whose quotient has four digits after the point.
+    # Postgres divides numerics here; the quotient has four digits after the point.
     rounded = (ahead + np.uint64(50)) // np.uint64(100) * np.uint64(100)
     size = np.where(before, behind.astype(np.uint64), np.where(late, rounded, ahead))
     return _decimal(size, 6, present, before)
@@ -344,7 +344,7 @@ def _decimal(
     present: buffers.Bytes,
     negative: npt.NDArray[np.bool_] | None,
 ) -> pa.Array:
-    """Texts of ``size / 10**scale`` with all ``scale`` digits."""
+    """Format ``size / 10**scale`` with exactly ``scale`` decimal places."""
     unit = np.uint64(10**scale)
     whole = pc.cast(pa.array(size // unit), pa.string())
     digits = pc.utf8_lpad(pc.cast(pa.array(size % unit), pa.string()), scale, "0")
@@ -375,7 +375,7 @@ def _build_date_trunc(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
 
 
 def _cut_date(unit: str, days: Int64s) -> Int64s:
-    """First day of the month … millennium."""
+    """Return the first day of the month … millennium."""
     year, month, _ = _civil(days)
     if unit == "month":
         return _days(year, month, 1)
@@ -391,7 +391,7 @@ def _cut_date(unit: str, days: Int64s) -> Int64s:
 
 
 def _checked(days: Int64s, finite: npt.NDArray[np.bool_]) -> Int64s:
-    """Days as micros; error where they are no timestamp."""
+    """Convert days to microseconds; raise FailingRow outside the range of timestamps."""
     bad = finite & ((days < _FIRST // _DAY) | (days >= _END // _DAY))
     kernels.fail(bad, _OUT_OF_RANGE, kernels.DATETIME_OVERFLOW)
     return np.where(finite, days, 0) * _DAY
@@ -422,7 +422,7 @@ def _build_shift(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
 
 
 def _shifted(values: Int64s, finite: npt.NDArray[np.bool_], interval: Interval) -> Int64s:
-    """Months first (the day is cut to the month's last), then days, then the time."""
+    """Add months first (the day is cut to the month's last), then days, then the time."""
     days = values // _DAY
     time = values - days * _DAY
     if interval.months:
@@ -436,7 +436,7 @@ def _shifted(values: Int64s, finite: npt.NDArray[np.bool_], interval: Interval) 
         days = np.where(finite, days, 0) + interval.days
         _checked(days, finite)
     out = np.where(finite, days, 0) * _DAY + np.where(finite, time, 0)
-    # Postgres' sum wraps nowhere: what is not within is out of range.
+    # Postgres' sum does not wrap: a result outside the limits is out of range.
     low, high = _FIRST - interval.micros, _END - interval.micros
     bad = finite & ((out < max(low, -(2**63))) | (out >= min(high, 2**63 - 1)))
     kernels.fail(bad, _OUT_OF_RANGE, kernels.DATETIME_OVERFLOW)

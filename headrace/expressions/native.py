@@ -1,12 +1,12 @@
-"""Which operators and casts our kernels compute exactly as Postgres does.
+"""The operators and casts that native kernels compute exactly as Postgres does.
 
-``resolve`` and ``resolve_cast`` answer the planner: what result type, and whether a row may make
-it fail.  ``None`` means: ask Postgres.  The names that come back are the ones that
-``expressions.evaluate`` knows; ``tests/expressions/test_native.py`` proves every accepted
-combination of types equal to Postgres over edge values.
+The planner calls ``resolve`` and ``resolve_cast`` for the result type and whether a row may fail.
+``None`` means that Postgres must evaluate it.  ``expressions.evaluate`` knows the returned names.
+``tests/expressions/test_native.py`` proves every accepted combination of types equal to Postgres
+over edge values.
 
-Argument shapes: ``case`` takes condition, value, condition, value, …, else (always present);
-``and``/``or``/``coalesce`` take any number; unary minus is ``-`` with one argument; ``single``
+Arguments: ``case`` takes condition, value, condition, value, …, else (always present).
+``and``/``or``/``coalesce`` take any number.  Unary minus is ``-`` with one argument.  ``single``
 takes the number of rows of a scalar subquery and its value.
 """
 
@@ -42,7 +42,7 @@ _SAME_TYPE: Final = frozenset(
         types.BYTEA,
     }
 )
-"""Compared by value (or by their one canonical text) with the same type only."""
+"""Types compared only with themselves, by value or by their canonical text."""
 _BOOLEAN_TESTS: Final = frozenset(
     {
         "is_true", "is_false", "is_not_true", "is_not_false", "is_unknown",
@@ -53,10 +53,10 @@ _ALIASES: Final = {"!=": "<>", "mod": "%"}
 
 
 def common_number(left: int, right: int) -> int | None:
-    """The type in which Postgres computes ``left op right``; None if not one of ours.
+    """Return the type in which Postgres computes ``left op right``; None if it is not native.
 
-    Source: Postgres manual, "Operator Type Resolution": integers widen, float4 with any other
-    number becomes float8 (the preferred type), integers join numeric exactly.
+    Source: Postgres manual, "Operator Type Resolution".  Integers are widened.  float4 with any
+    other number becomes float8 (the preferred type).  Integers become numeric exactly.
     """
     if left in INTS and right in INTS:
         return max(left, right, key=INTS.index)
@@ -64,7 +64,7 @@ def common_number(left: int, right: int) -> int | None:
         if left == right:
             return left
         if types.NUMERIC in (left, right):
-            return None  # numeric to float8 rounds by its text: Postgres' business
+            return None  # numeric to float8 rounds by its text: left to Postgres
         if (left in FLOATS or left in INTS) and (right in FLOATS or right in INTS):
             return types.FLOAT8
         return None
@@ -75,7 +75,7 @@ def common_number(left: int, right: int) -> int | None:
 
 
 def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
-    """Whether we compare these two types with ``op`` exactly as Postgres does."""
+    """Return whether native ``op`` compares these two types exactly as Postgres does."""
     if common_number(left.oid, right.oid) is not None:
         return True
     if left.oid in TEXTS and right.oid in TEXTS:
@@ -96,7 +96,7 @@ def _text_comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
 
 
 def common_type(args: Args) -> tuple[int, int] | None:
-    """Result type and typmod of a choice between values of these types, in Postgres' order."""
+    """Return the type and typmod of CASE or COALESCE over these types; None: not native."""
     oids = {a.oid for a in args}
     typmods = {a.typmod for a in args}
     if len(oids) == 1:
@@ -104,12 +104,12 @@ def common_type(args: Args) -> tuple[int, int] | None:
     if oids <= set(INTS):
         return max(oids, key=INTS.index), -1
     if oids <= set(TEXTS):
-        return args[0].oid, -1  # both convert to each other: the first one stays
+        return args[0].oid, -1  # both convert to each other, so the first one decides
     return None
 
 
 def resolve(op: str, args: Args) -> NativeOp | None:
-    """The native operator for ``op`` (an operator symbol or function name) over ``args``."""
+    """Return the native operator for ``op`` (an operator symbol or function name), or None."""
     name = _ALIASES.get(op, op)
     if (name in _EQUALITY or name in _ORDER) and len(args) == 2:
         return NativeOp(name, types.BOOL) if comparable(name, *args) else None
@@ -157,7 +157,7 @@ def _nullif(name: str, args: Args) -> NativeOp | None:
     if args[0].oid in TEXTS:
         return NativeOp(name, types.TEXT)
     if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (args[0].oid):
-        return None  # Postgres converts the first argument: leave it the type to decide
+        return None  # Postgres converts the first argument and decides the type
     return NativeOp(name, args[0].oid, args[0].typmod)
 
 
@@ -240,15 +240,15 @@ _RESOLVERS: Final[dict[str, Resolver]] = {
 
 
 def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
-    """The native cast of ``source`` to ``target``, or None.
+    """Return the native cast of ``source`` to ``target``, or None.
 
-    The planner makes ``Native("cast", (arg,), target.oid, target.typmod)`` of it.
+    The planner turns it into ``Native("cast", (arg,), target.oid, target.typmod)``.
     """
     left, right = source.oid, target.oid
     if left == right and target.typmod in (-1, source.typmod):
         return NativeOp("cast", right, target.typmod)
     if target.typmod != -1:
-        return None  # a length or precision is applied: Postgres' business
+        return None  # a length or precision is applied: left to Postgres
     if left in INTS and right in INTS:
         return NativeOp("cast", right, may_raise=INTS.index(left) > INTS.index(right))
     if source.enum and right in TEXTS:

@@ -1,4 +1,4 @@
-"""Finding ``$1`` … ``$n`` in an expression's SQL, outside of everything quoted."""
+"""Placeholders ``$1`` … ``$n`` in an expression's SQL, outside of quotes and comments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.postgres.tokens import scan
 
 
 def substitute(sql: str, replace: Callable[[int], str]) -> str:
-    """``sql`` with every placeholder ``$n`` replaced by ``replace(n)``."""
+    """Replace every placeholder ``$n`` by ``replace(n)``."""
     out: list[str] = []
     at = 0
     for kind, start, end in scan(sql):
@@ -23,11 +23,11 @@ _SHOWN_MAX: Final = 120
 
 
 def shown(sqls: Iterable[str]) -> str:
-    """Expressions for people, who know the arguments: placeholders are ``…``."""
+    """Return expressions as shown to users, with ``…`` for each placeholder."""
     text = ", ".join(substitute(sql, lambda _: "…") for sql in sqls)
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
 
 
 def renumber(sql: str, mapping: dict[int, int]) -> str:
-    """``sql`` with placeholder ``$n`` called ``$mapping[n]``."""
+    """Rename each placeholder ``$n`` to ``$mapping[n]``."""
     return substitute(sql, lambda n: f"${mapping[n]}")

@@ -1,13 +1,13 @@
-"""The few connections over which all views of a process have their expressions evaluated.
+"""The connection pool on which all views of a process evaluate expressions.
 
-A connection belongs to a *key*: where it goes, its settings, and whose code runs on it.  When all
-are taken, the one that was used least recently is given to another key: with ``DISCARD ALL`` where
-only built-in functions run, else by closing it and opening another.  So code of one owner never
-finds what that of another has left in a session.
+A connection belongs to a *key*: its DSN, its settings, and the owner whose code runs on it.  When
+all connections are open, the least recently used idle one is given to another key.  It is reset
+with ``DISCARD ALL`` if only built-in functions run on it, and else replaced by a new connection.
+So code of one owner never sees state that code of another has left in a session.
 
-A backend that does not end its statement when it is told to is *abandoned*: our side is closed at
-once, and it is terminated again and again until it is gone.  Who leaves too many of them is asked
-nothing more until then.
+A backend that does not end its statement when it is canceled is *abandoned*: the client side is
+closed at once, and ``pg_terminate_backend`` is repeated until the backend is gone.  An owner with
+too many abandoned backends is refused until then.
 
 A function may terminate the sessions of other owners' functions (``terminations.py``).
 """
@@ -33,9 +33,9 @@ from headrace.postgres import connect
 from headrace.process import bounds
 
 CONNECTIONS_MAX: Final = 4
-"""What a pool has that nobody told otherwise."""
+"""Default size of a pool."""
 LOST_MAX: Final = 2
-"""Backends of one owner's that may go on without us."""
+"""Number of abandoned backends at which an owner's statements are refused."""
 _WAIT_S: Final = 0.05
 _REAP_S: Final = 1.0
 
@@ -44,28 +44,28 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Lost:
-    """A backend that has not ended when it was told to."""
+    """An abandoned backend."""
 
     dsn: str
     pid: int
     who: str
     owned: bool
-    """Whether it runs code of a user."""
+    """Whether it runs user code."""
     began: str = ""
-    """When it was started, as Postgres says: another may have its number later."""
+    """Start time of the backend, as reported by Postgres; a later backend may reuse the PID."""
 
 
 class Pool:
-    """At most ``size`` connections; for any number of threads."""
+    """A pool of at most ``size`` connections; thread-safe."""
 
     def __init__(self, size: int = CONNECTIONS_MAX, folder: Path | None = None) -> None:
-        """``folder``: where processes take turns with code of users; None: they do not."""
+        """Create a pool; processes take turns at user code by ``folder`` (None: they do not)."""
         self._size = max(size, 1)
         self._turn = threading.Condition()
         self._idle: deque[Link] = deque()
-        """The one that was used last stands last."""
+        """Idle connections; the most recently used is last."""
         self._open = 0
-        """Connections that are idle, used, or being opened."""
+        """Number of connections that are idle, in use, or being opened."""
         self._lost: list[_Lost] = []
         self._reaper: threading.Thread | None = None
         self._closed = threading.Event()
@@ -73,11 +73,11 @@ class Pool:
 
     @property
     def lost(self) -> int:
-        """How many backends are there that ought to have ended."""
+        """Number of abandoned backends."""
         return len(self._lost)
 
     def close(self) -> None:
-        """Close what nobody uses now, and the others when they come back."""
+        """Close the idle connections now, and the others when they are returned."""
         self._closed.set()
         with self._turn:
             idle = list(self._idle)
@@ -89,13 +89,13 @@ class Pool:
 
     @contextlib.contextmanager
     def link(self, key: Key, who: str) -> Iterator[Link]:
-        """A connection for ``key``, on which a statement of ``who`` is to run.
+        """Lend a connection for ``key``, for a statement of owner ``who``.
 
         Raises:
-            Unconnected: there is none to be had.
-            DefiniteFailure: its settings cannot be made, or too many backends of ``who`` go on, or
-                code of ``who`` has terminated sessions.
-            SessionsTerminated: the statement has done so, once too often.
+            Unconnected: it cannot be opened.
+            DefiniteFailure: its settings cannot be applied.
+            LimitExceeded: ``who`` has too many abandoned backends, or has terminated sessions.
+            SessionsTerminated: the statement has terminated a session, once too often.
         """
         self._admit(who)
         with contextlib.ExitStack() as stack:
@@ -108,26 +108,26 @@ class Pool:
                 self._give_back(link)
 
     def terminated(self, link: Link, who: str, *, proven: bool) -> None:
-        """Note that ``link`` was lost; ``proven``: terminated while a statement of ``who`` ran."""
+        """Record that ``link`` was lost; ``proven``: terminated while ``who``'s statement ran."""
         if link.key.owner is not None:
             self._terminations.noticed(who, since=link.seen_at, proven=proven)
 
     def not_opened(self, key: Key, who: str, *, since: float) -> None:
-        """Note that a session for a statement of ``who`` has ended while it was being opened."""
+        """Record that a session for a statement of ``who`` ended while it was being opened."""
         if key.owner is not None:
             self._terminations.noticed(who, since=since, proven=False)
 
     @property
     def proofs(self) -> dict[str, int]:
-        """How often owners have terminated sessions lately."""
+        """Number of sessions that each owner has terminated recently."""
         return self._terminations.proofs
 
     def search(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, this thread may evaluate functions that have terminated sessions."""
+        """Return a context in which this thread may evaluate functions that terminate sessions."""
         return self._terminations.search()
 
     def forget(self, dsn: str) -> None:
-        """A connection to ``dsn`` was lost: the idle ones may be as well."""
+        """Close the idle connections to ``dsn``; one was lost, so these may be lost too."""
         with self._turn:
             gone = [link for link in self._idle if link.key.dsn == dsn]
             for link in gone:
@@ -138,7 +138,7 @@ class Pool:
             link.conn.close()
 
     def end(self, link: Link, who: str) -> None:
-        """End the statement that runs on ``link``, in a moment, whatever it does."""
+        """End the statement on ``link`` within a short time; abandon its backend if needed."""
         pid = link.conn.info.backend_pid
         if link.end():
             return
@@ -179,7 +179,7 @@ class Pool:
                     victim = self._idle.popleft()
                     break
                 self._turn.wait(_WAIT_S)
-                # Who waits does no work, but may be told to end.
+                # A waiting caller uses nothing, but its bound may tell it to stop.
                 bounds.check()
         try:
             if victim is not None:
@@ -207,7 +207,7 @@ class Pool:
             self._turn.notify()
 
     def _reap(self) -> None:
-        """Terminate abandoned backends until there are none."""
+        """Terminate abandoned backends until none is left."""
         while True:
             for lost in list(self._lost):
                 try:
@@ -227,7 +227,7 @@ class Pool:
 
 
 def _terminated(lost: _Lost) -> bool:
-    """Whether a backend is gone; it is told to end, as its own role may."""
+    """Terminate a backend, as its own role may; return whether it is gone already."""
     with connect.connect(lost.dsn, name="headrace reaper") as conn:
         row = conn.execute(
             "SELECT backend_start::text, pg_terminate_backend(pid) FROM pg_stat_activity"

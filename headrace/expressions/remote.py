@@ -1,8 +1,8 @@
 """Expressions evaluated by the user's Postgres, in batches.
 
-A batch's distinct argument tuples travel as arrays: ``SELECT f(a1, a2) FROM unnest($1::…[],
-$2::…[]) WITH ORDINALITY``.  Results of tuples that come again are remembered.  Values are text in
-both directions, through ``kernels.text``; see ``session`` for the settings.
+The distinct argument tuples of a batch are sent as arrays: ``SELECT f(a1, a2) FROM unnest($1::…[],
+$2::…[]) WITH ORDINALITY``.  Results are cached by argument tuple.  Values are text in both
+directions, through ``kernels.text``; see ``session`` for the settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """An aggregate of arguments ``fields``; of the last ``direct`` ones a group has one value."""
+    """An aggregate over arguments ``fields``; the last ``direct`` are constant within a group."""
 
     sql: str
     fields: tuple[Field, ...]
@@ -46,7 +46,7 @@ class AggregateCall:
 
 
 class _Question:
-    """Expressions over typed arguments, and the results seen lately."""
+    """Expressions over typed arguments, with a cache of recent results."""
 
     def __init__(
         self, sqls: Sequence[str], arg_fields: Sequence[Field], result_fields: Sequence[Field]
@@ -59,7 +59,7 @@ class _Question:
         self._statement: str | None = None
 
     def statement(self, session: EvaluatorSession) -> str:
-        """The SQL text; parameter i holds the arguments ``$i``."""
+        """Return the SQL text; parameter i is the array of arguments ``$i``."""
         if self._statement is None:
             exprs = [substitute(s, lambda n: f"(t.a{n})") for s in self.sqls]
             source = "(SELECT 1 AS o) t"
@@ -69,7 +69,7 @@ class _Question:
         return self._statement
 
     def typed(self, found: Sequence[Row]) -> list[pa.Array]:
-        """Columns of result rows."""
+        """Convert result rows to columns."""
         columns = list(zip(*found, strict=True)) or [()] * len(self.result_fields)
         return [
             text.parse(pa.array(column, pa.string()), f.oid)
@@ -77,7 +77,7 @@ class _Question:
         ]
 
     def remember(self, keys: Sequence[bytes], found: Sequence[Row]) -> None:
-        """Keep results, dropping the least recently used."""
+        """Cache results, and drop the least recently used ones."""
         if len(keys) > CACHE_ROWS_MAX:
             return
         for key, row in zip(keys, found, strict=True):
@@ -88,10 +88,10 @@ class _Question:
 
 
 def unnested(session: EvaluatorSession, fields: Sequence[Field]) -> str:
-    """FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
+    """Return FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
     arrays, columns = session.parameters(fields)
     listed = ", ".join(f"a{i}" for i in range(1, len(fields) + 1))
-    # Over several arrays it is syntax, which stands for the built-in function alone.
+    # With several arrays, unnest is syntax that always means the built-in function.
     unnest = "pg_catalog.unnest" if len(arrays) == 1 else "unnest"
     return (
         f"(SELECT {', '.join(columns)}, u.o FROM {unnest}({', '.join(arrays)})"  # noqa: S608
@@ -100,10 +100,10 @@ def unnested(session: EvaluatorSession, fields: Sequence[Field]) -> str:
 
 
 class RemoteEvaluator:
-    """Asks Postgres for the value of expressions.
+    """Evaluates expressions in Postgres.
 
-    One thread at a time.  ``settings`` are the view's captured ones; ``eval_dsn`` logs in as the
-    powerless role that evaluates untrusted expressions, None if there is none.
+    Not thread-safe.  ``settings`` are the settings captured from the view; ``eval_dsn`` logs in as
+    the unprivileged role that evaluates untrusted expressions (None: there is none).
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class RemoteEvaluator:
         value_bytes_max: int = 0,
         folder: Path | None = None,
     ) -> None:
-        """``pool``: whose connections it uses; None: one of its own, see ``Pool`` for ``folder``.
+        """Create an evaluator on ``pool``; None: a private one, see ``Pool`` for ``folder``.
 
-        ``owner`` names who is to blame for untrusted expressions; no two that are called alike may
-        have reason to fear each other.  ``value_bytes_max``: of one result; 0: any number.
+        ``owner`` owns untrusted expressions; evaluators with the same name must trust each other.
+        ``value_bytes_max`` is the maximum size of one result in bytes (0: no limit).
         """
         self._own_pool = Pool(folder=folder) if pool is None else None
         for_all = pool or self._own_pool
@@ -142,7 +142,7 @@ class RemoteEvaluator:
         self._empty: dict[tuple[object, ...], str | None] = {}
 
     def close(self) -> None:
-        """Close the connections that are its own."""
+        """Close the private pool, if there is one."""
         if self._own_pool is not None:
             self._own_pool.close()
 
@@ -156,15 +156,15 @@ class RemoteEvaluator:
         *,
         count: int | None = None,
     ) -> list[pa.Array]:
-        """One column per expression; ``$i`` in it is ``columns[i - 1]`` of ``arg_fields[i - 1]``.
+        """Return one column per expression; ``$i`` is ``columns[i - 1]`` of ``arg_fields[i - 1]``.
 
-        ``count`` is the length of the results, needed when there are no arguments.
+        ``count`` is the number of rows, needed if there are no arguments.
 
         Raises:
-            FailingRow: an expression failed; message and SQLSTATE are Postgres'.
-            UnsupportedError: untrusted, and there is no connection for that.
-            Interrupted: Postgres is away.
-            DefiniteFailure: the expression cannot be evaluated any more.
+            FailingRow: an expression failed; message and SQLSTATE are those of Postgres.
+            UnsupportedError: untrusted, and no connection is configured for that.
+            Interrupted: Postgres is not reachable.
+            DefiniteFailure: the expression can no longer be evaluated.
         """
         n = len(columns[0]) if columns else count
         if n is None:
@@ -194,11 +194,11 @@ class RemoteEvaluator:
         weights: Int64s,
         ngroups: int,
     ) -> pa.Array:
-        """Value of ``call`` for each of the groups 0 … ``ngroups`` - 1.
+        """Return the value of ``call`` for each of the groups 0 … ``ngroups`` - 1.
 
-        Row i is ``weights[i]`` (> 0) times the values ``columns[…][i]`` (``$1`` …) of group
-        ``groups[i]``; a group's rows are handed over in this order, and ``$0`` is a row's place.
-        A group without rows gets the aggregate over no rows.  Raises as ``evaluate`` does.
+        Row i stands for ``weights[i]`` (> 0) rows ``columns[…][i]`` (``$1`` …) of group
+        ``groups[i]``.  The aggregate sees a group's rows in this order; ``$0`` is a row's position.
+        A group without rows gets the aggregate over no rows.  Raises the errors of ``evaluate``.
         """
         session, result = self._session(call.trusted), call.result
         out: list[str | None] = [None] * ngroups
@@ -241,7 +241,7 @@ class RemoteEvaluator:
         weights: Int64s,
         trusted: bool = True,
     ) -> tuple[Int64s, list[pa.Array]]:
-        """Values of window functions; see ``expressions.windows``.  Raises as ``evaluate`` does."""
+        """Compute window functions; see ``expressions.windows``.  Raises as ``evaluate`` does."""
         session = self._session(trusted)
         return windows.evaluate(session, over, columns, partitions, weights)
 
@@ -253,12 +253,12 @@ class RemoteEvaluator:
             first = len(fields) - call.direct
 
             def column(n: int) -> str:
-                # A direct argument stands outside of the rows: here there is none to take it of.
+                # A direct argument is not part of the rows; without rows its value is NULL.
                 known = n <= first
                 return _column(n) if known else f"NULL::{names[fields[n - 1].oid][0]}"
 
             inner = substitute(call.sql, column)
-            # An aggregate over no rows has no column to be ordered by.
+            # An aggregate over no rows has no column to sort by.
             source = f"(SELECT {inner} AS v, 1 AS o FROM {source}) t"  # noqa: S608
             statement = session.statement(source, ["t.v"])
             params = ["{}"] * (len(fields) + 2)
@@ -267,7 +267,7 @@ class RemoteEvaluator:
         return self._empty[key]
 
     def session(self, *, trusted: bool) -> EvaluatorSession:
-        """The connection for expressions of that kind; raises as ``evaluate`` does."""
+        """Return the session for such expressions; raises UnsupportedError if there is none."""
         return self._session(trusted)
 
     def _session(self, trusted: bool) -> EvaluatorSession:
@@ -304,7 +304,7 @@ class RemoteEvaluator:
         firsts: Int64s,
     ) -> list[Row]:
         cache = question.cache
-        # Taken out and put back: the order of a dict is the order of last use.
+        # Entries are removed and inserted again, so that the dict is in order of last use.
         found: list[Row | None] = [cache.pop(key, None) for key in keys]
         missing = [i for i, row in enumerate(found) if row is None]
         asked = firsts[missing]
@@ -326,7 +326,7 @@ class RemoteEvaluator:
         texts: list[pa.StringArray],
         asked: Int64s,
     ) -> list[Row]:
-        """Results for the rows numbered ``asked``, in that order; halves them to find a culprit."""
+        """Return the results for rows ``asked``, in that order; bisect to find a failing row."""
         at = pa.array(asked)
         params = [copytext.array_literal(column.take(at)) for column in texts]
         try:
@@ -353,9 +353,10 @@ def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
 
 
 def _repeated(session: EvaluatorSession, fields: Sequence[Field]) -> str:
-    """FROM item ``t``: columns ``a1`` … as often as the weight says, ``o``: group, ``i``: place.
+    """Return FROM item ``t``: columns ``a1`` …, ``o`` (group) and ``i`` (position).
 
-    It is ordered by ``o`` and ``i``, and so does every aggregate of a group see its rows.
+    Each row is repeated by its weight.  The item is sorted by ``o`` and ``i``; aggregates see the
+    rows of a group in that order.
     """
     arrays, columns = session.parameters(fields)
     count = len(fields)

@@ -1,4 +1,4 @@
-"""round, trunc, ceil, floor of numeric and float8, and casts that round.
+"""Native round, trunc, ceil and floor of numeric and float8, and casts that round.
 
 Source: ``numeric.c`` (``numeric_round``, ``numeric_trunc``, ``apply_typmod``).
 """
@@ -23,13 +23,13 @@ from headrace.types import FLOAT4, FLOAT8, INT4, NUMERIC, arrow_type
 Int64s = npt.NDArray[np.int64]
 
 _PLACES_MAX: Final = 17
-"""Most decimal places, on either side of the point, that are rounded in 64 bits."""
+"""Maximum decimal places, on either side of the point, that are rounded in 64 bits."""
 _HEADER: Final = 4
 _UNSUPPORTED: Final = "0A000"
 _FIELD_OVERFLOW: Final = "numeric field overflow"
 
 
-# --- which are ours
+# --- resolvers
 
 
 def _round(name: str, args: Args) -> NativeOp | None:
@@ -39,7 +39,7 @@ def _round(name: str, args: Args) -> NativeOp | None:
         return None
     if len(args) == 2 and (name not in ("round", "trunc") or _places(args) is None):
         return None
-    # 131072 digits before the point may become one more.
+    # Rounding may add a digit to the maximum of 131072 before the point.
     return NativeOp(name, NUMERIC, may_raise=name != "trunc" and args[0].typmod == -1)
 
 
@@ -59,7 +59,7 @@ def _sized(name: str, args: Args) -> NativeOp | None:
 
 
 def _precision(typmod: int) -> tuple[int, int] | None:
-    """(precision, scale) of a modifier, if they are of the usual kind."""
+    """Return (precision, scale) of a modifier; None if the scale is negative or too large."""
     precision, scale = (typmod - _HEADER) >> 16, (typmod - _HEADER) & 0x7FF
     return (precision, scale) if 0 <= scale <= min(_PLACES_MAX, precision) else None
 
@@ -71,7 +71,7 @@ RESOLVERS: Final[dict[str, Resolver]] = {
 }
 
 
-# --- their kernels
+# --- kernels
 
 _FLOATS: Final[dict[str, Callable[..., npt.NDArray[Any]]]] = {
     "round": np.rint,
@@ -111,7 +111,7 @@ def _build_sized(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
 def _rounded(
     op: str, column: pa.StringArray, places: int, limit: int | None = None
 ) -> pa.StringArray:
-    """``column`` with ``places`` digits after the point; mantissas stay below ``limit``."""
+    """Round ``column`` to ``places`` digits; raise where a mantissa reaches ``limit``."""
     parsed = numeric.parse(column)
     scales = parsed.scales.astype(np.int64)
     kinds = parsed.kinds.copy()
@@ -158,7 +158,7 @@ _ROUND: Final[dict[str, Callable[[Int64s, Int64s], Int64s]]] = {
 
 
 def _slowly(op: str, text: str, places: int, limit: int | None, row: int) -> str:
-    """One value, of any size."""
+    """Round one value of any size."""
     kind, mantissa, scale = decimals.read(text)
     if kind != decimals.SMALL:
         if limit is not None and kind != decimals.NAN:
@@ -208,14 +208,14 @@ BUILDERS: Final[dict[str, Builder]] = {
 
 
 def casts(source: int, target: int) -> bool:
-    """Whether ``cast`` does this one."""
+    """Return whether ``cast`` supports this pair of types."""
     if source == NUMERIC:
         return target in INTS or target in FLOATS
     return source in FLOATS and (target in INTS or (source, target) == (FLOAT8, FLOAT4))
 
 
 def cast(column: pa.Array, source: int, target: int) -> pa.Array:
-    """``column`` of type ``source`` as ``target``; a pair that ``casts`` allows."""
+    """Cast ``column`` from ``source`` to ``target``, a pair that ``casts`` allows."""
     if source == NUMERIC:
         if target in INTS:
             return _numeric_to_int(column, target)
@@ -249,7 +249,7 @@ def _numeric_to_int(column: pa.StringArray, target: int) -> pa.Array:
 
 
 def _numeric_to_float(column: pa.StringArray, target: int) -> pa.Array:
-    # Both read the decimal digits and round once, to the nearest.
+    # Arrow and Postgres both parse the decimal digits and round once, to the nearest.
     parsed = numeric.parse(column)
     out = pc.cast(column, arrow_type(target))
     values = buffers.values(out)

@@ -1,9 +1,9 @@
 """Read-only statements for evaluation: settings, type names, results, lost connections.
 
-Settings are ``PINNED_SETTINGS`` overlaid with the view's captured ones, so that functions see
-what the view's creator saw.  Values go in as unambiguous text (ISO dates, explicit ``+00``), and
-come out under the *pinned* settings: if a captured setting changes how values look, the statement
-computes everything first (a materialised CTE) and then switches the settings back for its output.
+Settings are ``PINNED_SETTINGS`` overlaid with those captured from the view, so that functions see
+what the view's creator saw.  Values are sent as unambiguous text (ISO dates, explicit ``+00``) and
+returned under the *pinned* settings.  If a captured setting changes the output of values, the
+statement computes everything first (a materialised CTE) and resets the settings for its output.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from headrace.types import Field, arrow_type
 _DEFAULT_COLLATION: Final = 100
 
 _TOO_LARGE: Final = "headrace: too many bytes: "
-"""How a statement says that a value is too large; whoever imitates it blames himself."""
+"""Prefix of the error for a value that is too large.  A function that raises the same text is
+reported as if it had returned such a value."""
 
 _NUMBERS: Final = itertools.count()
 
 _TERMINATED: Final = "57P01"
 """SQLSTATE of a session that ``pg_terminate_backend`` or a server shutdown has ended."""
 _ENDED: Final = {_TERMINATED, None}
-"""None: the connection has ended without a word."""
+"""None: the connection ended without an error message."""
 _ATTEMPTS_MAX: Final = 3
 _OPENED_S: Final = 2.0
-"""A statement that waits longer for a connection is not tried again."""
+"""A statement that has waited longer for a connection is not retried."""
 _READ_ONLY: Final = "25006"
-"""By our own doing everything is so where expressions are evaluated: that will not pass."""
+"""SQLSTATE read_only_sql_transaction; evaluation is always read-only, so a retry cannot help."""
 
 
 class EvaluatorSession:
-    """Statements of one view over connections of a pool; one user at a time."""
+    """Statements of one view over connections of a pool; not thread-safe."""
 
     def __init__(
         self,
@@ -65,9 +66,9 @@ class EvaluatorSession:
         owner: str,
         value_bytes_max: int = 0,
     ) -> None:
-        """``owner``: who is to blame for what the expressions do, if they are not trusted.
+        """Create a session; ``owner`` owns the expressions, if they are not trusted.
 
-        ``value_bytes_max``: of one value of a result; 0: any number.
+        ``value_bytes_max`` is the maximum size of one value of a result in bytes (0: no limit).
         """
         self._number = next(_NUMBERS)
         self._pool = pool
@@ -76,7 +77,7 @@ class EvaluatorSession:
         captured = {canonical(k): v for k, v in settings.items() if k.lower() not in FORCED}
         path = captured.pop(FUNCTION_PATH, None)
         if path is not None and not trusted:
-            # With the engine's own rights no name may resolve to what a user has created.
+            # With the engine's privileges no name may resolve to an object of a user.
             captured["search_path"] = path
         effective = {
             **PINNED_SETTINGS,
@@ -90,7 +91,7 @@ class EvaluatorSession:
         self._collations: dict[int, str] = {}
 
     def statement(self, source: str, columns: Sequence[str]) -> str:
-        """SELECT ``columns`` (expressions) of FROM item ``source``, ordered by its column ``o``."""
+        """Return a SELECT of ``columns`` (expressions) from ``source``, ordered by column ``o``."""
         names = [f"e{i}" for i in range(len(columns))]
         inner = ", ".join(f"{c} AS {n}" for c, n in zip(columns, names, strict=True))
         if not self._switched:
@@ -101,7 +102,7 @@ class EvaluatorSession:
                 f"SELECT {outs} FROM (SELECT {inner}, o FROM {source} OFFSET 0) q"  # noqa: S608
                 f" WHERE {self._fits('q', names)} ORDER BY o"
             )
-        # set_config is volatile and needs all of r: every value exists before the switch.
+        # set_config is volatile and needs all of r, so every value is computed before the reset.
         resets = ", ".join(
             f"pg_catalog.set_config('{name}', '{PINNED_SETTINGS[name]}', true)"
             for name in self._switched
@@ -116,7 +117,7 @@ class EvaluatorSession:
         )
 
     def _fits(self, table: str, names: Sequence[str]) -> str:
-        """A condition that fails, in our words, for a row with a value that is too large."""
+        """Return a condition that raises ``_TOO_LARGE`` for a row with an oversized value."""
         if not self._value_bytes_max or not names:
             return "true"
         sizes = [f"pg_catalog.pg_column_size({table}.{name})" for name in names]
@@ -128,10 +129,10 @@ class EvaluatorSession:
         )
 
     def parameters(self, fields: Sequence[Field]) -> tuple[list[str], list[str]]:
-        """Columns that travel as arrays, typed and collated as ``fields``.
+        """Return SQL for columns that are sent as arrays, typed and collated as ``fields``.
 
         Returns the arguments of ``unnest`` (``$1`` …), and the expressions over its columns
-        ``u.a1`` … that give columns ``a1`` ….
+        ``u.a1`` … that compute columns ``a1`` ….
         """
         names = self.type_names(f.oid for f in fields)
         collations = self.collation_names(f.collation for f in fields)
@@ -140,14 +141,14 @@ class EvaluatorSession:
             name, plain = names[f.oid]
             arrays.append(f"${i}::{name if plain else 'text'}[]")
             value = f"u.a{i}" if plain else f"u.a{i}::{name}"
-            # COLLATE inside a subquery is implicit outside of it, as a table's column is.
+            # Outside of a subquery its COLLATE is an implicit collation, as of a table's column.
             if collation := collations.get(f.collation):
                 value = f"({value}) COLLATE {collation}"
             columns.append(f"{value} AS a{i}")
         return arrays, columns
 
     def type_names(self, oids: Iterable[int]) -> dict[int, tuple[str, bool]]:
-        """Per OID its SQL name, and whether arrays of it can be ``unnest``-ed to it."""
+        """Return SQL names by OID, each with whether its arrays can be ``unnest``-ed to it."""
         wanted = [oid for oid in dict.fromkeys(oids) if oid not in self._types]
         if wanted:
             rows = self.fetch(
@@ -167,7 +168,7 @@ class EvaluatorSession:
         return self._types
 
     def collation_names(self, oids: Iterable[int]) -> dict[int, str]:
-        """Per OID the collation's quoted name; none for 0 and the database's default."""
+        """Return the collations' quoted names by OID, without 0 and the database's default."""
         wanted = {*oids} - {0, _DEFAULT_COLLATION, *self._collations}
         if wanted:
             rows = self.fetch(
@@ -194,18 +195,18 @@ class EvaluatorSession:
         part: Described | None = None,
         shown: str = "",
     ) -> list[tuple[str | None, ...]]:
-        """Rows of a query as text; ``rows``: how many it is asked about.
+        """Return the rows of a query as text; ``rows``: number of argument tuples.
 
-        ``part`` is what gives them, where there may be any number of them; ``shown``: what is
-        evaluated, for people.
+        ``part``: the part of the view's query that returns the rows, if their number is not known;
+        ``shown``: the expressions, for messages.
 
-        A statement whose connection is lost is tried again on a new one.
+        A statement whose connection is lost is retried on a new one.
 
         Raises:
-            Interrupted: Postgres is away, or the statement says what a server in trouble says.
+            Interrupted: Postgres is not reachable, or the statement failed with a transient error.
             RowError: a row of the arguments made the statement fail.
-            DefiniteFailure: the statement itself cannot run any more.
-            LimitExceeded: it takes, or gives, more than the bound of the thread allows.
+            DefiniteFailure: the statement can no longer run.
+            LimitExceeded: it takes, or returns, more than the thread's resource bound allows.
         """
         bound = bounds.current()
         if bound is None:
@@ -228,7 +229,8 @@ class EvaluatorSession:
             try:
                 return self._fetch(sql, params, results, part, fresh=attempt > 1)
             except Unconnected as error:
-                # It may have been terminated as it was opened: a server that is gone says so again.
+                # It may have been terminated while it was opened; if the server is down, the
+                # next attempt fails too.
                 ended = self._key.owner is not None and error.error.sqlstate in _ENDED
                 if ended and attempt < _ATTEMPTS_MAX and error.at < began + _OPENED_S:
                     self._pool.not_opened(self._key, self._owner, since=began)
@@ -254,14 +256,14 @@ class EvaluatorSession:
         *,
         fresh: bool,
     ) -> list[tuple[str | None, ...]]:
-        """Run a statement; ``fresh``: no connection that was opened before an earlier loss."""
+        """Run a statement; ``fresh``: the connection was opened after an earlier one was lost."""
         with self._pool.link(self._key, self._owner) as link:
             try:
                 given = [p.encode() for p in params]
                 statement = link.run(sql.encode(), given, whose=self._number)
                 return _rows(statement, sum(map(len, given)), results, part)
             except psycopg.Error as error:
-                # An SQLSTATE is whatever a user raises.
+                # User code can raise any SQLSTATE.
                 if link.conn.closed or failures.is_lost(error):
                     link.conn.close()
                     if error.sqlstate in _ENDED:
@@ -275,8 +277,6 @@ class EvaluatorSession:
 
 
 class _Lost(Exception):
-    """The connection is gone."""
-
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(str(error))
         self.error: Final = error
@@ -288,7 +288,7 @@ def _rows(
     results: Sequence[Field] | None,
     part: Described | None,
 ) -> list[tuple[str | None, ...]]:
-    """The rows of a statement to which so many bytes were ``given``."""
+    """Return the rows of a statement that was sent ``given`` bytes of arguments."""
     bound = bounds.current()
     found: list[tuple[str | None, ...]] = []
     size, checked = 0, False
@@ -312,13 +312,13 @@ def _rows(
 def _check_type(oid: int, field: Field) -> None:
     if oid == field.oid:
         return
-    # A text may be called varchar and so on: what matters is that its text is read alike.
+    # The types may differ (varchar for text) if their text is parsed in the same way.
     if arrow_type(oid) != arrow_type(field.oid):
         raise BugError(f"an expression of type OID {field.oid} came back as type OID {oid}")
 
 
 def _raise(error: psycopg.Error) -> NoReturn:
-    """Tell what a living connection has answered, perhaps in a user's words."""
+    """Raise the error for an answer of a live connection; user code may have chosen its text."""
     code, message = error.sqlstate, _message(error)
     bound = bounds.current()
     if bound is not None and _TOO_LARGE in message:
@@ -338,5 +338,5 @@ def _message(error: psycopg.Error) -> str:
 
 
 def integers(values: npt.NDArray[np.int64]) -> str:
-    """A parameter of type int8[]."""
+    """Format a parameter of type int8[]."""
     return "{" + ",".join(map(str, values.tolist())) + "}"

@@ -1,8 +1,8 @@
-"""Set-returning functions evaluated by the user's Postgres: what ``remote`` is to scalar ones.
+"""Set-returning functions evaluated by the user's Postgres (``remote`` evaluates scalar ones).
 
 ``SELECT … FROM unnest($1, …) t, LATERAL ROWS FROM (f(t.a1), g(t.a2)) WITH ORDINALITY``: the calls
-run in lockstep for each distinct argument tuple of a batch, the shorter ones padded with NULLs.
-Results of tuples that come again are remembered.
+run in lockstep for each distinct argument tuple of a batch; shorter results are padded with NULLs.
+Results are cached by argument tuple.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headrace.types import INT8, Field
 
 TUPLES_PER_STATEMENT_MAX: Final = 5_000
 CACHE_ROWS_MAX: Final = 20_000
-"""Result rows that are remembered at most."""
+"""Maximum number of cached result rows."""
 CACHE_BYTES_PER_TUPLE_MAX: Final = 8_192
 
 Row = tuple[str | None, ...]
 
 
 class SetCalls:
-    """Calls of functions in lockstep over typed arguments.
+    """Set-returning calls that run in lockstep over typed arguments.
 
-    ``sqls`` may end in a column definition list; ``results`` are the columns of all calls in
-    order, the number of the row last if ``ordinality``.
+    ``sqls`` may end in a column definition list.  ``results`` are the columns of all calls in
+    order, followed by the row number if ``ordinality``.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class SetCalls:
     def rows(
         self, columns: Sequence[pa.Array], count: int, part: Described | None = None
     ) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
-        """For each of ``count`` argument tuples its result rows.
+        """Return the result rows for ``count`` argument tuples.
 
-        ``part`` is what gives them, for the thread's bound.
+        ``part``: the part of the view's query that returns the rows, for the resource bound.
 
         Returns:
-            Per result row the place of its tuple, ascending; and the result columns.
+            For each result row the index of its tuple, ascending; and the result columns.
 
         Raises:
-            FailingRow: a call failed; message and SQLSTATE are Postgres'.
+            FailingRow: a call failed; message and SQLSTATE are those of Postgres.
             UnsupportedError, TransientError, DefiniteFailure: as ``RemoteEvaluator.evaluate``.
         """
         texts = [text.render(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)]
@@ -108,7 +108,7 @@ class SetCalls:
         return [result for result in found if result is not None]
 
     def _remember(self, key: bytes, result: list[Row]) -> None:
-        """Keep a result; when there are too many, all others go."""
+        """Cache a result; clear the cache first if it is full."""
         size = len(key) + sum(len(v or "") + 8 for row in result for v in row)
         if size > CACHE_BYTES_PER_TUPLE_MAX:
             return
@@ -120,7 +120,7 @@ class SetCalls:
     def _ask(
         self, texts: list[pa.StringArray], asked: npt.NDArray[np.int64], part: Described | None
     ) -> list[list[Row]]:
-        """Rows of the tuples numbered ``asked``; halves them to find a culprit."""
+        """Return the result rows of tuples ``asked``; bisect to find a tuple that fails."""
         at = pa.array(asked)
         params = [copytext.array_literal(column.take(at)) for column in texts]
         session = self._remote.session(trusted=self._trusted)

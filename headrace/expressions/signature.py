@@ -1,4 +1,4 @@
-"""How an operator of ours is described: its argument types, its name, its temper."""
+"""Descriptions of native operators: argument types, name, result type, whether they may raise."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8, TEXT, VARCHAR
 
 @dataclass(frozen=True, slots=True)
 class TypeRef:
-    """Type of an argument.
+    """The type of an argument.
 
     Attributes:
         oid: Postgres type (domains resolved).
-        typmod: Its modifier, -1 if none.
-        bytewise: Its collation sorts by bytes ("C", "POSIX"), or it has no collation.
-        deterministic: Its collation calls texts equal only if their bytes are.
-        literal: The argument's text if it is a constant, None if it is not, or NULL.
-        enum: It is an enum: equal exactly if its labels are, which are its texts.
-        utf8: The database counts characters and bytes as we do.
+        typmod: Type modifier, -1 if none.
+        bytewise: The collation sorts by bytes ("C", "POSIX"), or there is no collation.
+        deterministic: The collation treats texts as equal only if their bytes are equal.
+        literal: The argument's text if it is a constant; None if it is not, or is NULL.
+        enum: The type is an enum; values are equal exactly if their labels (their texts) are.
+        utf8: The database counts characters and bytes as Headrace does.
     """
 
     oid: int
@@ -37,7 +37,7 @@ class TypeRef:
 
 @dataclass(frozen=True, slots=True)
 class NativeOp:
-    """An operator of ours: its name for ``ir.Native``, its result type, and its temper."""
+    """A native operator: its name for ``ir.Native``, its result type, and whether it may raise."""
 
     name: str
     oid: int
@@ -51,7 +51,7 @@ INTS: Final = (INT2, INT4, INT8)
 FLOATS: Final = (FLOAT4, FLOAT8)
 TEXTS: Final = (TEXT, VARCHAR)
 Resolver = Callable[[str, Args], NativeOp | None]
-"""Of an operator's name and arguments: what we make of it, None if Postgres computes it."""
+"""Resolves an operator's name and arguments; None if Postgres must compute it."""
 Kernel = Callable[[list[pa.Array]], pa.Array]
 Builder = Callable[[Native], tuple[Kernel, Sequence[Expr]]]
-"""Of an expression: its kernel, and the arguments that this takes (constants may be in it)."""
+"""Builds an expression's kernel, and returns the arguments it takes; constants may be in it."""

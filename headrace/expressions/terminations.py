@@ -1,15 +1,15 @@
-"""Finds the owner whose function terminates the sessions in which functions of other owners run.
+"""Detection of the owner whose function terminates the sessions of other owners' functions.
 
 Functions of all owners run as one role, and a role may terminate its own sessions.  An owner is
-*suspected* for ``PROBATION_S`` if its statement may have run when a session was terminated.  While
-a statement of a suspected owner runs, no other statement of an owner does, in no process of this
-machine: so a statement that is tried again cannot be hit by that of another owner.  After each of
-them an idle session of the same role, the probe, is asked for an answer.  A probe that was
-terminated proves which owner did it.  A statement that has waited ``PATIENCE_S`` for other
-processes runs all the same, and then nothing is proven meanwhile.
+*suspected* for ``PROBATION_S`` if its statement may have run when a session was terminated.  A
+statement of a suspected owner runs alone: no process of this machine runs a statement of any owner
+beside it.  So a retried statement cannot be hit by that of another owner.  After such a statement
+an idle session of the same role, the probe, is queried.  If the probe was terminated, the owner is
+proven to have done it.  A statement that has waited ``PATIENCE_S`` for other processes runs without
+a turn, and nothing is proven while it runs.
 
-The processes take turns, and know what each has found out, by files (``turns.py``).  Those of
-another machine have their own.
+The processes of a machine take turns and share their findings through files (``turns.py``).  Other
+machines have their own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TERMINATIONS_MAX: Final = 3
 WINDOW_S: Final = 600.0
 PATIENCE_S: Final = 1.0
 """Seconds that a statement waits for those of other processes.  A statement of a population may
-take a minute, and the engine has to go on.  After a wait in vain statements do not wait, until one
-has got a turn."""
+take a minute, and the engine has to go on.  After a timeout statements do not wait until one has
+got a turn again."""
 _WAIT_S: Final = 0.05
 _NAME: Final = "headrace eval probe"
 _PROBE: Final = "SELECT 1"
@@ -50,37 +50,37 @@ _log = structlog.get_logger(__name__)
 
 class _Here(threading.local):
     searching = False
-    """Whether this thread searches for the row at which a function terminates sessions."""
+    """Whether this thread searches for the row on which a function terminates sessions."""
 
 
 class Terminations:
-    """Orders the statements of owners in one process; for any number of threads."""
+    """Schedules the statements of owners in one process; thread-safe."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """``folder``: where the processes of this machine take turns; None: there is this one."""
+        """Share findings with other processes in ``folder``; None: this is the only one."""
         self._turn = threading.Condition()
         self._turns: Final = EvaluationTurns(folder)
-        """Of the processes; used inside of ``_turn``."""
+        """Turns among the processes; guarded by ``_turn``."""
         self._learned = 0
-        """The last event of the record that is taken into account."""
+        """Number of the last event of the record that was processed."""
         self._queue: deque[object] = deque()
-        """Statements that wait for their turn, in the order in which they came."""
+        """Tickets of statements that wait for their turn, first come first."""
         self._running = Counter[str]()
-        """How many statements of each owner run."""
+        """Number of running statements by owner."""
         self._ended: dict[str, float] = {}
-        """When the last statement of an owner ended."""
+        """When the last statement of each owner ended."""
         self._alone: str | None = None
-        """The owner whose statement runs while no other may."""
+        """The owner whose statement runs alone."""
         self._proof = False
         """Whether the statement that runs alone has terminated a session."""
         self._certain = False
-        """Whether nothing but the statement that runs alone could terminate a session when it
-        began."""
+        """Whether, when the statement that runs alone began, nothing else could terminate a
+        session."""
         self._alone_since = 0.0
         self._patient = True
-        """Whether the last statement that waited for other processes has got its turn."""
+        """Whether the last statement that waited for other processes got its turn."""
         self._suspected: dict[str, float] = {}
-        """Until when an owner is suspected."""
+        """Until when each owner is suspected."""
         self._probe: psycopg.Connection | None = None
         self._here = _Here()
 
@@ -92,9 +92,9 @@ class Terminations:
 
     @contextlib.contextmanager
     def search(self) -> Iterator[None]:
-        """Inside, statements of this thread run alone, and the first proof ends them.
+        """Return a context in which this thread's statements run alone and end at the first proof.
 
-        A refused owner is admitted: the search for the row evaluates its functions again.
+        A refused owner is admitted, since the search for the row evaluates its functions again.
         """
         self._here.searching = True
         try:
@@ -108,7 +108,7 @@ class Terminations:
 
         Raises:
             SessionsTerminated: the statement has terminated a session, once too often.
-            HeadraceError: the bound of the thread ends the waiting.
+            HeadraceError: the thread's resource bound ends the wait.
         """
         alone, entered = self._begin(owner)
         try:
@@ -121,8 +121,8 @@ class Terminations:
                 yield
             finally:
                 # The signal reaches the probe's backend before the statement that sent it returns,
-                # and the backend acts on it before it answers.  A server that is shut down lets no
-                # other probe in.
+                # and the backend handles it before it answers.  If the server is shutting down,
+                # no new probe can connect.
                 if there and not self._probed(dsn) and self._probe is not None:
                     self._prove(owner)
                 if self._proof:
@@ -131,9 +131,9 @@ class Terminations:
             self._end(owner, alone=alone, entered=entered)
 
     def noticed(self, owner: str, *, since: float, proven: bool) -> None:
-        """Note that a session of ``owner`` was lost; call it inside of ``statement``.
+        """Record that a session of ``owner`` was lost; call it inside of ``statement``.
 
-        ``since``: a time on the monotonic clock at which the session was there.  ``proven``: it was
+        ``since``: a time on the monotonic clock at which the session existed.  ``proven``: it was
         opened for the statement, and was terminated.
         """
         with self._turn:
@@ -145,17 +145,17 @@ class Terminations:
             self._prove(owner)  # no other owner's code was running
 
     def lose_backend(self) -> None:
-        """Note that a backend runs code of an owner and goes on without us."""
+        """Record that an abandoned backend still runs code of an owner."""
         with self._turn:
             self._turns.lose_backend()
 
     def find_backend(self) -> None:
-        """Note that such a backend has ended."""
+        """Record that an abandoned backend has ended."""
         with self._turn:
             self._turns.find_backend()
 
     def close(self) -> None:
-        """Close the probe, unless a statement relies on it just now."""
+        """Close the probe, unless a running statement relies on it."""
         with self._turn:
             if self._probe is not None and self._alone is None:
                 self._probe.close()
@@ -163,17 +163,17 @@ class Terminations:
 
     @property
     def proofs(self) -> dict[str, int]:
-        """Number of sessions that each owner has terminated lately, as all processes know."""
+        """Number of sessions that each owner has terminated recently, over all processes."""
         now = clock.monotonic()
         with self._turn:
             found = self._turns.read().proofs
         return dict(Counter(p.owner for p in found if now - WINDOW_S <= p.at <= now))
 
     def _begin(self, owner: str) -> tuple[bool, bool]:
-        """Wait for the turn, in the order of coming.
+        """Wait for a turn, first come first served.
 
         Returns:
-            Whether no other statement of this process may run; whether this process has a turn.
+            Whether the statement runs alone; whether this process has got a turn.
         """
         ticket, entered = object(), False
         waited_since: float | None = None
@@ -222,13 +222,13 @@ class Terminations:
             self._turn.notify_all()
 
     def _learn(self) -> None:
-        """Take into account what any process has found out."""
+        """Process the new events of all processes."""
         for event in self._turns.read().events:
             if event.number <= self._learned:
                 continue
             self._learned, until = event.number, event.at + PROBATION_S
             if event.at > clock.monotonic():
-                continue  # the machine was started anew since
+                continue  # the machine was restarted since
             if isinstance(event, Loss):
                 names = {name for name, ended in self._ended.items() if ended >= event.since}
                 self._suspected |= dict.fromkeys((*names, *self._running), until)
@@ -243,7 +243,7 @@ class Terminations:
         return until is not None or self._here.searching
 
     def _prove(self, owner: str) -> None:
-        """Note a termination by the statement that runs alone."""
+        """Record a termination by the statement that runs alone."""
         with self._turn:
             if self._proof or not self._certain or self._was_disturbed():
                 return
@@ -255,22 +255,21 @@ class Terminations:
         _log.warning("function terminates sessions", owner=owner, times=self._times(owner))
 
     def _was_disturbed(self) -> bool:
-        """Whether a statement without a turn has run beside the one that runs alone."""
+        """Return whether a statement without a turn has run beside the one that runs alone."""
         disorder = self._turns.read().disorder
         return self._turns.has_lost or self._alone_since <= disorder <= clock.monotonic()
 
     def _judge(self, owner: str) -> None:
-        """Raise SessionsTerminated if a proven termination is the last that is borne."""
+        """Raise SessionsTerminated at ``TERMINATIONS_MAX`` terminations, or in a search."""
         times = self._times(owner)
         if times >= TERMINATIONS_MAX or self._here.searching:
             raise SessionsTerminated(_MESSAGE, detail=_detail(times), hint=_HINT)
 
     def _times(self, owner: str) -> int:
-        """How often the owner has terminated sessions lately."""
         return self.proofs.get(owner, 0)
 
     def _probed(self, dsn: str) -> bool:
-        """Return whether the probe answers; else open another.  REQUIRES: the turn."""
+        """Return whether the probe answers; else open a new one.  REQUIRES: the turn."""
         probe = self._probe
         if probe is not None:
             with contextlib.suppress(psycopg.Error):
@@ -289,7 +288,7 @@ _sharing: Final = threading.Lock()
 
 
 def shared(folder: Path) -> Terminations:
-    """Return that of this process for a folder, which is there as long as the process."""
+    """Return this process's instance for a folder; it lives as long as the process."""
     with _sharing:
         if folder not in _shared:
             _shared[folder] = Terminations(folder)

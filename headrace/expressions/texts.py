@@ -1,7 +1,7 @@
-"""Functions and operators over texts: which are ours, and their kernels.
+"""Native functions and operators over texts: resolvers and kernels.
 
-Bytes decide under every deterministic collation whether one text is in another; what a collation
-says about letters (upper, lower, ILIKE, regular expressions) is left to Postgres.
+Under a deterministic collation, bytes decide whether one text contains another.  Functions whose
+result depends on the locale (upper, lower, ILIKE, regular expressions) are left to Postgres.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _ints(args: signature.Args) -> bool:
     return all(a.oid == INT4 for a in args)
 
 
-# --- which are ours
+# --- resolvers
 
 
 def _like(name: str, args: signature.Args) -> signature.NativeOp | None:
@@ -54,7 +54,7 @@ def _substring(name: str, args: signature.Args) -> signature.NativeOp | None:
 
 
 def _least(arg: signature.TypeRef) -> int:
-    """What an integer argument is at least."""
+    """Return a lower bound of an integer argument."""
     return -(2**31) if arg.literal is None else int(arg.literal)
 
 
@@ -135,7 +135,7 @@ RESOLVERS: Final[dict[str, signature.Resolver]] = {
 }
 
 
-# --- their kernels
+# --- kernels
 
 
 def _constant(expr: Expr) -> str:
@@ -156,7 +156,7 @@ def _matcher(pattern: str) -> signature.Kernel:
     assert tokens is not None, "resolved with a complete pattern"
     inner = pattern.strip("%")
     if inner and not set(inner) & set("%_\\"):
-        # Arrow searches one constant faster than a matcher can.
+        # Arrow finds a constant faster than the pattern matcher.
         before, after = pattern[:1] == "%", pattern[-1:] == "%"
         function = {
             (False, False): pc.equal,
@@ -185,13 +185,13 @@ def _cut_substring(args: list[pa.Array]) -> pa.Array:
 
 
 def _wide(column: pa.Array, valid: buffers.Bytes) -> pa.Array:
-    """An int4 column as int64 without NULLs: 1 in rows that do not count."""
+    """Convert an int4 column to int64 without NULLs; invalid rows become 1."""
     content = np.where(valid == 1, buffers.values(column).astype(np.int64), 1)
     return buffers.make_fixed(content, np.ones(len(content), np.uint8), pa.int64())
 
 
 def _masked(column: pa.Array, valid: buffers.Bytes) -> pa.Array:
-    """``column``, NULL where ``valid`` is 0."""
+    """Return ``column`` with NULL where ``valid`` is 0."""
     if len(column) - int(np.count_nonzero(valid)) == column.null_count:
         return column
     return pc.if_else(pa.array(valid == 1), column, pa.scalar(None, column.type))

@@ -1,11 +1,11 @@
-"""Turns of the processes of one machine with code of users, and their record of its owners.
+"""How the processes of one machine take turns at user code, and share findings about its owners.
 
-The system releases locks on files when a process ends, and no code of a user that runs in Postgres
-can take one.  Times are of the monotonic clock, which all processes of a machine share.
+Turns are file locks: the system releases them when a process ends, and user code in Postgres cannot
+take them.  Times are of the monotonic clock, which all processes of a machine share.
 
-A statement may run for as long as a population may, so no process waits for its turn without end:
-it begins a statement without a turn (``enter_anyway``), and then nothing is proven that any
-process finds out meanwhile.
+A statement may run as long as a population, so a process waits only for a limited time for its
+turn.  Then it begins a statement without a turn (``enter_anyway``); findings of any process during
+that time prove nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 import structlog
 
 _MAIN: Final = "evaluation.lock"
-"""Locked by each process while statements run: alone, or with others."""
+"""Locked by each process while its statements run, exclusively if one runs alone."""
 _NEXT: Final = "evaluation.next"
-"""Locked by who waits to be alone, so that no new statement begins before."""
+"""Locked exclusively by a process that waits to run alone, so that no new statement begins."""
 _LOST: Final = "evaluation.lost"
-"""Locked with others while a backend is there that has not ended when it was told to."""
+"""Locked in shared mode by each process that has an abandoned backend."""
 _RECORD: Final = "evaluation.json"
 _BYTES_MAX: Final = 1 << 20
 _LOSSES_MAX: Final = 16
@@ -37,12 +37,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A finding of one process."""
 
     number: int
-    """One more than that of the event before."""
+    """One more than the number of the previous event."""
     at: float
 
 
 class Loss(Event, frozen=True, kw_only=True):
-    """A session was terminated; a statement may have done it that has ended since then."""
+    """A session was terminated; any statement that ran after ``since`` may have done it."""
 
     since: float
 
@@ -54,7 +54,7 @@ class Proof(Event, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The findings of all processes; numbers grow from one event to the next."""
+    """The findings of all processes."""
 
     losses: list[Loss] = []
     proofs: list[Proof] = []
@@ -63,12 +63,12 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> list[Event]:
-        """All of them, in order."""
+        """All events, in order."""
         return sorted((*self.losses, *self.proofs), key=lambda event: event.number)
 
     @property
     def number(self) -> int:
-        """That of the last event."""
+        """Number of the last event."""
         return max((event.number for event in self.events), default=0)
 
 
@@ -76,8 +76,6 @@ _RECORDS: Final = msgspec.json.Decoder(Record)
 
 
 class _Files(NamedTuple):
-    """The files of a folder, open."""
-
     main: _Lock
     following: _Lock
     lost: _Lock
@@ -85,13 +83,13 @@ class _Files(NamedTuple):
 
 
 class _Lock:
-    """A lock on a file; of one thread at a time."""
+    """A lock on a file; not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.fd: Final = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self, *, alone: bool) -> bool:
-        """Take it, or change how it is held, without waiting; returns whether it is so."""
+        """Take the lock, or change its mode, without waiting; return whether it succeeded."""
         how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
             fcntl.flock(self.fd, how | fcntl.LOCK_NB)
@@ -104,22 +102,22 @@ class _Lock:
 
 
 class EvaluationTurns:
-    """Of one process; of one thread at a time."""
+    """The turns of one process; not thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder`` is that of all processes; None: there is this one only."""
+        """Take turns with the processes that share ``folder``; None: this is the only one."""
         self._known = Record()
         self._seen = b""
         self._running = 0
         self._lost = 0
         self._waits = False
-        """Whether we hold the lock of who waits to be alone."""
+        """Whether this process holds ``_NEXT``, to run alone."""
         self._folder: Final = folder
         self._opened: _Files | None = None
 
     @property
     def _files(self) -> _Files | None:
-        """The files, which are opened when they are needed first; None: there are none."""
+        """The files, opened at first use; None: there is no folder."""
         folder = self._folder
         if self._opened is None and folder is not None:
             with contextlib.suppress(FileExistsError):
@@ -132,7 +130,7 @@ class EvaluationTurns:
     # --- turns
 
     def enter(self, *, alone: bool) -> bool:
-        """Begin a statement, alone or beside others; False: not yet, ask again or ``give_up``."""
+        """Begin a statement, alone or beside others; False: not yet, retry or ``give_up``."""
         if self._files is None:
             return True
         main, following = self._files.main, self._files.following
@@ -151,13 +149,13 @@ class EvaluationTurns:
         return entered
 
     def give_up(self) -> None:
-        """Wait no more to be alone."""
+        """Stop waiting to run alone."""
         if self._files is not None and self._waits:
             self._files.following.give_back()
             self._waits = False
 
     def leave(self, *, alone: bool) -> None:
-        """End a statement."""
+        """End a statement and its turn."""
         if self._files is None:
             return
         self._running -= not alone
@@ -165,13 +163,13 @@ class EvaluationTurns:
             self._files.main.give_back()
 
     def enter_anyway(self, at: float) -> None:
-        """Begin a statement without a turn: void what other processes find out meanwhile."""
+        """Begin a statement without a turn; findings of other processes meanwhile are void."""
         self.give_up()
         self.lose_backend()
         self._add_disorder(at)
 
     def leave_anyway(self, at: float) -> None:
-        """End a statement that has begun without a turn."""
+        """End a statement that began without a turn."""
         self._add_disorder(at)
         self.find_backend()
 
@@ -180,23 +178,23 @@ class EvaluationTurns:
             known = self._read()
             self._write(Record(known.losses, known.proofs, at))
 
-    # --- backends that go on without us
+    # --- abandoned backends
 
     def lose_backend(self) -> None:
-        """Note that a backend goes on, whose code may do anything at any time."""
+        """Record an abandoned backend; its code may still terminate sessions at any time."""
         self._lost += 1
         if self._files is not None:
-            fcntl.flock(self._files.lost.fd, fcntl.LOCK_SH)  # another process has it for a moment
+            fcntl.flock(self._files.lost.fd, fcntl.LOCK_SH)  # another process holds it briefly
 
     def find_backend(self) -> None:
-        """Note that such a backend has ended."""
+        """Record that an abandoned backend has ended."""
         self._lost -= 1
         if self._files is not None and not self._lost:
             self._files.lost.give_back()
 
     @property
     def has_lost(self) -> bool:
-        """Whether there is such a backend, of any process."""
+        """Whether any process has an abandoned backend."""
         if self._lost or self._files is None:
             return bool(self._lost)
         lost = self._files.lost
@@ -208,9 +206,9 @@ class EvaluationTurns:
     # --- the record
 
     def read(self) -> Record:
-        """Return what all processes know."""
+        """Return the record of all processes."""
         if self._opened is None and self._folder and not (self._folder / _RECORD).exists():
-            return self._known  # nobody has noted anything
+            return self._known  # no process has written a record
         if self._files is not None:
             found = os.pread(self._files.record, _BYTES_MAX, 0)
             if found != self._seen:
@@ -219,7 +217,7 @@ class EvaluationTurns:
         return self._known
 
     def add_loss(self, since: float, at: float) -> None:
-        """Have all processes know that a session was terminated."""
+        """Record for all processes that a session was terminated."""
         with self._locked():
             known = self._read()
             losses = [*known.losses, Loss(number=known.number + 1, at=at, since=since)][
@@ -228,9 +226,9 @@ class EvaluationTurns:
             self._write(Record(losses, known.proofs, known.disorder))
 
     def add_proof(self, owner: str, at: float, oldest: float, most: int) -> None:
-        """Have all processes know what an owner's statement has done.
+        """Record for all processes that an owner's statement has terminated a session.
 
-        Kept are proofs of after ``oldest``, of each owner the last ``most``.
+        Proofs since ``oldest`` are kept, at most the last ``most`` of each owner.
         """
         with self._locked():
             known = self._read()
@@ -259,12 +257,12 @@ class EvaluationTurns:
             return _RECORDS.decode(self._seen) if self._seen else Record()
         except msgspec.DecodeError:
             _log.warning("record of terminated sessions is damaged")
-            return self._known  # numbers must not begin anew: other processes know the last one
+            return self._known  # numbers must not restart: other processes know the last one
 
     def _write(self, record: Record) -> None:
         self._known = record
         if self._files is None:
             return
-        # One write, which leaves nothing of a longer record behind it: a kill cannot tear it.
+        # A single write, padded over any longer record, so that a kill cannot tear it.
         data = self._seen = msgspec.json.encode(record).ljust(len(self._seen))
         os.pwrite(self._files.record, data, 0)

@@ -1,9 +1,8 @@
 """Window functions evaluated by the user's Postgres, over whole partitions.
 
-The rows of some partitions travel as arrays, each with its weight; what comes back are the values
-of the calls for every row.  Postgres is handed the rows sorted by partition, ORDER BY and ordinal,
-which is the order of its window sort: so peers keep the order in which they were given, whatever
-the frames.
+The rows of some partitions are sent as arrays, each with its weight; the values of the calls are
+returned for every row.  Postgres gets the rows sorted by partition, ORDER BY and ordinal.  That is
+the order of its window sort, so peers keep the order in which they were sent, with any frame.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Sorting:
     nulls_first: bool
 
     def sql(self) -> str:
-        """The item over the columns of ``t``."""
+        """Return the item over the columns of ``t``."""
         nulls = "FIRST" if self.nulls_first else "LAST"
         return f"t.a{self.place} USING {self.operator} NULLS {nulls}"
 
@@ -61,15 +60,15 @@ def evaluate(
     partitions: Int64s,
     weights: Int64s,
 ) -> tuple[Int64s, list[pa.Array]]:
-    """Per row, as often as its weight says: its number, and the values of the calls.
+    """Return the row number and the values of the calls, once for each unit of a row's weight.
 
-    Row i has the arguments ``columns[…][i]`` and belongs to partition ``partitions[i]``; rows of a
-    partition stand together.
+    Row i has the arguments ``columns[…][i]`` and belongs to partition ``partitions[i]``.  The rows
+    of a partition are adjacent.
 
     Raises:
-        RowError: a call failed; message and SQLSTATE are Postgres'.
-        Interrupted: Postgres is away.
-        DefiniteFailure: the calls cannot be evaluated any more.
+        RowError: a call failed; message and SQLSTATE are those of Postgres.
+        Interrupted: Postgres is not reachable.
+        DefiniteFailure: the calls can no longer be evaluated.
     """
     texts = [text.render(c, f.oid) for c, f in zip(columns, over.fields, strict=True)]
     statement = _statement(session, over)
@@ -92,7 +91,7 @@ def evaluate(
 
 
 def _pieces(partitions: Int64s) -> Iterator[tuple[int, int]]:
-    """Ranges of rows, each of whole partitions."""
+    """Yield ranges of rows, each of whole partitions."""
     count = len(partitions)
     ends = [*(np.flatnonzero(np.diff(partitions)) + 1).tolist(), count]
     low = last = 0
@@ -111,7 +110,7 @@ def _statement(session: EvaluatorSession, over: Over) -> str:
     listed = ", ".join([*(f"a{i}" for i in range(1, count + 1)), "g", "w", "o"])
     arrays += [f"${count + 1}::int8[]", f"${count + 2}::int8[]"]
     order = ", ".join(item.sql() for item in over.order)
-    # Names in the plan's expressions were quoted by Postgres; the rest is our own.
+    # Names in the plan's expressions were quoted by Postgres; Headrace writes the rest.
     inner = (
         f"(SELECT {', '.join([*columns, 'u.g', 'u.w', 'u.o'])}"  # noqa: S608
         f" FROM unnest({', '.join(arrays)}) WITH ORDINALITY AS u({listed})) t"

@@ -13,8 +13,8 @@ recorded end LSNs instead.
   position (H17).  Its Relation messages are kept, since the server will not send them again.
 * Invariant 3: memory is bounded.  ``add`` asks the caller to wait while more than ``bytes_max`` are
   buffered; one transaction's bytes beyond ``spool_bytes_min`` go to a file.
-* Invariant 4: ``idle_lsn`` is a keepalive position before which nothing is left to process
-  once all taken batches are processed (H15).
+* Invariant 4: ``idle_lsn`` is a keepalive position.  When all taken batches are processed, nothing
+  before it is left to process (H15).
 
 A caller that waits for a position (``hurry``) need not wait for the interval: the batch that has
 everything before it is closed at once.  While ``single`` is on, every transaction is a separate

@@ -1,9 +1,9 @@
 """Transactions that the server sends before their commit: kept until they commit or roll back.
 
 Changes that the server decodes beyond its ``logical_decoding_work_mem`` would go to its disk one by
-one.  That includes changes nobody subscribes to: only at the end is it known that rows are our own.
-With streaming, the server sends and forgets them, in blocks of one transaction each.  Here they are
-kept in memory or on disk, and passed on as if sent at the commit.
+one.  That includes changes that no one subscribes to, since the server learns only at the end that
+rows are our own.  With streaming, the server sends and forgets them, in blocks of one transaction
+each.  Here they are kept in memory or on disk, and passed on as if sent at the commit.
 
     S 7 … E   S 8 … E   B … C   A 8   S 7 … E   c 7        ──►  B … C   B (all of 7) C
 

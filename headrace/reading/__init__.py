@@ -1,4 +1,4 @@
-"""A query's text as sqlglot reads it; sqlglot itself is imported in a process of its own."""
+"""Reading and translating query text with sqlglot, which runs in a separate process."""
 
 from typing import Final
 
@@ -6,10 +6,10 @@ DIALECTS: Final = (
     *("bigquery", "databricks", "duckdb", "mysql", "oracle", "redshift", "snowflake", "spark"),
     *("sqlite", "trino", "tsql"),
 )
-"""What a query may be written in besides Postgres' SQL."""
+"""Dialects that are translated to Postgres' SQL."""
 CAVEATS: Final = {
     "mysql": "texts are compared as Postgres compares them: upper and lower case differ",
     "oracle": "an empty text is no NULL in Postgres",
     "tsql": "texts are compared as Postgres compares them: upper and lower case differ",
 }
-"""What no translation of the text can bring along, and so is said to whoever asks for one."""
+"""Differences that a translation of the text cannot remove; reported with each translation."""

@@ -1,11 +1,11 @@
-"""The process that reads: questions come on its standard input, a line each, and answers go out.
+"""The process that parses queries: requests on standard input, one per line, answers on output.
 
     {"do": "tree" | "tables" | "translate", "text": …, "dialect": …, "columns": …}
     {"tree": […], "text": …} | {"tables": […]} | {"text": …}
     | {"refused": message, "at": …, "hint": …}
 
-It may be ended at any moment, and ends by itself when nobody asks for a while, when who asks is
-gone, or when a question takes more processor time or memory than it may.
+It may be killed at any time.  It exits after a while without requests, when its parent is gone, or
+when a request exceeds its limit of processor time or memory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from headrace.reading.dialects import tables, tidy, translated
 from headrace.reading.trees import POSTGRES, Unsaid, parsed, plain
 
 CPU_S: Final = 5
-"""Seconds of processor time for a question."""
+"""Processor time for a request, in seconds."""
 MEMORY_BYTES: Final = 1 << 30
-"""Of address space."""
+"""Limit of the address space."""
 IDLE_S: Final = 60.0
-"""Seconds after which nobody is expected to ask."""
+"""Seconds without a request after which the process exits."""
 DEPTH: Final = 3_000
-"""Frames: about a tenth of them levels of a query.  They are on the heap, each of half a kB."""
+"""Recursion limit: ten frames for a nesting level of a query, half a kB each on the heap."""
 _TOO_DEEP: Final = "the text is nested too deeply"
 _TOO_LARGE: Final = "the text takes too much memory"
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one question."""
+    """Return the answer to one request."""
     text, dialect = str(asked["text"]), str(asked.get("dialect") or POSTGRES)
     try:
         if asked["do"] == "translate":
@@ -53,14 +53,14 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _more_time() -> None:
-    """The next question may take so much, of whole seconds."""
+    """Raise the CPU limit by ``CPU_S`` for the next request; limits are whole seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_S, most))
 
 
 def main() -> int:
-    """Answer until nobody asks."""
+    """Answer requests until the input ends, or for ``IDLE_S`` without one."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(DEPTH)

@@ -1,10 +1,10 @@
-"""Queries of other dialects as SQL of Postgres: all of it, or not at all.
+"""Exact translation of queries from other dialects to Postgres' SQL; anything else is refused.
 
-sqlglot reads the query.  Its own translation is lenient: it passes on constructs that it does not
-know, and ignores differences of NULL, zero, sign and type.  So each node of the tree must be on a
-positive list: a clause that means the same everywhere (``structure.py``), or a construct with a
-rule for its dialect and the types of its arguments (``forms/``).  Everything else is refused, with
-its place.  The translation is read again, and must be read as the tree that was written.
+sqlglot parses the query.  Its own translation is lenient: it passes on constructs that it does not
+know, and ignores differences of NULL, zero, sign and type.  So each node of the tree must be on an
+allowlist: a clause that means the same everywhere (``structure.py``), or a construct with a rule
+for its dialect and argument types (``forms/``).  Everything else is refused with its position.
+The translation is parsed again, and must give the same text.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ RULES: Final[TranslationRules] = {
     **casts.RULES,
     **mathematics.RULES,
 }
-"""All constructs that are translated."""
+"""Rules for all constructs that are translated."""
 _PARTS_OF_RULES: Final = ("to", "unit", "spec", "return_type")
-"""Arguments that the rule of a construct looks at itself."""
+"""Arguments that are not translated: the rule of a construct handles them."""
 
 
 def tables(text: str, dialect: str) -> list[str]:
-    """The tables that a query names, as SQL of Postgres writes them.
+    """Return the tables that a query names, as Postgres' SQL writes them.
 
     Raises:
-        Unsaid: the query cannot be read.
+        Unsaid: the query cannot be parsed.
     """
     tree = _query(text, dialect)
     inner = {one.alias.lower() for one in tree.find_all(exp.CTE)}
@@ -51,12 +51,12 @@ def tables(text: str, dialect: str) -> list[str]:
 
 
 def translated(text: str, dialect: str, columns: Columns) -> str:
-    """The query in SQL of Postgres.
+    """Return the query in Postgres' SQL.
 
-    ``columns``: for each table that ``tables`` names the Postgres types of its columns.
+    ``columns``: Postgres types of the columns of each table that ``tables`` returns.
 
     Raises:
-        Unsaid: it cannot be read, or has a construct without an exact equal.
+        Unsaid: it cannot be parsed, or has a construct without an exact equivalent.
     """
     tree = _with_strict_casts(_query(text, dialect), text, dialect)
     try:
@@ -77,7 +77,7 @@ def translated(text: str, dialect: str, columns: Columns) -> str:
 
 
 def tidy(tree: exp.Expr) -> str:
-    """The query as its tree says it, in lines."""
+    """Format the query of a tree, in lines."""
     return _generated(tree)[0]
 
 
@@ -89,10 +89,10 @@ def _query(text: str, dialect: str) -> exp.Query:
 
 
 def _with_strict_casts(tree: exp.Query, text: str, dialect: str) -> exp.Query:
-    """The query, whose casts raise an error where they fail.
+    """Turn the lenient casts of a dialect into casts that raise an error where they fail.
 
-    Where every CAST may give NULL in place of an error (Spark, MySQL), sqlglot reads it as
-    TRY_CAST.  Such a cast raises an error here, and so no other answer is given.
+    In dialects whose CAST returns NULL instead of an error (Spark, MySQL), sqlglot parses it as
+    TRY_CAST.  Such a cast raises an error here, so it never gives a different result.
     """
     if Dialect.get_or_raise(dialect).parser_class.STRICT_CAST or _LENIENT.search(text):
         return tree
@@ -102,13 +102,13 @@ def _with_strict_casts(tree: exp.Query, text: str, dialect: str) -> exp.Query:
 
 
 class _Translation:
-    """Replaces each construct by its equal, arguments first."""
+    """Replaces each construct by its equivalent in Postgres, arguments first."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
 
     def of(self, node: exp.Expr) -> exp.Expr:
-        """The equal of a node.
+        """Return the equivalent of a node.
 
         Raises:
             Unsaid: the node, or one inside, has none.
@@ -140,13 +140,13 @@ class _Translation:
 
 
 def _generated(tree: exp.Expr) -> tuple[str, list[tuple[str, exp.Expr | None]]]:
-    """The text, and what cannot be said in Postgres: the words, and the node."""
+    """Return the SQL text, and a message and node for each construct Postgres cannot express."""
     missing: list[tuple[str, exp.Expr | None]] = []
     inside: list[exp.Expr] = []
     base = Dialect.get_or_raise(POSTGRES).generator_class
 
     class Watched(base):  # type: ignore[misc, valid-type]  # a class of the dialect's
-        """Remembers the node of which something is missing."""
+        """Records the nodes that Postgres cannot express."""
 
         def sql(self, expression: object, *args: object, **more: object) -> str:
             known = isinstance(expression, exp.Expr)

@@ -1,10 +1,9 @@
 """The Postgres types of a query's expressions, as far as they are certain.
 
-A construct of another dialect can have an exact equal in Postgres for one type of argument and
-none for another: integer division, or a truncated date.  So the translation asks for types.  Types
-of columns are Postgres' own (the builder looks them up); this module derives the types of
-expressions over them, by the rules of Postgres.  What is not certain is ``None``, and is refused
-wherever the type matters.
+A construct of another dialect may have an exact equivalent in Postgres for one argument type and
+none for another (integer division, a truncated date).  So the translation needs types.  The
+builder looks up the columns' types in Postgres.  This module derives the types of expressions over
+them, by Postgres' rules.  An uncertain type is ``None``; it is refused where the type matters.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ INT4_MAX: Final = 2**31 - 1
 INT8_MAX: Final = 2**63 - 1
 
 Columns = Mapping[str, Mapping[str, str]]
-"""Table as the text names it -> column -> name of its Postgres type (``pg_type.typname``)."""
+"""Table (``table_key``) -> column -> name of its Postgres type (``pg_type.typname``)."""
 
 
 class ValueKind(enum.StrEnum):
-    """Types that are translated alike."""
+    """Groups of types that are translated in the same way."""
 
     INT = "int"
     BIGINT = "bigint"
@@ -71,14 +70,14 @@ _TRUTHS: Final = (exp.Predicate, exp.Connector, exp.Not, exp.Boolean)
 
 
 def cast_kind(kind: exp.Expr) -> ValueKind | None:
-    """The kind of what a cast to this type gives."""
+    """Return the kind of a cast to this type."""
     if not isinstance(kind, exp.DataType) or not isinstance(kind.this, exp.DType):
         return None
     return _OF_CAST.get(kind.this.value)
 
 
 def widest(kinds: Iterable[ValueKind | None]) -> ValueKind | None:
-    """The common type of alternatives, as of CASE: numbers are widened, NULL takes any type."""
+    """Return the common type, as in CASE: numbers are widened, NULL takes any type."""
     found = {kind for kind in kinds if kind is not ValueKind.NULL}
     if not found:
         return ValueKind.NULL
@@ -97,7 +96,7 @@ class Kinds:
         columns: Columns,
         of_call: Mapping[type[exp.Expr], Callable[[Any, Kinds], ValueKind | None]],
     ) -> None:
-        """``of_call``: for each function's class the kind of what it gives."""
+        """Derive all kinds; ``of_call`` has callables for the results of functions, by class."""
         self._columns, self._of_call = columns, of_call
         self._scopes: dict[int, Scope] = {}
         self._known: dict[int, ValueKind | None] = {}
@@ -109,20 +108,20 @@ class Kinds:
             self.of(node)
 
     def of(self, node: exp.Expr) -> ValueKind | None:
-        """The kind of an expression; None: not certain."""
+        """Return the kind of an expression; None: not certain."""
         if id(node) not in self._known:
-            self._kept.append(node)  # An id means one node only while that node lives.
-            self._known[id(node)] = None  # A query that reads itself ends here.
+            self._kept.append(node)  # An id is unique only while its node is alive.
+            self._known[id(node)] = None  # Ends the recursion of a query that reads itself.
             self._known[id(node)] = self._found(node)
         return self._known[id(node)]
 
     def replace(self, old: exp.Expr, new: exp.Expr) -> None:
-        """Let ``new`` have the kind of ``old``, which it replaces."""
+        """Give ``new`` the kind of ``old``, which it replaces."""
         self._kept.append(new)
         self._known[id(new)] = self.of(old)
 
     def sources(self, column: exp.Column) -> list[tuple[Any, Mapping[str, str] | None]]:
-        """What an unqualified or qualified column may come from: (source, its column types)."""
+        """Return the possible sources of a column, each with its column types if known."""
         scope = self._scopes.get(id(column))
         if scope is None:
             return []
@@ -134,7 +133,7 @@ class Kinds:
         ]
 
     def _table(self, source: exp.Table) -> Mapping[str, str] | None:
-        """The columns of a table, with their Postgres types; None: not known by these names."""
+        """Return the columns of a table with their Postgres types; None: renamed or not known."""
         if source.args.get("alias") and source.alias_column_names:
             return None
         return self._columns.get(table_key(source))
@@ -167,11 +166,11 @@ class Kinds:
             elif isinstance(source, Scope):
                 found += self._of_output(source.expression, column.name)
             else:
-                return None  # A table that is not known may have the column.
+                return None  # An unknown table may have the column.
         return found[0] if len(found) == 1 else None
 
     def _of_output(self, query: exp.Expr, name: str) -> list[ValueKind | None]:
-        """The kinds of the output columns of this name; of a ``*`` it is not certain."""
+        """Return the kinds of the output columns of this name; uncertain for a ``*``."""
         if not isinstance(query, exp.Query) or query.is_star:
             return [None]
         above = query.parent
@@ -191,7 +190,7 @@ class Kinds:
 
 
 def table_key(table: exp.Table) -> str:
-    """The name of a table as SQL of Postgres writes it: what the builder looks up."""
+    """Return the name of a table as Postgres' SQL writes it; the builder looks it up."""
     return ".".join(part.sql("postgres") for part in table.parts)
 
 

@@ -1,4 +1,4 @@
-"""Asks the process that reads texts (``child.py``); one question at a time, each within limits."""
+"""Client of the process that parses queries (``child.py``); one request at a time, with limits."""
 
 from __future__ import annotations
 
@@ -19,54 +19,53 @@ from headrace.errors import SyntaxUserError, TransientError, UserError
 from headrace.reading import DIALECTS
 
 TEXT_MAX: Final = 1_000_000
-"""Characters of a text that is read."""
+"""Maximum length of a query, in characters."""
 _WAIT_S: Final = 30.0
-"""Seconds that an answer may take on a machine that is busy; processor time is bounded there."""
+"""Maximum seconds for an answer, on a busy machine; ``child.py`` limits the processor time."""
 _COMPLEX: Final = "54001"
 _PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")
-"""Of the environment: nothing that is secret."""
+"""Environment variables that are passed on; none holds a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A text as it was read: the nodes of its tree (``trees.plain``), and the same in lines."""
+    """A parsed query: the nodes of its tree (``trees.plain``), and its formatted text."""
 
     nodes: list[dict[str, Any]]
     text: str
 
 
 class TextReader:
-    """The process, started when it is needed; from any thread."""
+    """Owner of the process, which is started at first use; thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing is started."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, text: str) -> Read:
-        """A query of Postgres.
+        """Parse a query in Postgres' SQL.
 
         Raises:
-            UserError: it cannot be read, with its position.
+            UserError: it cannot be parsed; has the position.
         """
         found = self._ask({"do": "tree", "text": text})
         return Read(found["tree"], found["text"])
 
     def tables(self, text: str, dialect: str) -> list[str]:
-        """The tables that a query of another dialect names, as SQL of Postgres writes them.
+        """Return the tables that a query of another dialect names, as Postgres' SQL writes them.
 
         Raises:
-            UserError: there is no such dialect, or the query cannot be read.
+            UserError: there is no such dialect, or the query cannot be parsed.
         """
         return list(self._ask({"do": "tables", "text": text, "dialect": _known(dialect)})["tables"])
 
     def translated(self, text: str, dialect: str, columns: Mapping[str, Mapping[str, str]]) -> str:
-        """A query of another dialect in SQL of Postgres.
+        """Translate a query of another dialect to Postgres' SQL.
 
-        ``columns``: for each table of ``tables`` the name of each column's type in Postgres.
+        ``columns``: for each table of ``tables``, the name of each column's Postgres type.
 
         Raises:
-            UserError: there is no such dialect, or the query has no exact translation; with its
+            UserError: there is no such dialect, or the query has no exact translation; has the
                 position.
         """
         asked = {"do": "translate", "text": text, "dialect": _known(dialect), "columns": columns}
@@ -104,7 +103,7 @@ class TextReader:
             except BrokenPipeError:
                 answer = None
                 if attempt == 1:
-                    # It had just ended by itself.
+                    # The process had just exited by itself.
                     self._end()
                     continue
             if answer:
@@ -160,7 +159,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
-    """The line of an answer; None: it has ended, or takes too long."""
+    """Return the line of an answer; None: the process has exited, or takes too long."""
     assert process.stdout is not None, "it is a pipe"
     until, parts = clock.monotonic() + _WAIT_S, []
     while True:

@@ -1,4 +1,4 @@
-"""Clauses of a query that mean the same in every dialect, and the forms of them that do not."""
+"""The allowlist of clauses that mean the same in every dialect, and checks for their exceptions."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ STRUCTURE: Final[dict[type[exp.Expr], frozenset[str]]] = {
     exp.Dot: frozenset(("this", "expression")),
     exp.Anonymous: frozenset(("this", "expressions")),
 }
-"""For each class of node that every dialect has, its arguments that mean the same."""
+"""By class of node: the arguments that mean the same in every dialect."""
 _KINDS: Final = frozenset(("", "INNER", "OUTER", "CROSS"))
 _SIDES: Final = frozenset(("", "LEFT", "RIGHT", "FULL"))
 
 
 def check(node: exp.Expr, dialect: str, kinds: Kinds) -> None:
-    """Refuse a clause whose form means something else in Postgres.
+    """Check that a clause means the same in Postgres.
 
     Raises:
-        Unsaid: it does.
+        Unsaid: it has another meaning, or no equivalent.
     """
     allowed = STRUCTURE[type(node)]
     for name, value in node.args.items():
@@ -119,7 +119,7 @@ def _check_join(node: exp.Join, dialect: str) -> None:
 
 
 def _check_qualify(node: exp.Select, dialect: str) -> None:
-    """QUALIFY becomes a query around this one, in which nothing may come before it."""
+    """Refuse QUALIFY with clauses that would apply before it: it becomes an outer query."""
     if node.args.get("qualify") and any(
         node.args.get(name) for name in ("distinct", "order", "limit", "offset")
     ):
@@ -132,7 +132,7 @@ def _check_qualify(node: exp.Select, dialect: str) -> None:
 
 
 def _check_recursion(node: exp.With, dialect: str) -> None:
-    """A query in WITH that names itself is recursive in some dialects without the word."""
+    """Refuse a WITH query that names itself without RECURSIVE: some dialects make it recursive."""
     if node.args.get("recursive"):
         return
     for one in node.expressions:
@@ -148,7 +148,7 @@ def _check_recursion(node: exp.With, dialect: str) -> None:
 
 
 def _check_aliases(node: exp.Select, dialect: str, kinds: Kinds) -> None:
-    """A name that is both an output column and a column of a table is read by rules that differ."""
+    """Refuse a name of both an output and a table column: dialects resolve it differently."""
     aliases = {
         one.alias.lower()
         for one in node.expressions
@@ -176,9 +176,9 @@ def _check_aliases(node: exp.Select, dialect: str, kinds: Kinds) -> None:
 
 
 def _own_columns(node: exp.Select) -> list[exp.Column]:
-    """The columns in clauses behind the select list, without those in the queries inside.
+    """Return the columns in clauses after the select list, without those of subqueries.
 
-    In the select list, in FROM and in WHERE a column of a table goes first in every dialect.
+    In the select list, FROM and WHERE a table's column takes precedence in every dialect.
     """
     found: list[exp.Column] = []
     for clause in (node.args.get(name) for name in ("group", "having", "qualify", "order")):
@@ -189,7 +189,7 @@ def _own_columns(node: exp.Select) -> list[exp.Column]:
 
 
 def _has(source: object, types: Mapping[str, str] | None, name: str) -> bool:
-    """Whether a source has a column of this name; where that is not known, it may."""
+    """Return whether a source has a column of this name; true if that is not known."""
     if types is not None:
         return name in types
     if isinstance(source, Scope) and isinstance(source.expression, exp.Query):

@@ -1,4 +1,4 @@
-"""A text as sqlglot's syntax tree, in plain nodes: what each is, where it stands, what is in it."""
+"""sqlglot's syntax tree of a query as plain nodes: kind, position and children."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sqlglot.errors import ParseError, TokenError
 
 POSTGRES: Final = "postgres"
 NODES_MAX: Final = 20_000
-"""Nodes of a tree that are shown."""
+"""Maximum number of nodes in a tree that is shown."""
 _LEAVES: Final = (
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Star, exp.DataType),
     *(exp.Var, exp.Placeholder, exp.Parameter),
 )
-"""What is one node with all that is in it."""
+"""Classes that are shown as one node, without their children."""
 _NAMED: Final = (exp.Alias, exp.CTE, exp.Subquery, exp.TableAlias, exp.Anonymous, exp.Window)
 
 Plain = dict[str, Any]
 
 
 class Unsaid(Exception):
-    """That a text cannot be read, or said in SQL of Postgres; ``at``: where, from 0, if known."""
+    """A text cannot be parsed, or translated to Postgres' SQL; ``at``: position from 0, or None."""
 
     def __init__(self, message: str, at: int | None = None, hint: str = "") -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class Unsaid(Exception):
 
 
 def parsed(text: str, dialect: str) -> exp.Expr:
-    """The only statement of ``text``.
+    """Return the only statement of ``text``.
 
     Raises:
-        Unsaid: there is none, or several, or sqlglot cannot read it.
+        Unsaid: there is none, or more than one, or sqlglot cannot parse it.
     """
     rules = Dialect.get_or_raise(dialect)
     try:
@@ -58,7 +58,7 @@ def _said(error: ParseError) -> str:
 
 
 def _place(text: str, error: ParseError) -> int | None:
-    """Where the parser stood: it says what is before and behind, and in which line."""
+    """Find where the parser stopped, from the text around it and its line; None: not found."""
     found = (error.errors or [{}])[0]
     before, mark = found.get("start_context") or "", found.get("highlight") or ""
     around = before + mark + (found.get("end_context") or "")
@@ -72,13 +72,13 @@ def _place(text: str, error: ParseError) -> int | None:
 
 
 def position(node: exp.Expr) -> int | None:
-    """Where the first token that is known of ``node`` stands, from 0."""
+    """Return the position of the first token of ``node`` from 0; None: not known."""
     starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
     return min(starts, default=None)
 
 
 def nearest(node: exp.Expr) -> int | None:
-    """Where ``node`` stands, or the nearest node around it that has a position; from 0."""
+    """Return the position from 0 of ``node``, or else of its nearest ancestor that has one."""
     at: exp.Expr | None = node
     while at is not None:
         found = position(at)
@@ -89,14 +89,14 @@ def nearest(node: exp.Expr) -> int | None:
 
 
 def plain(tree: exp.Expr) -> list[Plain]:
-    """The nodes of a tree, each before those that are in it.
+    """Return the nodes of a tree, parents before children.
 
-    Of each: ``id``, ``kind``, ``detail``, ``arg`` (what it is to the node that it is in),
-    ``at`` (where it stands, from 0), ``comments``, and ``inputs``, the ids of what is in it.  Of a
-    table also ``table`` and ``alias``, of a column ``column`` and ``of``.
+    Each has ``id``, ``kind``, ``detail``, ``arg`` (its role in the parent), ``at`` (position, from
+    0), ``comments``, and ``inputs`` (the ids of its children).  A table also has ``table`` and
+    ``alias``, a column ``column`` and ``of`` (its table).
 
     Raises:
-        Unsaid: it has too many.
+        Unsaid: there are more than ``NODES_MAX``.
     """
     out: list[Plain] = []
     waiting: list[tuple[exp.Expr, Plain | None]] = [(tree, None)]
@@ -142,7 +142,7 @@ def _node(node: exp.Expr, name: str) -> Plain:
 
 def _detail(node: exp.Expr) -> str:
     if isinstance(node, exp.Table):
-        # Without joins and samples, which are nodes of their own.
+        # Without joins and samples, which are separate nodes.
         name = ".".join(part.sql(POSTGRES) for part in node.parts)
         return f"{name} AS {node.alias}" if node.alias else name
     if isinstance(node, _LEAVES):
@@ -153,7 +153,7 @@ def _detail(node: exp.Expr) -> str:
 
 
 def _folded(name: exp.Expr | None) -> str:
-    """The name as Postgres reads it."""
+    """Return the name as Postgres folds it: lower case unless quoted."""
     if not isinstance(name, exp.Identifier):
         return "" if name is None else name.name
     text = str(name.this)
@@ -161,7 +161,7 @@ def _folded(name: exp.Expr | None) -> str:
 
 
 def _spread(nodes: list[Plain]) -> None:
-    """Who has no position of his own is where the first of what is in him is."""
+    """Give a node without a position that of its first child."""
     by_id = {node["id"]: node for node in nodes}
     for node in reversed(nodes):
         starts = [by_id[i]["at"] for i in node["inputs"] if "at" in by_id[i]]

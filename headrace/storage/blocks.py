@@ -1,15 +1,14 @@
-"""One file of equal blocks, mapped as a whole: where queues keep what they hold.
+"""One memory-mapped file of equal blocks, which holds the contents of the queues.
 
-The file is sparse: a block has space on the disk from when it is taken until ``trim`` gives back
-what nobody has.  It is mapped once, for as many blocks as there may ever be, and never again: what
-was read from it stays where it is while queues grow and shrink.  Most of the mapping is beyond the
-file's end, where nobody reads or writes.
+The file is sparse: a block gets disk space when it is taken, and loses it when ``trim`` releases
+free blocks.  The file is mapped once, for the maximum number of blocks, so that addresses stay
+valid while queues grow and shrink.  Most of the mapping is beyond the file's end and is never used.
 
 * Invariant 1: no byte of a block is written before its space is allocated, so that a full disk
   is an error of ``take`` and never ends the process.
-* Invariant 2: who owns a block, and which block of that queue it is, stands in the table beside the
-  file before anything is written into it: after a kill the queues are found from there.
-* Invariant 3: a block that is free is in exactly one free run.
+* Invariant 2: the owner of a block and its place in that queue are in the table beside the file
+  before the block is written, so that the queues are found again after a kill.
+* Invariant 3: a free block is in exactly one free run.
 """
 
 from __future__ import annotations
@@ -36,40 +35,41 @@ _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _madvise: Final = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _POPULATE_READ: Final = 22
-"""Of madvise since Linux 5.14; an older one says that it does not know it."""
+"""MADV_POPULATE_READ, since Linux 5.14; an older kernel returns an error."""
 _ASKED_BYTES: Final = 131_072
-"""What Linux reads of what it is asked for at once: less than that on no disk, more on some."""
+"""Bytes of a read-ahead request; Linux reads at least so much for one request on any disk."""
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0)
 _ROWS_STEP: Final = 4096
-"""Rows of the table that are allocated at once."""
+"""Table rows that are allocated together."""
 
 _ROW: Final = np.dtype([("queue", "<u8"), ("newer", "<u8"), ("older", "<u8")])
 """``queue``: its number, 0 if the block is free.  ``newer`` and ``older``: one more than the place
-of the block in the queue; both where its end still holds what its start has come round to."""
+of the block in the queue.  Both are set while its end still holds the oldest data of a ring whose
+newest data is at its start."""
 
 
 class Extent(NamedTuple):
-    """Blocks that follow each other in the file."""
+    """Adjacent blocks of the file."""
 
     start: int
     size: int
 
 
 class NoRoom(TransientError):
-    """No block can be had just now."""
+    """No block is available now."""
 
     sqlstate = "53100"
 
 
 class BlockFile:
-    """A file of blocks; not safe between threads: its owner holds a lock."""
+    """A file of blocks; not thread-safe: its owner holds a lock."""
 
     def __init__(self, path: Path, blocks_max: int, block_bytes: int = BLOCK_BYTES) -> None:
-        """``blocks_max`` blocks at most; a file that exists is gone on with.
+        """Open or create a file of at most ``blocks_max`` blocks.
 
         Raises:
-            ValueError: the size of a block is no multiple of a page.
-            OSError: it cannot be made.
+            ValueError: the block size is not a multiple of the page size.
+            OSError: the file cannot be created.
         """
         if block_bytes <= 0 or block_bytes % mmap.PAGESIZE:
             message = f"a block of {block_bytes} bytes is no multiple of {mmap.PAGESIZE}"
@@ -80,7 +80,7 @@ class BlockFile:
         blocks_max = max(blocks_max, -(-os.fstat(self._file).st_size // block_bytes))
         self.blocks_max: Final = blocks_max
         self._map: Final = _mapped(self._file, blocks_max * block_bytes)
-        # What is read next, who owns this knows better than whoever sees single pages asked for.
+        # The owner knows better than the kernel which pages are read next: no kernel read-ahead.
         self._map.madvise(mmap.MADV_RANDOM)
         self._bytes: Final = memoryview(self._map)
         self._address: Final = np.frombuffer(self._map, np.uint8).ctypes.data
@@ -92,36 +92,36 @@ class BlockFile:
         self._end = int(owned[-1]) + 1 if len(owned) else 0
         """Blocks from here on were never taken since the file was opened."""
         self._free = runs(np.flatnonzero(self.rows["queue"][: self._end] == 0).tolist())
-        # A file that was cut off: nobody may read beyond its end, and zeros are no frame.
+        # Extend a truncated file: a read beyond its end is fatal, and zeros are no valid frame.
         missing = self._end * block_bytes - os.fstat(self._file).st_size
         if missing > 0:
             os.posix_fallocate(self._file, self._end * block_bytes - missing, missing)
         self._backed = set(owned.tolist())
         """Blocks that have space on the disk."""
         self.reads = 0
-        """Times that blocks were asked for from the disk, each for one run (A-22)."""
+        """Number of runs requested from the disk (A-22)."""
         self.writes = 0
-        """Likewise written to it."""
+        """Number of runs written to the disk."""
         self.evictions = 0
-        """Likewise left to it."""
+        """Number of runs removed from memory."""
 
     # --- taking and giving back
 
     @property
     def free(self) -> list[Extent]:
-        """Runs that were given back."""
+        """Runs of free blocks, without those never taken."""
         return list(self._free)
 
     @property
     def backed(self) -> int:
-        """How many blocks have space on the disk."""
+        """Number of blocks that have space on the disk."""
         return len(self._backed)
 
     def take(self, count: int, queue: int) -> list[Extent]:
-        """``count`` blocks for a queue: one run if there is one, else several.
+        """Take ``count`` blocks for a queue, in one run if possible.
 
         Raises:
-            NoRoom: there are not so many, or the disk is full; none is taken.
+            NoRoom: there are not enough, or the disk is full; none is taken.
         """
         chosen = self._choose(count)
         taken = [b for run in chosen for b in range(run.start, sum(run))]
@@ -133,7 +133,7 @@ class BlockFile:
                 size = run.size * self.block_bytes
                 os.posix_fallocate(self._file, run.start * self.block_bytes, size)
         except OSError as error:
-            # Some of them may have been had before that.
+            # Space for some of them may have been allocated before the error.
             self._unback(new)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -143,7 +143,7 @@ class BlockFile:
                 hint="Make room: it is tried again, and nothing is lost meanwhile.",
             ) from error
         self._backed.update(new)
-        # What stands there is read where a page of it is written in part: better all at once.
+        # A partial write of a page reads it from the disk first; one read per run is cheaper.
         for run in runs(old):
             self._ask(run)
         for run in chosen:
@@ -152,7 +152,7 @@ class BlockFile:
         return chosen
 
     def give(self, blocks: Iterable[int]) -> None:
-        """Nobody needs ``blocks`` any more."""
+        """Free ``blocks``."""
         for run in runs(sorted(blocks)):
             rows = self.rows[run.start : sum(run)]
             if not rows["queue"].all():
@@ -163,7 +163,7 @@ class BlockFile:
         self._free = _merged(self._free)
 
     def trim(self, spare: int = 0) -> int:
-        """Give the space of free blocks back to the disk, but for ``spare`` of them."""
+        """Release the disk space of all free blocks but ``spare``; return their number."""
         idle = [b for run in self._free for b in range(run.start, sum(run)) if b in self._backed]
         gone = idle[spare:]
         if gone:
@@ -171,7 +171,7 @@ class BlockFile:
         return len(gone)
 
     def _unback(self, blocks: Iterable[int]) -> None:
-        """Have no space on the disk for ``blocks``, in ascending order, which nobody has."""
+        """Release the disk space of ``blocks``, which are free and in ascending order."""
         gone = list(blocks)
         for run in runs(gone):
             size = run.size * self.block_bytes
@@ -200,7 +200,7 @@ class BlockFile:
         return out
 
     def _remove(self, taken: Extent) -> None:
-        """``taken`` is free no more; it may reach over the end of what was ever taken."""
+        """Remove ``taken`` from the free runs; it may extend beyond ``_end``."""
         out = []
         for run in self._free:
             for start, end in (
@@ -213,22 +213,22 @@ class BlockFile:
         self._end = max(self._end, sum(taken))
 
     def _reach(self, rows: int) -> None:
-        """Have space for so many rows of the table."""
+        """Allocate space for ``rows`` rows of the table."""
         if rows > self._rows_ready:
             ready = min(-(-rows // _ROWS_STEP) * _ROWS_STEP, self.blocks_max)
             os.posix_fallocate(self._rows_file, 0, ready * _ROW.itemsize)
             self._rows_ready = ready
 
-    # --- what is in them
+    # --- contents
 
     def place(self, block: int, newer: int | None, older: int | None = None) -> None:
-        """Say which blocks of its queue a block is, before it is written (Invariant 2)."""
+        """Record the places of a block in its queue, before it is written (Invariant 2)."""
         row = self.rows[block]
         row["older"] = 0 if older is None else older + 1
         row["newer"] = 0 if newer is None else newer + 1
 
     def owners(self) -> dict[int, dict[int, int]]:
-        """Blocks by queue and by place in it, as they stand in the table."""
+        """Return the blocks by queue and place, from the table."""
         out: dict[int, dict[int, int]] = {}
         for block in np.flatnonzero(self.rows["queue"][: self._rows_ready]).tolist():
             row = self.rows[block]
@@ -237,21 +237,21 @@ class BlockFile:
         return out
 
     def owned(self, queue: int) -> list[int]:
-        """The blocks of a queue, also those that hold nothing."""
+        """Return the blocks of a queue, including those without data."""
         owners = self.rows["queue"][: self._rows_ready]
         found: list[int] = np.flatnonzero(owners == queue).tolist()
         return found
 
     def memory(self, at: int, size: int) -> memoryview:
-        """Bytes of the file from ``at``, to be written."""
+        """Return writable memory of the file from ``at``."""
         return self._bytes[at : at + size]
 
     def write(
         self, at: int, head: bytes, body: memoryview | None = None, filling: bytes = b""
     ) -> None:
-        """Write what follows each other from ``at`` on; ``head`` comes last.
+        """Write ``head``, ``body`` and ``filling`` one after the other from ``at``; ``head`` last.
 
-        Not into the mapping, where Linux has each page apart and asks us about it once more.
+        It does not use the mapping, which would cost a page fault for each page.
 
         Raises:
             OSError: it cannot be written.
@@ -263,7 +263,7 @@ class BlockFile:
     def _whole(self, at: int, parts: list[bytes | memoryview]) -> None:
         left = [memoryview(part) for part in parts if part]
         while left:
-            # Of more than 2 GB Linux writes a part.
+            # Linux writes at most 2 GB per call.
             done = os.pwritev(self._file, left, at)
             at += done
             while left and done >= len(left[0]):
@@ -272,13 +272,13 @@ class BlockFile:
                 left[0] = left[0][done:]
 
     def buffer(self, at: int, size: int, pin: object) -> pa.Buffer:
-        """Bytes of the file from ``at``, not copied; ``pin`` lives as long as somebody has them."""
+        """Return bytes from ``at`` without a copy; the buffer keeps ``pin`` alive."""
         return pa.foreign_buffer(self._address + at, size, pin)
 
     # --- memory and disk
 
     def sync(self, parts: Sequence[Extent]) -> None:
-        """Have what stands in ``parts`` on the disk, and the table."""
+        """Write ``parts`` and the table to the disk."""
         for run in parts:
             self._map.flush(run.start * self.block_bytes, run.size * self.block_bytes)
             self.writes += 1
@@ -286,9 +286,9 @@ class BlockFile:
         os.fdatasync(self._rows_file)
 
     def evict(self, run: Extent) -> None:
-        """Have a run in memory no more; it comes back when it is read.
+        """Remove a run from memory; it is loaded again when it is read.
 
-        What was not synced stays, and what is on its way from the disk just now.
+        Pages that are not synced stay in memory, as do those being read from the disk.
         """
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
@@ -296,7 +296,7 @@ class BlockFile:
         self.evictions += 1
 
     def read_ahead(self, run: Extent) -> None:
-        """Read a run ahead."""
+        """Start to read a run from the disk."""
         self._ask(run)
         self.reads += 1
 
@@ -306,13 +306,13 @@ class BlockFile:
             self._map.madvise(mmap.MADV_WILLNEED, begin, min(_ASKED_BYTES, end - begin))
 
     def map_in(self, run: Extent) -> None:
-        """Map the pages of a run at once, which costs less than one by one; waits for the disk."""
+        """Map all pages of a run, which is cheaper than one by one; wait for the disk."""
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
-        # Not mmap's own, which would keep the interpreter lock.
+        # mmap.madvise would hold the interpreter lock.
         _madvise(self._address + at, size, _POPULATE_READ)
 
     def resident(self, parts: Iterable[Extent]) -> int:
-        """Bytes of ``parts`` that are in memory just now; from any thread."""
+        """Return the bytes of ``parts`` that are in memory now; from any thread."""
         pages = 0
         for run in parts:
             count = run.size * self.block_bytes // mmap.PAGESIZE
@@ -323,7 +323,7 @@ class BlockFile:
         return pages * mmap.PAGESIZE
 
     def close(self) -> None:
-        """Let the files go; the mapping ends when the last batch that lies in it does."""
+        """Close the files; the mapping ends with the last batch that uses it."""
         for file in (self._file, self._rows_file):
             if file >= 0:
                 os.close(file)
@@ -331,7 +331,7 @@ class BlockFile:
 
 
 def _mapped(file: int, size: int) -> mmap.mmap:
-    """``size`` bytes of a file, which keeps the size that it has."""
+    """Map ``size`` bytes of a file without a change of its size."""
     before = os.fstat(file).st_size
     os.ftruncate(file, size)
     try:
@@ -341,7 +341,7 @@ def _mapped(file: int, size: int) -> mmap.mmap:
 
 
 def runs(blocks: Iterable[int]) -> list[Extent]:
-    """``blocks`` in their order, those that follow each other as one run."""
+    """Group ``blocks`` into runs of adjacent ones, in the given order."""
     out: list[Extent] = []
     for block in blocks:
         if out and sum(out[-1]) == block:
@@ -352,7 +352,7 @@ def runs(blocks: Iterable[int]) -> list[Extent]:
 
 
 def _merged(parts: list[Extent]) -> list[Extent]:
-    """Ascending ``parts``, those that touch made one."""
+    """Merge adjacent runs of ascending ``parts``."""
     out: list[Extent] = []
     for run in parts:
         if out and sum(out[-1]) == run.start:

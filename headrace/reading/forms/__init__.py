@@ -1,4 +1,4 @@
-"""The positive list: which construct of which dialect has which exact equal in Postgres.
+"""The allowlist of constructs that have an exact equivalent in Postgres, by dialect.
 
-Each module lists rules for one family of constructs.  A construct that no rule takes is refused.
+Each module has the rules for one family of constructs.  A construct without a rule is refused.
 """

@@ -1,4 +1,4 @@
-"""Aggregate and window functions."""
+"""Rules for aggregate and window functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headrace.reading.kinds import INTEGERS, NUMBERS, Kinds, ValueKind
 
 _FLOAT: Final = (ValueKind.FLOAT,)
 _DOUBLE_MEAN: Final = frozenset(("bigquery", "databricks", "duckdb", "spark", "trino"))
-"""Where the mean of integers is a double."""
+"""Dialects in which the mean of integers is a double."""
 _SAMPLE: Final = ANY - {"mysql", "oracle", "sqlite"}
-"""Where STDDEV and VARIANCE are those of a sample, and NULL for one row, as in Postgres."""
+"""Dialects whose STDDEV and VARIANCE are of a sample, and NULL for one row, as in Postgres."""
 _EXPLICIT_FRAME: Final = frozenset(("redshift", "snowflake"))
-"""Where the default frame of FIRST_VALUE and its like is the whole partition."""
+"""Dialects in which the default frame of FIRST_VALUE and the like is the whole partition."""
 
 
 def _summed(node: Any, kinds: Kinds) -> ValueKind | None:
@@ -37,7 +37,7 @@ def _summed(node: Any, kinds: Kinds) -> ValueKind | None:
 
 
 def _distinct_of(node: Any) -> Any:
-    """The argument without its DISTINCT."""
+    """Return the argument without its DISTINCT."""
     if isinstance(node, exp.Distinct) and len(node.expressions) == 1:
         return node.expressions[0]
     return node
@@ -53,7 +53,7 @@ def _count(node: exp.Count, form: Form) -> exp.Expr:
 
 
 def _count_if(node: exp.CountIf, form: Form) -> exp.Expr:
-    """The rows for which a condition is true: zero of no rows, as COUNT gives."""
+    """Translate COUNT_IF to COUNT of a CASE; both are zero for no rows."""
     inner = node.this
     if isinstance(inner, exp.Distinct):
         form.refuse(node, "DISTINCT has no equal here")
@@ -68,7 +68,7 @@ def _sum(node: exp.Sum, form: Form) -> exp.Expr:
 
 
 def _mean(node: exp.Avg, form: Form) -> exp.Expr:
-    """AVG: a double of doubles; of integers a double in some, digits of its own in others."""
+    """Translate AVG of doubles, and of integers in dialects in which it is a double."""
     inner = _distinct_of(node.this)
     kind = form.kind(inner)
     if kind is ValueKind.FLOAT:
@@ -96,7 +96,7 @@ def _of_doubles(node: exp.Expr, form: Form) -> exp.Expr:
 
 
 def _joined(node: exp.GroupConcat, form: Form) -> exp.Expr:
-    """LISTAGG and its like: NULL of no rows."""
+    """Translate LISTAGG and the like, which is NULL for no rows."""
     only(node, form, "this", "separator")
     argument = node.this
     if isinstance(argument, exp.Order):
@@ -128,7 +128,7 @@ def _neighbour(node: exp.Expr, form: Form) -> exp.Expr:
 
 
 def _at_end(node: exp.Expr, form: Form) -> exp.Expr:
-    """FIRST_VALUE, LAST_VALUE and NTH_VALUE: their default frame differs."""
+    """Check FIRST_VALUE, LAST_VALUE and NTH_VALUE, whose default frame differs by dialect."""
     only(node, form, "this", "offset")
     if node.args.get("offset") is not None:
         at_least(node.args["offset"], 1, node, form)

@@ -1,4 +1,4 @@
-"""Casts."""
+"""Rules for casts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headrace.reading.kinds import EXACT, INTEGERS, Kinds, ValueKind, cast_kind
 
 _INTEGER_TYPES: Final = frozenset(("SMALLINT", "INT", "BIGINT"))
 _ROUNDS_TO_INTEGER: Final = frozenset(("bigquery", "mysql", "oracle", "snowflake", "trino"))
-"""Where a decimal becomes an integer by rounding half away from zero, as in Postgres."""
+"""Dialects whose cast of a decimal to an integer rounds half away from zero, as in Postgres."""
 _ROUNDS_TO_DECIMAL: Final = ANY - {"redshift", "sqlite"}
-"""Where a decimal of more digits is rounded half away from zero, as in Postgres."""
+"""Dialects whose cast to a smaller scale rounds half away from zero, as in Postgres."""
 _CUTS_TEXT: Final = frozenset(("mysql", "oracle", "redshift", "trino", "tsql"))
-"""Where a text that is too long is cut by a cast, as in Postgres."""
+"""Dialects whose cast truncates a text that is too long, as in Postgres."""
 _TRUTH_IS_NUMBER: Final = frozenset(
     ("bigquery", "databricks", "duckdb", "redshift", "snowflake", "spark", "trino")
 )
-"""Where a boolean becomes 1 or 0."""
+"""Dialects whose cast of a boolean to an integer gives 1 or 0."""
 _DOUBLE: Final = {"DOUBLE": ANY, "FLOAT": frozenset(("redshift", "snowflake", "tsql"))}
-"""Types that are a double, by dialect: elsewhere FLOAT has four bytes."""
+"""Types that are a double, with their dialects; in others FLOAT has four bytes."""
 _PLAIN: Final = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
@@ -82,7 +82,7 @@ def _to_decimal(node: exp.Cast, form: Form) -> exp.Expr:
 
 
 def _to_text(node: exp.Cast, form: Form) -> exp.Expr:
-    """Texts of integers and dates look the same everywhere; those of other types do not."""
+    """Translate casts to text, which give the same result for integers and dates only."""
     length = node.to.expressions
     name = node.to.this.value
     wanted = [ValueKind.TEXT, *INTEGERS]

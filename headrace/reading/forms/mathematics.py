@@ -1,4 +1,4 @@
-"""Functions of numbers."""
+"""Rules for functions of numbers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from headrace.reading.kinds import INTEGERS, Kinds, ValueKind
 
 _FRACTIONS: Final = (ValueKind.FLOAT, ValueKind.NUMERIC)
 _DOMAIN_ERRORS: Final = frozenset(("bigquery", "redshift", "snowflake", "tsql"))
-"""Where a root or logarithm outside of its domain is an error, as in Postgres."""
+"""Dialects in which a root or logarithm outside of its domain is an error, as in Postgres."""
 
 
 def _whole(node: exp.Expr, form: Form) -> exp.Expr:
-    """CEIL and FLOOR."""
+    """Check CEIL and FLOOR."""
     only(node, form, "this")
     form.need(node.this, _FRACTIONS)
     return node
 
 
 def _rounded(node: exp.Round, form: Form) -> exp.Expr:
-    """ROUND of decimals: half away from zero.  Doubles are rounded half to even in Postgres."""
+    """Translate ROUND of decimals: half away from zero.  Postgres rounds doubles half to even."""
     only(node, form, "this", "decimals", "casts_non_integer_decimals")
     form.need(node.this, (ValueKind.NUMERIC,))
     places = node.args.get("decimals")

@@ -1,4 +1,4 @@
-"""Operators, conditionals and literals."""
+"""Rules for operators, conditionals and literals."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from headrace.reading.forms.times import ISO, shift_by_interval
 from headrace.reading.kinds import EXACT, INTEGERS, NUMBERS, Kinds, ValueKind, widest
 
 _BACKSLASH_ESCAPES: Final = frozenset(("bigquery", "databricks", "mysql", "redshift", "spark"))
-"""Where a backslash in a LIKE pattern is the escape character by default, as in Postgres."""
+"""Dialects in which a backslash in a LIKE pattern is the default escape, as in Postgres."""
 _DAYS_ADDED: Final = frozenset(("bigquery", "duckdb", "redshift", "snowflake"))
-"""Where a date plus an integer is the date so many days later, as in Postgres."""
+"""Dialects in which an integer added to a date is a number of days, as in Postgres."""
 _DAYS_BETWEEN: Final = frozenset(("duckdb", "redshift", "snowflake"))
-"""Where the difference of two dates is an integer of days, as in Postgres."""
+"""Dialects in which the difference of two dates is a number of days, as in Postgres."""
 _NULL_AT_ZERO: Final = frozenset(("mysql", "sqlite"))
-"""Where what is divided by zero gives NULL, whatever the settings are."""
+"""Dialects in which a division by zero is NULL under all settings."""
 _ERROR_AT_ZERO: Final = frozenset(("bigquery", "redshift", "snowflake", "tsql"))
-"""Where every division by zero is an error, as in Postgres."""
+"""Dialects in which every division by zero is an error, as in Postgres."""
 _INTEGER_QUOTIENT: Final = frozenset(("redshift", "sqlite", "trino", "tsql"))
-"""Where the quotient of two integers is cut to an integer, as in Postgres."""
+"""Dialects in which the quotient of integers is truncated to an integer, as in Postgres."""
 _FLOAT_QUOTIENT: Final = frozenset(("bigquery", "databricks", "duckdb", "spark"))
-"""Where the quotient of two integers is a double."""
+"""Dialects in which the quotient of two integers is a double."""
 _BINARY_FRACTIONS: Final = frozenset(("bigquery", "sqlite"))
-"""Where a literal with a fraction is a double; in Postgres it is a numeric."""
+"""Dialects in which a literal with a fraction is a double; in Postgres it is a numeric."""
 _UNTIMED: Final = frozenset((*NUMBERS, ValueKind.TEXT, ValueKind.BOOL, ValueKind.NULL, None))
 _PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
 
@@ -89,7 +89,7 @@ def _both_numbers(node: exp.Binary, form: Form) -> exp.Expr:
 
 
 def _divide(node: exp.Div, form: Form) -> exp.Expr:
-    """Quotients: of integers cut or a double by dialect, of doubles a double everywhere."""
+    """Translate quotients of integers (an integer or a double, by dialect) and of doubles."""
     _both_numbers(node, form)
     left, right = node.this, node.expression
     kinds = {form.kind(left), form.kind(right)} - {ValueKind.NULL}
@@ -109,14 +109,14 @@ def _divide(node: exp.Div, form: Form) -> exp.Expr:
 
 
 def _divisor(node: exp.Binary, form: Form) -> exp.Expr:
-    """The divisor, with the answer that the dialect has for zero."""
+    """Return the divisor such that zero gives the dialect's result; else refuse."""
     divisor: exp.Expr = node.expression
     if not_zero(divisor) or form.dialect in _ERROR_AT_ZERO:
         return divisor
     if form.dialect in _NULL_AT_ZERO:
         return null_for_zero(divisor)
     if form.dialect == "trino" and {form.kind(node.this), form.kind(divisor)} <= INTEGERS:
-        return divisor  # Zero is an error for integers; for doubles it gives infinity.
+        return divisor  # Zero is an error for integers; doubles give infinity.
     raise form.refusal(
         node,
         "for a divisor of zero it has another answer than in Postgres",
@@ -125,7 +125,7 @@ def _divisor(node: exp.Binary, form: Form) -> exp.Expr:
 
 
 def _modulo(node: exp.Mod, form: Form) -> exp.Expr:
-    """Remainders of integers: they have the sign of the dividend everywhere."""
+    """Translate remainders of integers, which have the dividend's sign in every dialect."""
     form.need(node.this, INTEGERS)
     form.need(node.expression, INTEGERS)
     return exp.Mod(this=node.this, expression=_divisor(node, form))
@@ -136,7 +136,7 @@ def _same(node: exp.Expr, _form: Form) -> exp.Expr:
 
 
 def _connected(node: exp.Expr, form: Form) -> exp.Expr:
-    """AND, OR and NOT: MySQL and SQLite take numbers and texts too."""
+    """Check AND, OR and NOT: MySQL and SQLite also accept numbers and texts."""
     if form.dialect in ("mysql", "sqlite"):
         for one in node.iter_expressions():
             form.need(one, (ValueKind.BOOL,))
@@ -144,7 +144,7 @@ def _connected(node: exp.Expr, form: Form) -> exp.Expr:
 
 
 def _compared(node: exp.Expr, form: Form) -> exp.Expr:
-    """Comparisons: a literal text beside a time is read as one, and must mean the same one."""
+    """Check comparisons: a text literal compared with a time is parsed by rules of the dialect."""
     sides = [one for one in node.iter_expressions() if not isinstance(one, exp.Query)]
     kinds = {form.kind(one) for one in sides}
     for side in sides:
@@ -203,7 +203,7 @@ def _literal(node: exp.Literal, form: Form) -> exp.Expr:
 
 
 def _exact(node: exp.Literal, form: Form) -> bool:
-    """Whether a literal fraction becomes a double in Postgres too, or is cast."""
+    """Return whether a literal fraction becomes a double in Postgres too, or is cast."""
     above = node.parent
     while isinstance(above, exp.Neg | exp.Paren):
         above = above.parent
@@ -223,7 +223,7 @@ def _boolean(node: exp.Boolean, form: Form) -> exp.Expr:
 
 
 def _coalesce(node: exp.Coalesce, form: Form) -> exp.Expr:
-    """ISNULL of T-SQL casts to the type of its first argument, which may cut or round."""
+    """Translate COALESCE; refuse ISNULL of T-SQL where its cast to the first type may lose data."""
     if node.args.get("is_null") and form.dialect == "tsql":
         first = form.kind(node.this)
         for other in node.expressions:
@@ -254,7 +254,7 @@ def _default(node: exp.Expr | None, kinds: Kinds) -> ValueKind | None:
 
 
 def _decode(node: exp.DecodeCase, form: Form) -> exp.Expr:
-    """A CASE in which NULL matches NULL; the searched values are literals."""
+    """Check DECODE, a CASE in which NULL matches NULL; the searched values must be literals."""
     for one in node.expressions[1:-1:2]:
         if not isinstance(one, exp.Literal | exp.Null | exp.Neg):
             form.refuse(node, "it is the same only for literals that are searched")
@@ -266,7 +266,7 @@ def _largest(node: Any, kinds: Kinds) -> ValueKind | None:
 
 
 def _extreme(node: exp.Expr, form: Form) -> exp.Expr:
-    """GREATEST and LEAST: Postgres leaves NULL out, as these dialects do."""
+    """Check GREATEST and LEAST, which ignore NULL in these dialects as in Postgres."""
     for one in (node.this, *node.expressions):
         form.need(one, (*NUMBERS, ValueKind.DATE, ValueKind.TIMESTAMP))
     return node

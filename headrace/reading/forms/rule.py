@@ -1,4 +1,4 @@
-"""A rule of the positive list, and what it is given."""
+"""The rules of the allowlist, and helpers for them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CAST_HINT: Final = "A CAST around the argument says its type."
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One construct of a query, as a rule sees it."""
+    """The context of a rule: the dialect, and the types of the query's expressions."""
 
     dialect: str
     kinds: Kinds
 
     def kind(self, node: exp.Expr) -> ValueKind | None:
-        """The Postgres type of an argument; None: not certain."""
+        """Return the Postgres type of an argument; None: not certain."""
         return self.kinds.of(node)
 
     def need(self, node: exp.Expr, wanted: Iterable[ValueKind]) -> None:
-        """Refuse an argument whose type is none of these; NULL is of any type."""
+        """Refuse an argument whose type is not in ``wanted``; NULL has any type."""
         allowed = frozenset(wanted)
         found = self.kind(node)
         if found in allowed or found is ValueKind.NULL:
@@ -60,15 +60,15 @@ Apply = Callable[[Any, Form], exp.Expr]
 
 @dataclass(frozen=True, slots=True)
 class TranslationRule:
-    """The exact equal of a construct.
+    """The translation of a construct.
 
-    ``apply`` takes the node, whose arguments are translated by then, and gives the node to write
-    in its place.  It raises ``Unsaid`` for a form of arguments that has no exact equal.
+    ``apply`` takes the node, with translated arguments, and returns the node that replaces it.  It
+    raises ``Unsaid`` for arguments without an exact equivalent.
     """
 
     apply: Apply
     kind: Callable[[Any, Kinds], ValueKind | None]
-    """The type that the construct has in Postgres."""
+    """Return the type of the construct in Postgres."""
     dialects: frozenset[str] = ANY
 
 
@@ -76,36 +76,36 @@ TranslationRules = dict[type[exp.Expr], TranslationRule]
 
 
 def shown(node: exp.Expr) -> str:
-    """The construct's name, as a message has it."""
+    """Return the construct's name for a message."""
     if isinstance(node, exp.Binary) and not isinstance(node, exp.Func):
         return f"operator {type(node).__name__.upper()}"
     return node.sql_name() if isinstance(node, exp.Func) else type(node).__name__.upper()
 
 
 def always(kind: ValueKind) -> Callable[[Any, Kinds], ValueKind | None]:
-    """The type is the same for all arguments."""
+    """Return a function that returns ``kind`` for all arguments."""
     return lambda _node, _kinds: kind
 
 
 def same_as_argument(node: Any, kinds: Kinds) -> ValueKind | None:
-    """The type is that of the first argument."""
+    """Return the type of the first argument."""
     return kinds.of(node.this)
 
 
 def unknown(_node: Any, _kinds: Kinds) -> ValueKind | None:
-    """The type is not derived."""
+    """Return None: the type is not derived."""
     return None
 
 
 def only(node: exp.Expr, form: Form, *names: str) -> None:
-    """Refuse arguments other than these."""
+    """Refuse arguments other than ``names``."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
             form.refuse(node, f'its argument "{name.rstrip("_")}" has no equal')
 
 
 def unsigned(node: exp.Expr | None) -> int | None:
-    """The value of a literal integer; None: it is something else."""
+    """Return the value of a literal integer; None: it is something else."""
     if isinstance(node, exp.Paren):
         return unsigned(node.this)
     if not isinstance(node, exp.Literal) or not str(node.this).isdigit():
@@ -114,7 +114,7 @@ def unsigned(node: exp.Expr | None) -> int | None:
 
 
 def signed(node: exp.Expr | None) -> int | None:
-    """The value of a literal integer that may have a sign."""
+    """Return the value of a literal integer with an optional sign, or None."""
     if isinstance(node, exp.Paren):
         return signed(node.this)
     if isinstance(node, exp.Neg):
@@ -124,21 +124,21 @@ def signed(node: exp.Expr | None) -> int | None:
 
 
 def at_least(node: exp.Expr | None, least: int, call: exp.Expr, form: Form) -> None:
-    """Refuse what is no literal integer of at least this value."""
+    """Refuse anything but a literal integer of at least ``least``."""
     value = unsigned(node)
     if value is None or value < least:
         form.refuse(call, f"it is the same only for a literal number of at least {least} here")
 
 
 def filled_text(node: exp.Expr | None, call: exp.Expr, form: Form) -> str:
-    """The literal text that an argument is; refuse an empty one, and what is no literal."""
+    """Return the text of a literal; refuse an empty one, and anything else."""
     if not (isinstance(node, exp.Literal) and node.is_string and node.this):
         form.refuse(call, "it is the same only for a literal text that is not empty here")
     return str(node.this)
 
 
 def not_zero(node: exp.Expr) -> bool:
-    """Whether a divisor can be seen not to be zero: a literal, or ``NULLIF(…, 0)``."""
+    """Return whether a divisor cannot be zero: a literal, or ``NULLIF(…, 0)``."""
     if isinstance(node, exp.Paren):
         return not_zero(node.this)
     if isinstance(node, exp.Neg):
@@ -149,16 +149,16 @@ def not_zero(node: exp.Expr) -> bool:
 
 
 def null_for_zero(node: exp.Expr) -> exp.Expr:
-    """A divisor that gives NULL where it is zero."""
+    """Return a divisor that is NULL where ``node`` is zero."""
     return node if not_zero(node) else exp.Nullif(this=node, expression=exp.Literal.number(0))
 
 
 def cast(node: exp.Expr, kind: str) -> exp.Expr:
-    """A cast of Postgres."""
+    """Return a cast to Postgres type ``kind``."""
     return exp.Cast(this=node, to=exp.DataType.build(kind, dialect="postgres"))
 
 
 def numbers(node: exp.Expr, form: Form) -> exp.Expr:
-    """Nothing is changed; the argument is a number."""
+    """Return ``node`` unchanged; refuse an argument that is not a number."""
     form.need(node.this, NUMBERS)
     return node

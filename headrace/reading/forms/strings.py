@@ -1,4 +1,4 @@
-"""Functions of texts."""
+"""Rules for functions of texts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headrace.reading.kinds import ValueKind
 
 _TEXT: Final = (ValueKind.TEXT,)
 _SPACES_ONLY: Final = frozenset(("duckdb", "mysql", "redshift", "snowflake", "spark", "sqlite"))
-"""Where TRIM takes off spaces and nothing else, as in Postgres."""
+"""Dialects whose TRIM removes only spaces, as in Postgres."""
 _NULLS_LEFT_OUT: Final = frozenset(("duckdb", "tsql"))
-"""Where CONCAT leaves NULL out, as in Postgres."""
+"""Dialects whose CONCAT ignores NULL, as in Postgres."""
 _NULL_OF_NULL: Final = ANY - _NULLS_LEFT_OUT - {"oracle", "sqlite"}
-"""Where CONCAT of a NULL is NULL, as ``||`` of Postgres is."""
+"""Dialects whose CONCAT of a NULL is NULL, as ``||`` in Postgres."""
 
 
 def _of_text(node: exp.Expr, form: Form) -> exp.Expr:
@@ -54,7 +54,7 @@ def _concat(node: exp.Concat, form: Form) -> exp.Expr:
 
 
 def _substring(node: exp.Substring, form: Form) -> exp.Expr:
-    """From a literal place on: counted from the end, or from before the text, it differs."""
+    """Translate SUBSTRING from a literal position of at least 1; dialects differ for the rest."""
     only(node, form, "this", "start", "length", "zero_start")
     form.need(node.this, _TEXT)
     at_least(node.args.get("start"), 1, node, form)
@@ -64,7 +64,7 @@ def _substring(node: exp.Substring, form: Form) -> exp.Expr:
 
 
 def _side(node: exp.Expr, form: Form) -> exp.Expr:
-    """LEFT and RIGHT: a negative number means something else in Postgres."""
+    """Translate LEFT and RIGHT; a negative number has another meaning in Postgres."""
     form.need(node.this, _TEXT)
     at_least(node.expression, 0, node, form)
     return type(node)(this=node.this, expression=node.expression)

@@ -1,4 +1,4 @@
-"""Dates and timestamps."""
+"""Rules for dates and timestamps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from headrace.reading.forms.rule import (
 from headrace.reading.kinds import Kinds, ValueKind
 
 ISO: Final = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?")
-"""A date, or a timestamp, that every dialect reads alike."""
+"""A date or timestamp that every dialect parses in the same way."""
 _DAY_UNITS: Final = frozenset(("YEAR", "QUARTER", "MONTH", "WEEK", "DAY"))
 _TIME_UNITS: Final = frozenset(("HOUR", "MINUTE", "SECOND"))
 _MONTHS: Final = {"QUARTER": 3}
 _CALENDAR: Final = frozenset(("YEAR", "QUARTER", "MONTH", "DAY"))
-"""Units whose beginning is the same everywhere: a week begins on Sunday or Monday."""
+"""Units that begin on the same day in every dialect; a week begins on Sunday or Monday."""
 _DATE_STAYS: Final = frozenset(("bigquery", "mysql", "snowflake", "trino", "tsql"))
-"""Where a date that is shifted by days, months or years is a date."""
+"""Dialects in which a date shifted by days, months or years is a date."""
 _TRUNCATED_DATE: Final = frozenset(("bigquery", "snowflake", "trino"))
-"""Where a truncated date is a date."""
+"""Dialects in which a truncated date is a date."""
 _TIMES: Final = (ValueKind.DATE, ValueKind.TIMESTAMP)
 
 
@@ -40,7 +40,7 @@ def _unit(node: exp.Expr) -> str:
 
 
 def _shift(node: exp.Expr, form: Form) -> exp.Expr:
-    """DATE_ADD and its like."""
+    """Translate DATE_ADD and the like."""
     amount = signed(node.expression)
     if isinstance(node.expression, exp.Literal) and node.expression.is_string:
         text = str(node.expression.this)
@@ -50,7 +50,7 @@ def _shift(node: exp.Expr, form: Form) -> exp.Expr:
 
 
 def shift_by_interval(node: exp.Binary, form: Form) -> exp.Expr:
-    """A date or timestamp plus or minus a literal interval of one unit."""
+    """Translate a date or timestamp plus or minus a literal interval of one unit."""
     interval = node.expression
     text = interval.this.name if isinstance(interval.this, exp.Literal) else ""
     amount = int(text) if re.fullmatch(r"-?\d+", text) else None
@@ -81,7 +81,7 @@ def _shifted(node: exp.Expr, form: Form, unit: str, amount: int | None, *, back:
 
 
 def _truncated(node: exp.Expr, form: Form) -> exp.Expr:
-    """DATE_TRUNC: a timestamp of a timestamp; of a date a date, where it is that."""
+    """Translate DATE_TRUNC of a timestamp, and of a date in dialects in which it is a date."""
     only(node, form, "this", "unit", "input_type_preserved")
     unit = _unit(node)
     kind = form.kind(node.this)
@@ -105,7 +105,7 @@ def _moved_kind(node: Any, kinds: Kinds) -> ValueKind | None:
 
 
 def _days_between(node: exp.DateDiff, form: Form) -> exp.Expr:
-    """Days between two dates: every dialect counts them alike."""
+    """Translate the days between two dates, which every dialect counts in the same way."""
     if _unit(node) != "DAY":
         form.refuse(node, "it is the same only for days")
     sides = [_without_date_cast(one, form) for one in (node.this, node.expression)]
@@ -113,14 +113,14 @@ def _days_between(node: exp.DateDiff, form: Form) -> exp.Expr:
 
 
 def _without_date_cast(node: exp.Expr, form: Form) -> exp.Expr:
-    """An argument that must be a date; casts that the parser adds are left out."""
+    """Return a date argument without the casts that the parser adds."""
     inner = node.this if isinstance(node, exp.TsOrDsToDate | exp.TimeStrToTime) else node
     form.need(inner, (ValueKind.DATE,))
     return inner
 
 
 def _to_date(node: exp.Expr, form: Form) -> exp.Expr:
-    """A cast that the parser adds: nothing, for what is a date or timestamp."""
+    """Keep a cast that the parser adds; the date function around it removes it."""
     only(node, form, "this")
     if not isinstance(
         node.parent, exp.Year | exp.Month | exp.Day | exp.Quarter | exp.DateDiff | exp.TsOrDsDiff
@@ -163,7 +163,7 @@ def _date_parts(node: exp.DateFromParts, form: Form) -> exp.Expr:
 
 
 def _shifted_day(node: exp.TsOrDsAdd, form: Form) -> exp.Expr:
-    """DATE_ADD of Spark: whole days of a date.  DATEADD of Redshift: a timestamp."""
+    """Translate DATE_ADD of Spark (days of a date) and DATEADD of Redshift (a timestamp)."""
     if form.dialect == "redshift":
         form.need(node.this, (ValueKind.TIMESTAMP,))
         return _shift(node, form)
