@@ -103,27 +103,27 @@ class Settings:
     data_dir: Path = field(default_factory=_default_data_dir)
     """State, staging, sockets and secrets; mode 0700; one engine per directory."""
     listen: str = "127.0.0.1:6432"
-    """``HOST:PORT`` for clients; port 0 takes a free one.  Local unless told otherwise."""
+    """``HOST:PORT`` for clients; port 0 takes a free one.  Local by default."""
     http: str = ""
     """``HOST:PORT`` of /livez, /readyz, /metrics and the console; empty: off."""
     metrics_views_max: int = 200
-    """Views that /metrics tells one by one, the eldest, with some 40 series each; of more only
-    sums."""
+    """Views that have their own series in /metrics, the oldest, with some 40 each; the others are
+    only summed."""
     metrics_collections_max: int = 1_000
-    """Likewise the collections that their queries consist of; 0: none."""
+    """The same for the collections of their queries; 0: none."""
     http_tls: bool = False
     """Whether that port speaks TLS, with the certificate of ``tls_cert``."""
     http_hosts: str = ""
     """Names under which browsers and proxies may address that port, separated by commas. Without
-    TLS, only addresses, names without a dot, and this computer's name are accepted besides."""
+    TLS, addresses, names without a dot, and this computer's name are accepted too."""
     console: bool = True
-    """Whether that port has the console, where one logs in with the token or as a role."""
+    """Whether that port serves the console, with a log-in by token or as a role."""
     console_token_file: str = ""
-    """File with the token that shows the console all that the engine's role may see; empty:
-    ``console.token`` in ``data_dir``, made at the first start."""
+    """File with the token that shows the console everything that the engine's role may see; empty:
+    ``console.token`` in ``data_dir``, created at the first start."""
     console_plain: bool = False
-    """Whether the console takes tokens and passwords without TLS from other computers too: where
-    a proxy speaks TLS, or the network is safe."""
+    """Whether the console accepts tokens and passwords without TLS from other computers: for use
+    behind a proxy with TLS, or in a safe network."""
     tls_cert: str = ""
     """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
     tls_key: str = ""
@@ -131,7 +131,7 @@ class Settings:
     tls_required: bool = False
     """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
     allow_trust: bool = False
-    """Whether clients may come in whom the source lets in without asking for anything."""
+    """Whether clients may log in that the source accepts without authentication."""
     connections_max: int = 500
     """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
     login_timeout_ms: int = 10_000
@@ -139,150 +139,151 @@ class Settings:
     logins_per_address_max: int = 100
     """Clients of one address that are not logged in; one more closes the oldest of them."""
     client_timeout_ms: int = 900_000
-    """Milliseconds until a client that acknowledges nothing is given up; 0: the system's."""
+    """Milliseconds until a client that acknowledges nothing is disconnected; 0: the system's."""
     statement_bytes_max: int = 65_536
-    """Bytes of a statement the commander looks into (some ms); longer ones pass unread."""
+    """Bytes of the longest statement that the commander parses (some ms); longer ones pass
+    unread."""
 
     slot_name: str = "headrace"
     """Permanent replication slot; slots are per server: one name for each database."""
     publication_name: str = "headrace"
     """Publication that feeds the slot."""
     event_trigger: bool = False
-    """Whether an event trigger, which only a superuser may create, unpublishes a table in the very
-    statement that takes its replica identity; else its UPDATE and DELETE fail for a moment."""
+    """Whether an event trigger, which only a superuser may create, unpublishes a table in the
+    statement that removes its replica identity; else its UPDATE and DELETE fail for a moment."""
     batch_interval_ms: int = 50
-    """Milliseconds for which a batch gathers transactions at most, where the engine is busy."""
+    """Longest time, in milliseconds, that a batch gathers transactions while the engine is busy."""
     clock_interval_ms: int = 500
-    """Milliseconds between looks whether rows of a view that reads now() have their time."""
+    """Milliseconds between checks whether rows of a view that reads now() are due."""
     batch_rows_max: int = 100_000
     """Rows after which a batch closes early."""
     memory_bytes: int = 1_073_741_824
-    """Bytes of memory for what the worker keeps and works on: a half of it states, a quarter
-    queues, an eighth batches at work, a sixteenth each changes that wait and rows to be written.
-    Five other settings say what one of them may have in place of that."""
+    """Memory budget of the worker in bytes: a half for states, a quarter for queues, an eighth for
+    batches at work, a sixteenth each for waiting changes and for rows to be written.
+    Five other settings override these shares."""
     buffer_bytes_max: int = 0
     """Bytes of changes waiting in memory before the stream is held back, and of rows waiting to be
     written before no more batches are taken; 0: a sixteenth of ``memory_bytes`` each."""
     spool_bytes_min: int = 0
     """Bytes of one transaction, or of all that are not committed yet, beyond which their changes go
-    to files in the data dir; 0: half of what may wait."""
+    to files in the data dir; 0: half of the memory for waiting changes."""
     batch_memory_bytes: int = 0
-    """Bytes that views at work side by side may make of the rows they take up at a time; 0: an
-    eighth of ``memory_bytes``."""
+    """Bytes of memory for rows that views derive from a batch while they process it in parallel;
+    0: an eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
-    """Batches between taken and committed: the next are processed while one is written."""
+    """Batches that are taken and not committed: the next are processed while one is written."""
     main_capacity: int = 100
     """Collections that placement strategies may leave on the worker that reads and writes."""
     lane_ms: int = 50
     """Milliseconds of a batch beyond which a commit group that takes most of its time is processed
-    beside the others, and holds them up no more; 0: never."""
+    beside the others, and no longer delays them; 0: never."""
     checkpoint_txids: int = 20
     """Batches after which state is checkpointed; as many may have to be replayed."""
     checkpoint_interval_ms: int = 1_000
     """Milliseconds after which state is checkpointed even if there were fewer batches."""
     state_memory_bytes: int = 0
-    """Bytes of memory for the states of all views, RocksDB's included, the rest is on disk; 0: half
-    of ``memory_bytes``."""
+    """Bytes of memory for the states of all views, including RocksDB's; the rest is on disk;
+    0: half of ``memory_bytes``."""
     queue_bytes_max: int = 68_719_476_736
-    """Bytes on disk that queues may hold: what one part sends and another has not read yet."""
+    """Bytes on disk that queues may hold: rows that one part has sent and another has not read."""
     queue_memory_bytes: int = 0
-    """Bytes of queues that are kept in memory; beyond it what is durable is left to the disk and
-    read again when it is needed; 0: a quarter of ``memory_bytes``."""
+    """Bytes of queues that are kept in memory; beyond it durable blocks are evicted, and read from
+    disk again when they are needed; 0: a quarter of ``memory_bytes``."""
     wal_retention: str = "source"
-    """Who keeps what a view that stands still has not read: ``source``, its WAL on the server's
-    disk; ``local``, a queue in the data dir (up to half of ``queue_bytes_max``)."""
+    """Where changes that a paused or blocked view has not read are kept: ``source``, as WAL on the
+    server's disk; ``local``, in a queue in the data dir (up to half of ``queue_bytes_max``)."""
     queue_block_bytes: int = 131_072
-    """Bytes of the blocks that queues grow by; a multiple of a page of memory."""
+    """Bytes of the blocks by which queues grow; a multiple of the memory page size."""
     lock_timeout_ms: int = 2_000
     """Milliseconds the engine waits for a lock on user objects before it backs off."""
     sink_retry_ms: int = 2_000
     """Milliseconds between attempts to write a locked result table."""
     feedback_interval_ms: int = 1_000
-    """Milliseconds between two confirmations to the source, so that WAL can go."""
+    """Milliseconds between two confirmations to the source, which let it remove WAL."""
     catalog_poll_ms: int = 1_000
-    """Milliseconds between two looks at the catalog for DDL that the stream does not show."""
+    """Milliseconds between two checks of the catalog for DDL that the stream does not show."""
     wal_budget_bytes: int = 10_737_418_240
-    """Bytes that may be kept for a blocked or paused view before it is given up, of the source's
-    WAL or here (``wal_retention``); 0: any number."""
+    """Bytes that may be kept for a blocked or paused view before it is given up, in the source's
+    WAL or here (``wal_retention``); 0: no limit."""
     worker_lost_s: int = 600
     """Seconds out of reach after which another worker counts as lost for good, and its views are
-    filled anew elsewhere; 0: never by itself."""
+    populated again elsewhere; 0: never automatically."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
     planning_time_ms_max: int = 60_000
-    """Milliseconds of processor time that planning a query may take; 0: any time."""
+    """Milliseconds of processor time that planning a query may take; 0: no limit."""
     max_recursion_iterations: int = 1_000
-    """Iterations after which a WITH RECURSIVE is taken to have no end (views keep it)."""
+    """Iterations after which a WITH RECURSIVE counts as endless (each view stores its value)."""
     max_recursion_rows: int = 10_000_000
-    """Rows of one iteration that one txid may change (views keep it): they are in memory."""
+    """Rows of one iteration that one txid may change, because they are in memory (each view stores
+    its value)."""
     eval_dsn: str = ""
     """DSN of the powerless role for functions that are not built in; empty: refuse them."""
     eval_connections_max: int = 4
-    """Connections of a process that evaluate expressions, whatever the number of views."""
+    """Connections with which a process evaluates expressions, for any number of views."""
     view_time_ms_max: int = 1_000
-    """Milliseconds that a transaction may take a view, besides 0.1 for each row it is worked on:
-    all views are written together, so others wait; 0: any time.  Options may be ten times this
-    (in a commit group of their own), and the next two."""
+    """Milliseconds that a view may take for a transaction, plus 0.1 for each row it processes: all
+    views are written together, so others wait; 0: no limit.  The options of a view may be ten
+    times this (in a commit group of its own), and ten times the next two."""
     view_rows_max: int = 1_000_000
-    """Rows that a part of a view's query may give for a transaction, besides 100 for each of its
-    own rows: they are in memory; 0: any number."""
+    """Rows that a part of a view's query may produce for a transaction, plus 100 for each of the
+    transaction's rows: they are in memory; 0: no limit."""
     view_memory_bytes_max: int = 268_435_456
-    """Bytes that they may have, besides 16 for each byte of the transaction; a value a quarter of
-    it; 0: any number."""
+    """Bytes that these rows may have, plus 16 for each byte of the transaction; one value may have
+    a quarter of it; 0: no limit."""
 
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
     spark_threshold_rows: int = 0
-    """Rows of all tables together from which a population runs on Spark; 0: where they do not
-    fit into ``population_memory_bytes``, and from 100 000 on if ``spark_master`` is a cluster."""
+    """Rows of all tables together from which a population runs on Spark; 0: if they do not fit into
+    ``population_memory_bytes``, and from 100 000 on if ``spark_master`` is a cluster."""
     spark_warm: bool = False
-    """Start the Spark session with the server and keep it (some 20 s of a processor, 0.7 GB), not
-    when the first population needs it."""
+    """Whether to start the Spark session with the server and keep it (some 20 s of a processor,
+    0.7 GB), instead of when the first population needs it."""
     spark_idle_ms: int = 600_000
-    """Milliseconds after its last use until the Spark session and its JVM are let go; 0: never."""
+    """Milliseconds after its last use until the Spark session and its JVM are stopped; 0: never."""
     spark_memory_mb: int = 1_024
     """Megabytes of heap for the Spark driver (and each executor)."""
     spark_partition_rows: int = 250_000
-    """Rows a reading partition aims at."""
+    """Target number of rows of a reading partition."""
     staging_dir_override: str = ""
     """Directory of population state when it must be shared with Spark executors."""
     population_memory_bytes: int = 1_073_741_824
     """Bytes that the states of populations in-process may take, as estimated beforehand: about 2
-    million rows; what does not fit runs on Spark."""
+    million rows; larger populations run on Spark."""
     populations_max: int = 3
     """Populations that load at once; more share the wait for a snapshot, then take turns: each
-    needs memory, a processor here and one in the source, and a snapshot a replication slot."""
+    needs memory, a processor here and one in the source; a snapshot needs a replication slot."""
     views_per_role_max: int = 500
-    """Views that a role may own: each has state in memory and on disk; 0: any number.  This and
-    the next do not bind superusers and members of the engine's role."""
+    """Views that a role may own: each has state in memory and on disk; 0: no limit.  This and the
+    next do not apply to superusers and members of the engine's role."""
     populations_per_role_max: int = 8
-    """Populations that a role may have under way; more wait: the places are for all; 0: all."""
+    """Populations of a role at once; more wait, because all roles share the places; 0: all."""
     commands_per_role_max: int = 100
-    """Calls that a role may have under way, other than of wait_for: each waits for a thread;
-    0: any number."""
+    """Calls of a role at once, other than of wait_for: each waits for a thread; 0: no limit."""
     population_idle_ms_max: int = 60_000
-    """Milliseconds that a population may work without getting on, besides 0.1 for each row: what
-    it asks the source may have no end; 0: any time."""
+    """Milliseconds that a population may work without progress, plus 0.1 for each row, because its
+    query in the source may never end; 0: no limit."""
     population_lock_wait_ms: int = 0
-    """Milliseconds that a population waits at most for open transactions that have written: its
-    snapshot begins when they have ended; 0: until they have, or the call is cancelled."""
+    """Milliseconds that a population waits for open transactions that have written, because its
+    snapshot begins after them; 0: until they have ended, or the call is cancelled."""
 
     worker_listen: str = "127.0.0.1:6433"
-    """``HOST:PORT`` where ``headrace worker`` listens, a worker on another machine."""
+    """``HOST:PORT`` on which ``headrace worker``, a worker on another machine, listens."""
     worker_address: str = ""
-    """``HOST:PORT`` at which the engine reaches that; empty: as ``worker_listen``."""
+    """``HOST:PORT`` at which the engine reaches that worker; empty: as ``worker_listen``."""
     token_file: str = ""
     """File with that worker's token (``CALL headrace.create_worker_token``)."""
     worker: str = ""
-    """Which worker this is; empty: the one that reads and writes.  The server sets it."""
+    """Name of this worker; empty: the one that reads and writes.  The server sets it."""
     carrier: str = ""
-    """Which source this is the carrier of; empty: of none.  The server sets it."""
+    """Name of the source whose carrier this is; empty: none.  The server sets it."""
 
     log_level: str = "info"
-    """debug, info, warning or error: what is at least as grave is logged."""
+    """Lowest level that is logged: debug, info, warning or error."""
     otlp_endpoint: str = ""
-    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``): each
-    batch is sent there as a trace; empty: none is.  Needs the extra ``otel``."""
+    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``); each
+    batch is sent there as a trace; empty: none.  Needs the extra ``otel``."""
     log_format: str = "auto"
     """text (for people), json (a line for each event), or auto: text where the log goes to a
     terminal, else json."""
