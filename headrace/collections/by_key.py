@@ -96,7 +96,7 @@ class ByKey(Collection):
     def __init__(
         self, node_id: str, schema: Schema, in_schema: Schema, places: Sequence[int], ports: int = 1
     ) -> None:
-        """Make a collection whose key is the input columns ``places``."""
+        """Initialise a collection whose key is the input columns ``places``."""
         super().__init__(node_id, schema, ports)
         self._key: Final = tuple(places)
         self._oids: Final = [in_schema[i].oid for i in places]

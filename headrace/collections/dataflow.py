@@ -110,7 +110,7 @@ class Dataflow:
         return sum(made.crossing(instant) for made in self._clocks)
 
     def near(self, instant: int) -> int:
-        """Return how many rows ``instant`` may change, without a test of each (``Temporal.near``)."""
+        """Return how many rows ``instant`` may change, untested (``Temporal.near``)."""
         return sum(made.near(instant) for made in self._clocks)
 
     def reached(self, table_oid: int, changes: TableChanges) -> bool:

@@ -26,7 +26,7 @@ class Values(Collection):
         self._rows = node.rows
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Never called: there is no input."""
+        """Raise BugError: there is no input."""
         raise BugError(f'diffs for the constant rows "{self.id}"')
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:

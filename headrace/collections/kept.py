@@ -151,7 +151,7 @@ class First(KeptValues):
     """``any`` with a row: the first value that is not NULL, in canonical order of the rows."""
 
     def __init__(self, name: str, number: int, row: Schema, place: int, result: Field) -> None:
-        """Make the aggregate of the value at position ``place`` of ``row``."""
+        """Initialise the aggregate of the value at position ``place`` of ``row``."""
         super().__init__(name, number, row, result)
         self._oids = [f.oid for f in row]
         self._place = place
@@ -238,7 +238,7 @@ class Asked:
         arguments: Schema,
         remote: RemoteEvaluator | None,
     ) -> None:
-        """Make the aggregate over the rows ``kept``, which consist of ``columns``."""
+        """Initialise the aggregate over the rows ``kept``, which consist of ``columns``."""
         if remote is None:
             raise BugError("a remote aggregate needs an evaluator")
         self.result: Final = spec.result

@@ -81,7 +81,7 @@ class _Test:
         return rank(self.passed / self.rows, self.seconds / self.rows) if self.rows else 0.0
 
     def forget(self) -> None:
-        """Halve the statistics, so that older rows count less."""
+        """Reduce the statistics by half, so that older rows count less."""
         self.rows, self.passed, self.seconds = self.rows // 2, self.passed // 2, self.seconds / 2
 
 
