@@ -315,7 +315,6 @@ def _count(
     weights: Int64s,
     slot_count: int,
 ) -> None:
-    """Count the rows of ``mask``."""
     if mask.all():
         sums.add(slots, np.ones(len(slots), np.int64), weights, slot_count)
     elif mask.any():

@@ -34,10 +34,7 @@ class TableChanges:
     def __init__(
         self, batch: pa.RecordBatch, table: str = "", made: TableChanges | None = None
     ) -> None:
-        """Wrap ``batch``; errors call the table ``table``.
-
-        If ``made`` is of this very batch, its cached results are shared.
-        """
+        """Wrap ``batch`` of ``table``; share the cache of ``made`` if that is of the same batch."""
         self.batch: Final = batch
         self._table = table
         self.made: dict[tuple[object, ...], Any] = {}

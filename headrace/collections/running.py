@@ -431,7 +431,7 @@ class Running(ByKey):
         part.next = orders[page.rest]
 
     def _end(self, page: _Page, entries: list[bytes], values: list[bytes]) -> int:
-        """Return the number of leading copies to emit; ``part.done``: the rest is unchanged."""
+        """Return how many leading copies to emit; set ``part.done`` if later rows are unchanged."""
         part = page.part
         begin = 0
         for end in page.ends:
@@ -519,11 +519,9 @@ class _Changes:
         self._shown: dict[tuple[bytes, bytes], int] = {}
 
     def remove(self, key: bytes, entry: bytes, old: tuple[bytes, int, bytes]) -> None:
-        """Note an output row that is removed."""
         self._note(key, old[2], -1, (entry, old[0]))
 
     def add(self, key: bytes, entry: bytes, row: bytes, values: bytes) -> None:
-        """Note an output row that is added."""
         self._note(key, row, 1, (entry, values))
 
     def _note(self, key: bytes, row: bytes, weight: int, shown: tuple[bytes, bytes]) -> None:

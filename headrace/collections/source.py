@@ -136,10 +136,7 @@ class Source(Collection):
         return self._apply_keyed(batch)
 
     def reached(self, changes: TableChanges) -> bool:
-        """Return whether a change batch may concern a row that is kept or wanted.
-
-        The check is cheap.  It returns True in doubt, also where ``apply`` would raise an error.
-        """
+        """Return whether a change batch may concern a row that is kept or wanted; True in doubt."""
         node, names = self._node, changes.names
         if self._wanted is None or node.full_identity:
             return True
@@ -209,10 +206,7 @@ class Source(Collection):
     def _check_keys(
         self, ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]
     ) -> None:
-        """Raise DefiniteFailure if a key is missing: the replica identity has changed.
-
-        Key columns are NOT NULL.
-        """
+        """Raise DefiniteFailure if a NOT NULL key is missing: the replica identity has changed."""
         if source.keyless(ops, old_keys, new_keys):
             raise self._identity_changed()
 

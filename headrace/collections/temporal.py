@@ -336,7 +336,6 @@ def _shifted(value: int | None, test: plan.TimeTestSpec) -> int | None:
 
 
 def _hashed(key: bytes) -> int:
-    """Return a 64-bit hash of ``key``."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 

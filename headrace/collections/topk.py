@@ -133,7 +133,6 @@ class _Window:
         return out, used
 
     def shown(self, groups: Iterable[Ordered]) -> Found:
-        """Return the output of each group."""
         out = nothing()
         for number, group in enumerate(groups):
             for row, weight in self.cut(group)[0]:

@@ -148,10 +148,7 @@ class Update:
         arrays: Arrays,
         equal: Sequence[sql.Composable],
     ) -> None:
-        """Initialise the statements of a table.
-
-        ``mark``: prefix of each statement; ``equal``: conditions that row ``t`` is the old ``g``.
-        """
+        """Prefix statements with ``mark``; ``equal``: conditions that row ``t`` is the old ``g``."""
         self._mark = mark
         self._target = target
         self._names = [a.name for a in found]
