@@ -101,7 +101,7 @@ class Dataflow:
 
     @property
     def now(self) -> int | None:
-        """The least timestamp that its clock comparisons stand at; None without one."""
+        """The least timestamp of its clock comparisons; None without any."""
         found = {made.now for made in self._clocks}
         return min((n for n in found if n is not None), default=None)
 

@@ -31,7 +31,7 @@ _STATEFUL: Final = (
 
 
 def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
-    """Return ``node`` with its inputs renamed by ``names``."""
+    """Return ``node`` with its inputs replaced as in ``names``."""
     wanted = tuple(names.get(name, name) for name in p.inputs(node))
     if isinstance(node, p.RecursiveSpec):
         # Its step may read one node under two names, which are now the same.
@@ -135,7 +135,7 @@ def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
 
 
 def largest(whole: p.PhysicalPlan, wanted: Container[str]) -> list[str]:
-    """Return the topmost ``wanted`` nodes: not those below other wanted nodes only."""
+    """Return the ``wanted`` nodes that the sink reaches without passing another one."""
     found: list[str] = []
     left = [whole.sink.input]
     seen: set[str] = set()

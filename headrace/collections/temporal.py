@@ -265,7 +265,7 @@ class Temporal(base.Collection):
                 yield number, min(first, last), max(first, last)
 
     def _between(self, number: int, first: int, last: int) -> dict[bytes, int]:
-        """Return the rows from ``first`` to ``last``; if not ``ranged``, only those at either."""
+        """Return the rows from ``first`` to ``last``; if not ``ranged``, only those at the ends."""
         ranged = self._tests[number].ranged
         names = [n for n, _ in self._buckets(number, first, last, ranged=ranged)]
         _, stamped, weights = self._rows.scan_many(names)

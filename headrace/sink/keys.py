@@ -82,7 +82,7 @@ SELECT k.conname FROM pg_catalog.pg_constraint k
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_description d
         WHERE (d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid)
            OR (d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = x.oid))"""
-"""Finds a key that is still as ``add`` created it, so that it can be dropped and added again."""
+"""Query for a key as ``add`` created it, which can be dropped and added again unnoticed."""
 
 
 def set_aside(conn: Connection, target: ResultTable) -> bool:

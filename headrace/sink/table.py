@@ -426,8 +426,8 @@ def check(
     """Check that the result table is still as ``create`` made it, and not in ``publication``.
 
     ``filling``: the table is about to be populated again, which repairs column types, missing
-    columns, a missing key, and whether it is logged or published (population/replace.py).  So
-    only additions by users are errors.
+    columns, a missing key, and whether it is logged or published (population/replace.py).
+    Additions by users remain errors.
 
     Raises:
         SinkTableError: the table is gone, or was altered; the message says how.
