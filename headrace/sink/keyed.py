@@ -148,7 +148,7 @@ class Update:
         arrays: Arrays,
         equal: Sequence[sql.Composable],
     ) -> None:
-        """Prefix statements with ``mark``; ``equal``: conditions that row ``t`` is the old ``g``."""
+        """Begin statements with ``mark``; ``equal``: conditions that row ``t`` is the old ``g``."""
         self._mark = mark
         self._target = target
         self._names = [a.name for a in found]
