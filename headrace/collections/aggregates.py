@@ -1,9 +1,9 @@
-"""The aggregates of a reduce: what each keeps per group, gathers per txid, and answers.
+"""The aggregates of a reduce: their state per group, their changes per txid, and their results.
 
-An ``Accumulator`` keeps a few integers per group (in the group's state value); a ``Kept``
-aggregate keeps its values in a state of the reduce, and an ``Asked`` one reads ``Rows`` there.
-``Unique`` puts DISTINCT before an accumulator. Weights may be negative within a txid; at its end no
-multiplicity may be (BugError).
+An ``Accumulator`` keeps a few integers per group (in the group's state value).  A ``KeptValues``
+aggregate keeps its values in a state of the reduce; an ``Asked`` one reads ``Rows`` there.
+``Unique`` applies DISTINCT before an accumulator.  Weights may be negative within a txid; a
+negative multiplicity at its end is a bug (BugError).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 _SPECIAL: Final = 4
-"""Of what ``NumericSum`` gathers, integers before those of its scales."""
+"""Number of integers that ``NumericSum`` gathers before those of its scales."""
 
 
 class Accumulator(ABC):
@@ -44,42 +44,42 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
-        """Take up non-NULL values of this txid."""
+        """Add non-NULL values of this txid."""
 
     @abstractmethod
     def gather(self, slot_count: int) -> None:
-        """The txid is over: make ready what it brought, per slot."""
+        """Sum the changes of the finished txid per slot."""
 
     @abstractmethod
     def gathered(self) -> Numbers:
-        """What was gathered of the only slot, for ``join``."""
+        """Return the gathered numbers of the only slot, for ``join``."""
 
     @abstractmethod
     def join(self, numbers: Numbers) -> None:
-        """Add to the only slot what another one has ``gathered``."""
+        """Add the ``gathered`` numbers of another accumulator to the only slot."""
 
     @abstractmethod
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
     ) -> list[Any]:
-        """Values of the groups ``slots`` after the txid, for ``pa.array``.
+        """Return the values of the groups ``slots`` after the txid, for ``pa.array``.
 
-        The group's numbers go from ``olds``, where they begin at ``at``, to ``news`` (see
-        ``kernels.aggregate``).
+        Read each group's numbers from ``olds``, beginning at ``at``, and add the new ones to
+        ``news`` (see ``kernels.aggregate``).
 
         Raises:
-            NegativeError: a value was taken away that was not there.
+            NegativeError: an absent value was retracted.
             OverflowError: the value is out of its type's range.
         """
 
 
 class _Added(Accumulator):
-    """Of each slot a few integers, which are added up."""
+    """An accumulator that adds up a few integers per slot."""
 
     def __init__(self, result: types.Field) -> None:
         super().__init__(result)
         self._gathered: list[list[int]] = []
-        """By integer, of each slot."""
+        """Per integer, a list over the slots."""
 
     def gathered(self) -> Numbers:
         """See ``Accumulator``."""
@@ -92,7 +92,7 @@ class _Added(Accumulator):
 
 
 class Count(_Added):
-    """``count``."""
+    """Aggregate ``count``."""
 
     def __init__(self, result: types.Field) -> None:
         super().__init__(result)
@@ -116,7 +116,7 @@ class Count(_Added):
 
 
 class Truth(_Added):
-    """``bool_and`` and ``bool_or``: how many are true of how many."""
+    """``bool_and`` and ``bool_or``: the number of values and of true values."""
 
     def __init__(self, result: types.Field, *, every: bool) -> None:
         super().__init__(result)
@@ -228,7 +228,7 @@ class NumericSum(Accumulator):
             found = zip(counts.take(slot_count), sums.take(slot_count), strict=True)
             for slot, (count, total) in enumerate(found):
                 if count or total:
-                    # One entry per scale: values too big for the fast path join it.
+                    # One entry per scale, with the values too big for the fast path.
                     more = seldom.pop((slot, scale), (0, 0))
                     out[slot].extend((scale, count + more[0], total + more[1]))
         for (slot, scale), (count, total) in sorted(seldom.items()):
@@ -267,7 +267,7 @@ class NumericSum(Accumulator):
 
 
 class FloatSum(_Added):
-    """``sum`` and ``avg`` of floats: exact, rounded once when shown."""
+    """``sum`` and ``avg`` of floats: an exact sum, rounded once in the result."""
 
     def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
@@ -315,7 +315,6 @@ def _count(
     weights: Int64s,
     slot_count: int,
 ) -> None:
-    """Count the rows of ``mask``."""
     if mask.all():
         sums.add(slots, np.ones(len(slots), np.int64), weights, slot_count)
     elif mask.any():
@@ -324,7 +323,7 @@ def _count(
 
 
 def _narrowed(values: list[float | None]) -> list[float | None]:
-    """As float4; OverflowError if a finite one does not fit."""
+    """Round the values to float4; raise OverflowError if a finite one does not fit."""
     out: list[float | None] = []
     with np.errstate(over="ignore"):
         for value in values:
@@ -336,10 +335,10 @@ def _narrowed(values: list[float | None]) -> list[float | None]:
 
 
 class Unique:
-    """DISTINCT: passes on to an accumulator each value when it appears and disappears.
+    """DISTINCT: passes each value to an accumulator when it appears and disappears.
 
-    State: group key and canonical value key -> form of the value -> weight.  Of several forms of
-    one value (1.0, 1.00) the least counts, by length, then bytes.
+    State: group key and canonical value key -> form of the value -> weight.  If one value has
+    several forms (1.0, 1.00), the least by length, then bytes, counts.
     """
 
     def __init__(self, name: str, number: int, argument: types.Field, inner: Accumulator) -> None:
@@ -349,15 +348,15 @@ class Unique:
         self._argument = argument
         self._touched = Touched(self._forms)
         self._slots: list[int] = []
-        """Of the keys touched."""
+        """Slot of each touched key."""
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
-        """Take its state."""
+        """Open its state in ``store``."""
         self._values = Multiset(self._name, self._number, store)
 
     def add(self, keys: Sequence[bytes], slots: Int64s, column: pa.Array, weights: Int64s) -> None:
-        """Take up non-NULL values of the groups ``keys``, which have these slots."""
+        """Add non-NULL values of the groups ``keys``, which have these slots."""
         found = rows.encode_keys([column], [self._argument.oid], nulls=True)
         whole = [a + b for a, b in zip(keys, found, strict=True) if b is not None]
         slot_of = dict(zip(whole, slots.tolist(), strict=True))
@@ -365,7 +364,7 @@ class Unique:
         self._values.add(whole, rows.encode_rows([column]), weights)
 
     def settle(self, slot_count: int) -> None:
-        """At the end of a txid: pass on what has become different."""
+        """Pass the difference over the txid to the accumulator, at the end of the txid."""
         keys, before = self._touched.take()
         if not keys:
             return
@@ -382,21 +381,21 @@ class Unique:
 
 
 Own = Accumulator | KeptValues | Unique
-"""What takes up rows, and computes an aggregate of them."""
+"""A part that receives rows and computes an aggregate of them."""
 Fed = Own | Rows
 Part = Own | Asked
 
 
 @dataclass(frozen=True, slots=True)
 class PartFeed:
-    """``part`` takes up ``columns`` of the rows that take part in one of ``specs``."""
+    """Route to ``part``: ``columns`` of the rows that count for at least one of ``specs``."""
 
     part: Fed
     columns: tuple[int, ...]
     specs: tuple[AggregateSpec, ...]
 
     def chosen(self, columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.bool_] | None:
-        """The rows of ``columns`` that it takes; None = all."""
+        """Return a mask of the rows of ``columns`` for the part; None = all."""
         mask = np.zeros(count, np.bool_)
         for spec in self.specs:
             own = _chosen(spec, columns)
@@ -409,9 +408,9 @@ class PartFeed:
 def make(
     specs: Sequence[AggregateSpec], name: str, fields: types.Schema, remote: RemoteEvaluator | None
 ) -> tuple[list[Part], list[PartFeed]]:
-    """What computes each of ``specs``, the aggregates of one reduce, and what feeds that.
+    """Return the part that computes each of ``specs``, the aggregates of one reduce, and the feeds.
 
-    ``name`` is that of the state that all parts share which need one.
+    ``name`` is that of the state which parts with kept values share.
     """
     parts: list[Part] = []
     feeds: list[PartFeed] = []
@@ -438,7 +437,7 @@ def make(
 
 
 def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> Own:
-    """``number``: that of the aggregate in its reduce; ``fields``: what it is fed with."""
+    """Return the part of aggregate ``number`` of its reduce, which receives ``fields``."""
     function = spec.function
     if function == "count_star":
         return Count(spec.result)
@@ -471,9 +470,10 @@ def _accumulator(function: str, argument: types.Field, result: types.Field) -> A
 
 
 def _chosen(spec: AggregateSpec, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
-    """The rows that take part in ``spec``: FILTER true, argument not NULL; None = all.
+    """Return a mask of the rows that count for ``spec``; None = all.
 
-    ``remote`` gets NULLs too, for Postgres knows what it does with them; ``single`` counts them.
+    FILTER must be true and the argument not NULL.  ``remote`` also receives NULLs, because
+    Postgres decides what they mean; ``single`` counts them.
     """
     mask: npt.NDArray[np.bool_] | None = None
     if spec.filter is not None:

@@ -1,4 +1,4 @@
-"""From plan nodes to collections."""
+"""Construction of collections from plan nodes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def make(
     remote: RemoteEvaluator | None,
     start_lsn: int = 0,
 ) -> Collection:
-    """The collection of ``node``, opened over ``store``.
+    """Return the collection of ``node``, opened over ``store``.
 
-    ``whole`` is the plan the node belongs to (its inputs' schemas are read from it); sources
-    ignore changes before ``start_lsn``.
+    ``whole`` is the plan that holds the node and its inputs' schemas.  Sources ignore changes
+    before ``start_lsn``.
     """
     made = _make(node, whole, remote, start_lsn)
     made.open(store)

@@ -62,7 +62,7 @@ class Filter(Chain):
 
 
 class Map(Chain):
-    """One output column per expression.
+    """A projection with one output column per expression.
 
     Meaning: Map(A) = sum over (row, w) of A of (f(row), w); linear, so a negative weight passes
         as it is.  Equal output rows are not consolidated.

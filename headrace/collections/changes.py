@@ -1,6 +1,6 @@
 """A change batch of one table (``kernels/pgoutput.py``), as its sources read it.
 
-Several sources may look at the same one: what they need in common is made once.
+Several sources may read the same batch: columns and keys that they share are computed once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from headrace.kernels import rows, source, text
 from headrace.types import arrow_type
 
 Keys = list[bytes | None]
-"""One per change; None: it has none."""
+"""One key per change; None for a change without a key."""
 WHOLE_ROW: Final = 2
-"""What ``olds`` says where the stream told all of the old row."""
+"""Value of ``olds`` where the stream carries the whole old row."""
 _KEY_ONLY: Final = 1
 
 
 class TableChanges:
-    """Threads may share one: at worst two of them make the same.  Nobody alters what it gives."""
+    """A change batch with cached columns and keys; callers must not modify the results.
+
+    Threads may share one: at worst two threads compute the same result.
+    """
 
     def __init__(
         self, batch: pa.RecordBatch, table: str = "", made: TableChanges | None = None
     ) -> None:
-        """``table`` is what errors call it; what was ``made`` of this very batch is not again."""
+        """Wrap ``batch`` of ``table``; share the cache of ``made`` if that is of the same batch."""
         self.batch: Final = batch
         self._table = table
         self.made: dict[tuple[object, ...], Any] = {}
@@ -40,13 +43,13 @@ class TableChanges:
 
     @functools.cached_property
     def ops(self) -> np.ndarray:
-        """What each change is, a number of ``kernels.source``."""
+        """Operation of each change, a constant of ``kernels.source``."""
         found: np.ndarray = self.batch.column("__op").to_numpy()
         return found
 
     @functools.cached_property
     def olds(self) -> np.ndarray:
-        """How much the stream told of each old row."""
+        """How much of each old row the stream carries: nothing, the key or all."""
         found: np.ndarray = self.batch.column("__old").to_numpy()
         return found
 
@@ -56,10 +59,10 @@ class TableChanges:
         return frozenset(self.batch.schema.names)
 
     def text(self, kind: str, column: SourceColumn) -> pa.Array:
-        """New (``n``) or old (``o``) values as they came.
+        """Return the new (``n``) or old (``o``) values of a column, unparsed.
 
         Raises:
-            StructureChanged: the column has no number.
+            StructureChanged: the batch has no column of that number.
         """
         place = self.batch.schema.get_field_index(f"{kind}:{column.attnum}")
         if place < 0:
@@ -71,7 +74,7 @@ class TableChanges:
         return self.batch.column(place)
 
     def unchanged(self, column: SourceColumn) -> np.ndarray | None:
-        """Where the new value is stored apart and not told; None: nowhere."""
+        """Return a mask of the changes whose new value is an unsent TOAST value; None: none."""
         place = self.batch.schema.get_field_index(f"u:{column.attnum}")
         if place < 0:
             return None
@@ -80,13 +83,13 @@ class TableChanges:
         return found if found.any() else None
 
     def parse(self, column: SourceColumn, values: pa.Array) -> pa.Array:
-        """Values of their type.
+        """Return the values parsed to the column's type.
 
         Raises:
-            DefiniteFailure: they are of another type.
+            DefiniteFailure: the values are of another type.
         """
         if values.type == arrow_type(column.oid):
-            return values  # parsed once for all who read it
+            return values  # parsed once for all views
         try:
             return text.parse(values, column.oid)
         except ValueError as error:
@@ -97,26 +100,26 @@ class TableChanges:
             ) from error
 
     def value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
-        """New values, typed; and where there is none, because only the row kept has it."""
+        """Return the typed new values, and a mask of those that only the stored row has."""
         return cast("tuple[pa.Array, np.ndarray | None]", self._once(self._value, column, of_key))
 
     def came(self, columns: tuple[SourceColumn, ...]) -> tuple[list[pa.Array], int] | None:
-        """The values, typed, of rows that have come, and how many; None: none.
+        """Return the typed values of inserted and updated rows, and their number; None: no rows.
 
-        REQUIRES: no value is stored apart.
+        REQUIRES: no value is an unsent TOAST value.
         """
         return cast("tuple[list[pa.Array], int] | None", self._once(self._came, columns))
 
     def new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        """Of the rows that have come."""
+        """Return the keys of the new rows."""
         return cast("Keys", self._once(self._new_keys, key))
 
     def old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        """Of the rows that went, where the stream told them."""
+        """Return the keys of the old rows, where the stream carries them."""
         return cast("Keys", self._once(self._old_keys, key))
 
     def touched(self, key: tuple[SourceColumn, ...]) -> list[bytes] | None:
-        """Each key that a change names; None: a change that must name one does not."""
+        """Return each key that a change names; None if a change lacks a key that it must name."""
         return cast("list[bytes] | None", self._once(self._touched, key))
 
     def _once(self, make: Callable[..., Any], *of: object) -> Any:

@@ -1,13 +1,12 @@
-"""One view's collections, driven in a fixed order.
+"""The collections of one view, run in a fixed order.
 
     ingest(changes) ──► Source ──► … ──► Join ──► … ──► Sink ──► end(txid): diffs of the view
 
-All edges are synchronous here: a message goes all the way down before the next one is read, so
-the same input always takes the same way (replay is deterministic) and a TimeEnd reaches a
-collection only after every diff of its txid.
+All edges are synchronous: a message reaches the sink before the next one is read.  So replay is
+deterministic, and a TimeEnd reaches a collection only after every diff of its txid.
 
-A new view starts with any number of ``load``s, then ``end(0)``: the population.  A view that is
-restored from its state starts with the txid after the one of the state.
+A new view starts with its population: any number of ``load`` calls, then ``end(0)``.  A view
+restored from its state starts with the txid after that of the state.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["Dataflow", "load_columns"]
 class Dataflow:
     """The dataflow of one view.
 
-    After an exception nothing here may be used any more: roll the store back and build anew.
+    After an exception it must not be used again: roll the store back and build a new one.
     """
 
     words: Final = "the result"
@@ -52,9 +51,10 @@ class Dataflow:
         *,
         repeats: bool = False,
     ) -> None:
-        """Changes before ``start_lsn`` are ignored: population has seen them.
+        """Build the collections of a plan over ``store``.
 
-        ``repeats``: the first result may have a row several times instead of once with a weight.
+        Changes before ``start_lsn`` are ignored, because population has read them.
+        ``repeats``: the first result may repeat a row instead of giving it a weight.
         """
         self._plan = physical
         self._made_s = clock.monotonic()
@@ -84,14 +84,14 @@ class Dataflow:
 
     @property
     def tables(self) -> frozenset[int]:
-        """OIDs of the tables it reads."""
+        """OIDs of the tables that the view reads."""
         return frozenset(self._sources)
 
     def begin(self, txid: int, attempt: int, instant: int = 0) -> None:
-        """What is ingested from now on belongs to this attempt of ``txid``.
+        """Assign the changes ingested from now on to this attempt of ``txid``.
 
-        Without it, to the first one of the txid after the last.  ``instant``: what the txid's
-        record says for now(), microseconds since 2000-01-01 UTC.
+        Without this call they belong to the first attempt of the next txid.
+        ``instant``: the value of now() in the txid's record, in microseconds since 2000-01-01 UTC.
         """
         if txid <= self._txid:
             raise BugError(f"txid {txid} begins after the end of {self._txid}")
@@ -101,20 +101,20 @@ class Dataflow:
 
     @property
     def now(self) -> int | None:
-        """The instant of its contents, if it has one that all of it has in common."""
+        """The least timestamp of its clock comparisons; None without any."""
         found = {made.now for made in self._clocks}
         return min((n for n in found if n is not None), default=None)
 
     def crossing(self, instant: int) -> int:
-        """How many rows inside would change were it ``instant`` now (``Temporal.crossing``)."""
+        """Return how many rows would change at ``instant`` (``Temporal.crossing``)."""
         return sum(made.crossing(instant) for made in self._clocks)
 
     def near(self, instant: int) -> int:
-        """At least so many, without looking at each (``Temporal.near``)."""
+        """Return how many rows ``instant`` may change, untested (``Temporal.near``)."""
         return sum(made.near(instant) for made in self._clocks)
 
     def reached(self, table_oid: int, changes: TableChanges) -> bool:
-        """Whether a change batch of a table may change anything here (``Source.reached``)."""
+        """Return whether a change batch of a table may change anything (``Source.reached``)."""
         return any(
             made.reached(changes)
             for node in self._sources.get(table_oid, ())
@@ -124,12 +124,12 @@ class Dataflow:
     def ingest(
         self, table_oid: int, changes: pa.RecordBatch, made: TableChanges | None = None
     ) -> None:
-        """Take a change batch of a table; other tables' changes are of no interest.
+        """Process a change batch of a table; ignore tables that the view does not read.
 
-        What others have ``made`` of the batch is not made again.
+        ``made``: parsed columns and keys of this batch, which other views share.
         """
         if table_oid in self._sources:
-            # They take their time even where a source lets none of them pass.
+            # The rows cost time even where a source filters out all of them.
             bounds.admit([changes])
         for node in self._sources.get(table_oid, ()):
             source = self._nodes[node.id]
@@ -140,13 +140,13 @@ class Dataflow:
             source.made = None
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
-        """Take diffs of the shared subplan that stands at node ``name``."""
+        """Process diffs of the shared subplan that node ``name`` stands for."""
         bounds.admit([diffs])
         for batch in cut(diffs):
             self._feed(name, batch)
 
     def load(self, table_oid: int, columns: list[pa.Array]) -> None:
-        """Take population rows of a table, typed, in the order of ``load_columns``.
+        """Process typed population rows of a table, with columns as in ``load_columns``.
 
         REQUIRES: before ``end(0)``, and no ``ingest`` before it.
         """
@@ -159,7 +159,7 @@ class Dataflow:
                 self._feed(node.id, batch)
 
     def load_feed(self, name: str, columns: list[pa.Array]) -> None:
-        """Take population rows, typed, of what stands at node ``name``.
+        """Process typed population rows of the shared subplan at node ``name``.
 
         REQUIRES: as ``load``.
         """
@@ -173,7 +173,7 @@ class Dataflow:
             self._feed(name, batch)
 
     def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
-        """Finish ``txid``: consolidated diffs of the view since the last end.
+        """Finish ``txid`` and return the view's consolidated diffs since the last end.
 
         Raises:
             BugError: a collection did not finish, or a diff has weight 0.
@@ -191,11 +191,11 @@ class Dataflow:
         self._fed.clear()
         batches, self._out = self._out, []
         result = self._combined(batches)
-        # By place: a view may have a column of that name.
+        # By position, because a view may have a column of that name.
         weights = result.column(result.num_columns - 1).to_numpy()
         if (weights == 0).any():
             raise BugError("the sink sends a diff of weight 0")
-        # A row is written as often as it is there.
+        # The sink writes a row as often as its weight says.
         bounds.expect(self, int(np.abs(weights).sum()))
         return result
 
@@ -208,7 +208,7 @@ class Dataflow:
         return out[0] if out else nothing
 
     def metrics(self) -> dict[str, Any]:
-        """Per collection, in plan order: what it is and its numbers."""
+        """Return a description and the metrics of each collection, in plan order."""
         since_s = clock.monotonic() - self._made_s
         return {
             name: {"describe": made.describe(), "since_s": since_s, **made.metrics.as_dict()}
@@ -216,7 +216,7 @@ class Dataflow:
         }
 
     def _take_out(self, outgoing: list[Message]) -> None:
-        """Keep what comes out of the sink; a reader is a receiver like any other."""
+        """Keep the diffs from the sink, and check their number as every receiver does."""
         for message in outgoing:
             if isinstance(message, Diffs):
                 self._out.append(message.batch)
@@ -228,7 +228,7 @@ class Dataflow:
         self._push(self._nodes[name], Diffs(*self._now, batch))
 
     def _push(self, made: Collection, message: Message) -> None:
-        """Carry one message, and all that follows from it, to the sink."""
+        """Deliver one message, and every message that follows from it, down to the sink."""
         if self._failed:
             raise BugError("the dataflow had failed and was not built anew")
         self._failed = True

@@ -11,14 +11,14 @@ from headrace.state.contract import IndexState, StateStore
 
 
 class Distinct(ByKey):
-    """Each distinct row once; equal as Postgres says, shown as the least representation.
+    """Each distinct row once, by Postgres' equality, in its least representation.
 
     Meaning: Distinct(A) = {(row, 1) : the weights of the rows equal to it sum to more than 0}.
-        Rows can be equal and look different (1.0 and 1.00); shown is the one that comes first by
-        length, then bytes.  Negative diffs retract; a negative sum is a bug.
+        Equal rows can differ in representation (1.0 and 1.00); the first by length, then bytes,
+        is shown.  Negative diffs retract; a negative sum is a bug.
     Shape: input -> the same columns; key: all columns.
     State: ``id``: canonical key -> row -> weight, one entry per different row.
-    Time: emits on TimeEnd only what became different over the whole txid.
+    Time: emits on TimeEnd the difference over the whole txid.
     Errors: BugError on a negative weight at a TimeEnd.
     """
 

@@ -1,4 +1,4 @@
-"""GROUPING SETS: rows once per set."""
+"""GROUPING SETS: each row once per set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headrace.types import diff_batch
 
 
 class Expand(Collection):
-    """Each row once per grouping set, the keys of other sets NULL.
+    """Each row once per grouping set; keys that the set lacks are NULL.
 
     Meaning: Expand(A) = {row + (row's keys where the set has them) + set number: sets, rows of A}.
     Shape: input -> its columns, the keys, the number; keys: none.
     State: none.
-    Time: at once; no column is copied.
+    Time: emits on apply; no column is copied.
     Errors: none.
     """
 

@@ -17,13 +17,13 @@ from headrace.types import Schema, diff_batch
 
 
 class FlatMap(Collection):
-    """Each row beside the rows that functions give for its columns.
+    """Each row joined with the rows that set-returning functions return for its columns.
 
-    Meaning: FlatMap(A) = {(a ++ f, w) : (a, w) in A, f in functions(a)}; a function that gives a
-        row twice has it twice.  ``outer``: where there is no f, a ++ NULLs.  Linear, so a
-        negative weight passes as it is.
+    Meaning: FlatMap(A) = {(a ++ f, w) : (a, w) in A, f in functions(a)}; a row that a function
+        returns twice counts twice.  ``outer``: without an f, a ++ NULLs.  Linear, so a negative
+        weight passes as it is.
     Shape: input -> its columns, then those of the functions (and the row's number among them).
-    State: none; results are remembered for arguments that come again (``expressions.sets``).
+    State: none; results are cached by argument (``expressions.sets``).
     Time: emits on TimeEnd, over consolidated diffs: a function may fail on a row.
     Errors: RowError of a function.
     """

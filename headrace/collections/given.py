@@ -1,4 +1,4 @@
-"""Rows that no collection here computes: constants, and those of a subplan kept elsewhere."""
+"""Constant rows, and rows of a shared subplan, which another dataflow computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Values(Collection):
 
     Meaning: the rows of the plan, each with weight 1, from txid 0 on.
     Shape: no input -> the columns of the rows.
-    State: none: a view whose state is at a later txid has had them.
+    State: none: a view restored at a later txid already contains the rows.
     Time: emits at the TimeEnd of txid 0 only.
     Errors: none.
     """
@@ -26,7 +26,7 @@ class Values(Collection):
         self._rows = node.rows
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Never called: there is no input."""
+        """Raise BugError: there is no input."""
         raise BugError(f'diffs for the constant rows "{self.id}"')
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
@@ -48,10 +48,10 @@ class Values(Collection):
 class Feed(Collection):
     """The rows of a shared subplan.
 
-    Meaning: the identity over what the other dataflow sends; only the columns' names are this
+    Meaning: the identity over the diffs of the other dataflow; only the column names are this
         plan's own.  Negative diffs pass.
     Shape: columns of the same types -> ``schema``.
-    State: none: the rows are kept where they come from.
+    State: none: the other dataflow keeps the rows.
     Time: emits on apply.
     Errors: none.
     """

@@ -1,8 +1,8 @@
-"""A reduce without keys in two steps, for a population: shares of its rows, then what they say.
+"""Two-step reduce without keys, for a population: partial aggregates of shares, then the total.
 
-A share gathers what the aggregates make numbers of, and says it in one row, with its least and
-greatest values; nothing is rounded or checked against a type's range before all is together.  Its
-values stay in its state: no two shares have the same one (``divided_by``).
+A share adds up the numbers of the aggregates, and returns them in one row with its least and
+greatest values.  Only the final step rounds and checks type ranges.  The values stay in the
+share's state: no two shares have the same one (``divided_by``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _EXTREMES: Final = frozenset(("min", "max", "any"))
 
 
 def divided_by(node: plan.ReduceSpec) -> tuple[int, ...] | None:
-    """Columns by which its rows are divided among shares, () for any way; None: they cannot be.
+    """Return the columns to partition the rows by; () for any partitioning, None if impossible.
 
-    Where values are kept, each must be in one share only.
+    Where an aggregate keeps values, each value must be in one share only.
     """
     columns: set[int] = set()
     for each in node.aggregates:
@@ -41,7 +41,7 @@ def divided_by(node: plan.ReduceSpec) -> tuple[int, ...] | None:
 
 
 def schema(node: plan.ReduceSpec, in_schema: Schema) -> Schema:
-    """What a share says: numbers, and a value for each aggregate that looks for one."""
+    """Return the columns of a share's row: numbers, and a value per min, max or any."""
     found = [each for each in node.aggregates if each.function in _EXTREMES]
     arguments = [in_schema[each.argument] for each in found if each.argument is not None]
     return (
@@ -51,10 +51,10 @@ def schema(node: plan.ReduceSpec, in_schema: Schema) -> Schema:
 
 
 class ReduceShare(Reduce):
-    """Some of the rows of a reduce without keys.
+    """Partial aggregate of some rows of a reduce without keys.
 
-    Meaning, shape: one row of ``schema``, also of no rows.
-    State: ``id.values`` as of ``Reduce``, of its own rows.
+    Meaning, shape: one row of ``schema``, also without input rows.
+    State: ``id.values`` as in ``Reduce``, for its own rows.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class ReduceShare(Reduce):
 
 
 class ReduceFront(Reduce):
-    """All shares of a reduce without keys.
+    """Final aggregate over all shares of a reduce without keys.
 
     Meaning, shape: rows of ``schema`` -> the row of ``Reduce``.
-    State: ``id`` as of ``Reduce``; what is in ``id.values`` is of no use.
+    State: ``id`` as in ``Reduce``; the content of ``id.values`` is not used.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Joins on equal keys: inner, left, full, semi, anti; which rows have a partner.
+"""Joins on equal keys: inner, left, full, semi, anti; tracking of rows with and without a match.
 
-A *lone* row has none.  Outer and anti joins show lone rows, semi joins the others.  A row comes
-to be lone, or ceases to be, only as of a TimeEnd, so all is found there from what changed.
+A *lone* row has no match.  Outer and anti joins output lone rows, semi joins the others.  A row
+becomes lone, or matched, only as of a TimeEnd, where this is computed from the changes.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ Shown = tuple[list[bytes], list[int]]
 """Encoded rows of one side, and their weights."""
 
 _LOOKUP_ROWS_MAX: Final = 4096
-"""Rows or keys that are looked up at once: bounds what is found, as Python objects."""
+"""Rows or keys per lookup: bounds the lookup result, which consists of Python objects."""
 _KEYS_AT_FIRST: Final = 64
-"""Keys whose partners are read before anybody counts how many there are; then ever more."""
+"""Keys whose matches are read before their number is first checked; later reads are larger."""
 _COUNTED: Final = b""
-"""The row under which a side counts of which only the number of rows per key matters."""
+"""Row under which a side is counted if only its number of rows per key matters."""
 
 
 class Join(base.Collection):
     """Rows of left x right with equal keys and all residual predicates true; see ``plan.JoinSpec``.
 
-    Meaning: d(A >< B) = dA >< B + A >< dB + dA >< dB: each batch meets the other side as it is
-        now, then becomes part of its own side, so the last term is counted once.  Weights are
-        multiplied, so negative ones are taken care of (E-12).  Which rows have a partner, for
-        left, full, semi and anti, is told below; the residual decides what a partner is.
+    Meaning: d(A >< B) = dA >< B + A >< dB + dA >< dB: each batch is joined with the current state
+        of the other side, then added to its own side, so the last term is counted once.  Weights
+        are multiplied, so negative ones are handled (E-12).  For left, full, semi and anti, the
+        classes below track the rows with a match; pairs must also pass the residual.
     Shape: left, right -> columns of the left, then of the right (semi, anti: of the left).
-    State: ``id.left`` and ``id.right``: key -> row -> weight.  As large as both inputs, less the
-        rows with a NULL in the key, which never meet anything; a semi or anti join without
-        residual keeps only the number of rows per key of the right.  With residual, and not
+    State: ``id.left`` and ``id.right``: key -> row -> weight.  As large as both inputs, without
+        the rows with a NULL in the key, which never match.  A semi or anti join without residual
+        keeps only the number of rows per key of the right.  With residual, and not
         inner: ``id.left_pairs`` (full: also ``id.right_pairs``), key -> row -> number of pairs.
-    Time: pairs on apply; on TimeEnd if a residual predicate may fail on a row (see ``steps``),
-        and what depends on having a partner or none.
-    Errors: RowError of a residual predicate; BugError on a negative weight of a row whose having a
-        partner matters.
+    Time: pairs on apply, or on TimeEnd if a residual predicate may fail on a row (see ``steps``);
+        output that depends on having a match or none on TimeEnd.
+    Errors: RowError of a residual predicate; BugError on a negative weight of a row whose matches
+        are tracked.
     """
 
     words = "a join"
@@ -65,7 +65,7 @@ class Join(base.Collection):
         self._residual = FilterStep(node.residual, remote)
         self._held = base.Diffed(self._pair_schema) if self._residual.may_raise else None
         self._meets = not node.left_only or bool(node.residual)
-        """Whether pairs are made at all."""
+        """Whether pairs are computed at all."""
         self._states: tuple[IndexState, IndexState]
         self._by_key: dict[int, PartnersByKey] = {}
         self._by_row: dict[int, PartnersByRow] = {}
@@ -124,7 +124,7 @@ class Join(base.Collection):
         return f"{name} ({on})" if on else f"{name} (cross product)"
 
     def _apply(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> list[pa.RecordBatch]:
-        """Store rows of ``port``; returns their pairs, before the residual."""
+        """Store rows of ``port``; return their pairs, before the residual."""
         columns = base.columns_of(batch)
         if self.insert_only and columns and not self._node.watched:
             weights = np.array(batch.columns[-1].to_numpy(), np.int64)
@@ -152,7 +152,7 @@ class Join(base.Collection):
         return out
 
     def _keep(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> None:
-        """Make rows part of their side, and tell who watches."""
+        """Add rows to the state of ``port``, and note them for the match tracking."""
         weights = base.weights_of(batch)
         if port == 1 and not self._meets:
             encoded = [_COUNTED] * len(keys)
@@ -164,7 +164,7 @@ class Join(base.Collection):
     def _met(
         self, port: int, keys: list[bytes], groups: np.ndarray
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """Rows of the other side under ``keys``; no more are read than may be shown.
+        """Return the rows of the other side under ``keys``; stop at the limit of output rows.
 
         Incoming row ``i`` has the key ``keys[groups[i]]``.
         """
@@ -190,7 +190,7 @@ class Join(base.Collection):
         return at, found, weights
 
     def _note(self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]) -> None:
-        """Tell who watches that rows are about to come to ``port``."""
+        """Note rows about to be added to ``port`` for the match tracking of both sides."""
         if port in self._by_row:
             self._by_row[port].add(keys, encoded, weights)
         if port in self._by_key:
@@ -202,7 +202,7 @@ class Join(base.Collection):
             self._by_key[1 - port].touch(keys)
 
     def _passed(self, joined: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """What is shown of pairs at once; who watches hears of them."""
+        """Return the output of pairs that pass the residual; note the pairs for match tracking."""
         passed = self._residual.run(joined)
         if passed.num_rows == 0:
             return []
@@ -216,14 +216,14 @@ class Join(base.Collection):
         return [diff_batch(self.schema, base.columns_of(passed), passed.columns[-1])]
 
     def _half(self, port: int, joined: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of one side, and the weights."""
+        """Return the columns of one side, with the weights."""
         middle = len(self._inputs_schema[0])
         columns = base.columns_of(joined)
         mine = columns[:middle] if port == 0 else columns[middle:]
         return diff_batch(self._inputs_schema[port], mine, joined.columns[-1])
 
     def _extended(self, port: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of one side as they are shown: with NULLs for the other one."""
+        """Return rows of one side as output, with NULLs for the other side."""
         columns = base.columns_of(batch)
         if not self._node.left_only:
             nulls = [pa.nulls(batch.num_rows, kind) for kind in self._types(1 - port)]
@@ -233,7 +233,7 @@ class Join(base.Collection):
     def _with_keys(
         self, port: int, batch: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, list[bytes], pa.RecordBatch | None]:
-        """The rows of ``batch`` that may meet some row, their keys, and the other rows."""
+        """Return the rows of ``batch`` that may have a match, their keys, and the other rows."""
         found = keys_of(self._node, port, self._inputs_schema[port], batch)
         kept = [key for key in found if key is not None]
         if len(kept) == len(found):
@@ -248,7 +248,7 @@ class Join(base.Collection):
 def keys_of(
     node: plan.JoinSpec, port: int, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
-    """Key of each row of a batch of ``port``; None where a NULL keeps it from meeting any row."""
+    """Return the key of each row of a batch of ``port``; None where a NULL prevents a match."""
     places = node.left_keys if port == 0 else node.right_keys
     if not places:
         return [b""] * batch.num_rows
@@ -279,10 +279,10 @@ def _take(columns: list[pa.Array], index: np.ndarray) -> list[pa.Array]:
 def pairs(
     groups: Int64s, starts: Int64s, counts: Int64s, rows_max: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """(incoming position, matched position) of every pair, in pieces of at most ``rows_max``.
+    """Yield (incoming position, matched position) of all pairs, in pieces of ``rows_max`` pairs.
 
-    Incoming row ``i`` belongs to key ``groups[i]``, whose matches stand at ``starts[key]`` to
-    ``starts[key] + counts[key] - 1``.  Pairs come in order of incoming rows, then of matches.
+    Incoming row ``i`` belongs to key ``groups[i]``, whose matches are at ``starts[key]`` to
+    ``starts[key] + counts[key] - 1``.  Pairs are sorted by incoming row, then by match.
     """
     if len(groups) == 1:
         begin, count = int(starts[groups[0]]), int(counts[groups[0]])
@@ -293,7 +293,7 @@ def pairs(
     each = counts[groups]
     ends = np.cumsum(each)
     total = int(ends[-1]) if len(ends) else 0
-    # A pair's number, less the number of its row's first pair, is its place among the matches.
+    # A pair's number minus the number of its row's first pair is its index among the matches.
     firsts = ends - each
     shift = starts[groups] - firsts
     for low in range(0, total, rows_max):
@@ -307,13 +307,13 @@ def pairs(
         yield incoming, np.arange(low, high) + shift[incoming]
 
 
-# --- who has a partner
+# --- match tracking
 
 
 class PartnersByKey:
-    """Without residual predicates a row has a partner if its key has rows on the other side.
+    """Match tracking without residual: a row has a match if its key has rows on the other side.
 
-    O(changes), and O(rows of a key) for a key whose last partner went or whose first came.
+    O(changes), and O(rows of a key) for a key that lost its last match or gained its first.
     """
 
     def __init__(self, node_id: str, own: IndexState, other: IndexState, *, lone: bool) -> None:
@@ -323,29 +323,29 @@ class PartnersByKey:
         self._lone = lone
         self._loaded: dict[bytes, None] = {}
         self._before: dict[bytes, bool] = {}
-        """Keys that the other side touched: whether they had partners before that."""
+        """Keys touched by the other side -> whether they had matches before."""
         self._keys: list[bytes] = []
         self._rows: list[bytes] = []
         self._weights: list[int] = []
 
     def load(self, keys: Iterable[bytes]) -> None:
-        """Rows under ``keys`` come to this side, where nothing was before this txid."""
+        """Note keys of rows that population adds to this side, which was empty before."""
         self._loaded.update(dict.fromkeys(keys))
 
     def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
-        """Rows of this side."""
+        """Note diffs of this side."""
         self._keys += keys
         self._rows += encoded
         self._weights += weights
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Rows under ``keys`` are about to change on the other side."""
+        """Record which ``keys`` have matches, before their rows change on the other side."""
         new = [key for key in dict.fromkeys(keys) if key not in self._before]
         if new:
             self._before.update(zip(new, self._met(new), strict=True))
 
     def end(self) -> Iterator[Shown]:
-        """What has changed in what is shown since the last call, consolidated.
+        """Yield the consolidated output changes since the last call.
 
         Raises:
             BugError: a weight is negative.
@@ -363,7 +363,7 @@ class PartnersByKey:
         after = dict(zip(touched, self._met(touched), strict=True))
         alone = [k for k in dict.fromkeys(self._keys) if k not in after]
         before = self._before | dict(zip(alone, self._met(alone), strict=True))
-        # Where it was shown before, what changed; where that turned, all of the key as it is.
+        # Key shown before: its changed rows.  Key that gained or lost a match: all its rows now.
         sums = rows.Consolidator()
         kept = [i for i, key in enumerate(self._keys) if before[key] != self._lone]
         sums.add([self._rows[i] for i in kept], [self._weights[i] for i in kept])
@@ -386,10 +386,10 @@ class PartnersByKey:
 
 
 class PartnersByRow:
-    """With residual predicates a row has a partner if it is in some pair that passes them.
+    """Match tracking with residual: a row has a match if it is in a pair that passes.
 
-    ``pairs`` is key -> row -> the weights of its pairs, summed up: bilinear like the pairs
-    themselves, and 0 just if the row is lone (or not there).  O(changes + changed pairs).
+    ``pairs`` is key -> row -> sum of the weights of its pairs: bilinear like the pairs
+    themselves, and 0 exactly if the row is lone (or absent).  O(changes + changed pairs).
     """
 
     def __init__(self, node_id: str, own: IndexState, pairs: IndexState, *, lone: bool) -> None:
@@ -401,11 +401,11 @@ class PartnersByRow:
         self._changed: Counter[tuple[bytes, bytes]] = Counter()
 
     def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
-        """Rows of this side."""
+        """Note diffs of this side."""
         _sum(self._rows, keys, encoded, weights)
 
     def pair(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
-        """This side's half of pairs that have passed, with the weights of the pairs."""
+        """Note this side's half of passing pairs, with the weights of the pairs."""
         _sum(self._changed, keys, encoded, weights)
 
     def end(self) -> Iterator[Shown]:
@@ -441,7 +441,7 @@ class PartnersByRow:
 
 
 def _lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
-    """The state of ``PartnersByRow.pairs`` for one side."""
+    """Open the state of ``PartnersByRow`` for the pairs of one side."""
     return store.index(f"{node_id}.{('left', 'right')[port]}_pairs")
 
 

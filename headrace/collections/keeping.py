@@ -1,14 +1,14 @@
-"""What a view can keep when its query becomes another: the states of what both queries compute.
+"""State reuse when a view's query changes: the states of nodes that both queries compute.
 
-    old   source ─ reduce ─ map ─ sink        kept: source and reduce, with their states
-    new   source ─ reduce ─ map' ─ sink       made of the rows that reduce gives: map'
+    old   source ─ reduce ─ map ─ sink        reused: source and reduce, with their states
+    new   source ─ reduce ─ map' ─ sink       computed from the rows of reduce: map'
 
-The rows that the largest common part gives need not be computed again: where the old query only
-chooses among its columns, they are the rows of the result table, as they are.
+The rows of the largest common part need not be computed again: where the old query only selects
+columns above it, they are the rows of the result table.
 
-* Invariant: what is found is exact, or nothing is found.  Nodes are common if they and all below
-  them mean the same (``subplans.meanings``), under the same settings of the session, and those that
-  keep states are called the same, for a state is found by the name of its node.
+* Invariant: the common part is exact, or ``find`` raises.  Nodes are common if they and all nodes
+  below have the same meaning (``subplans.meanings``) under the same session settings.  Nodes with
+  state must also have the same name, because the name identifies the state.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ _STATELESS: Final = (
     p.ExpandSpec,
     p.FlatMapSpec,
 )
-"""Nodes that keep nothing: what they give for a row depends on that alone."""
+"""Nodes without state: their output for a row depends on that row alone."""
 
 
 class NotKept(Exception):
-    """Nothing can be kept, and why, in words that follow "filled anew, for"."""
+    """No state can be reused; the message is the reason, as it follows "filled anew, for"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What another query of a view has in common with the old one, and how the rest follows."""
+    """The common part of a view's old and new query, and the plan of the rest."""
 
     nodes: frozenset[str]
-    """The nodes that are kept, with their states, and are called what they were."""
+    """Nodes that keep their states and names."""
     top: str
-    """Of which of them the rows are those of the result table."""
+    """The common node whose rows are those of the result table."""
     places: tuple[int | None, ...]
-    """For each of its columns: the column of the table; None: none, and nobody reads it."""
+    """Column of the table for each column of ``top``; None: not in the table, and never read."""
     upper: p.PhysicalPlan
-    """The new plan over the rows of ``top``, which are its only feed."""
+    """The new plan above ``top``, whose rows are its only feed."""
     unchanged: frozenset[str]
-    """Columns that have in each row of the table the value that they had; of all rows, if any."""
+    """Columns whose values stay the same in every row; empty unless all rows stay."""
 
 
 def find(
     old: tuple[p.PhysicalPlan, Mapping[str, str]], new: tuple[p.PhysicalPlan, Mapping[str, str]]
 ) -> Common:
-    """What is kept of a plan and its settings in another one.
+    """Return the common part of two plans, each with its session settings.
 
     Raises:
-        NotKept: nothing is, or not so that the rest follows from the result table.
+        NotKept: there is none, or the rest cannot be computed from the result table.
     """
     before, after = _apart(old[0]), _apart(new[0])
     if before.temporal or after.temporal:
@@ -95,15 +95,15 @@ def find(
     used = _used(upper, top, len(schema))
     if any(found[column] is None for column in used):
         raise NotKept("the table lacks a column that the new query needs")
-    # A step of a chain may be a chain of its own, or of another number, in the other plan.
+    # A step of a chain may be its own chain, or have another number, in the other plan.
     same = [n for n in new[0].nodes if n.id in nodes and had.get(n.id) == has[n.id]]
-    # Those within a recursion are called in its meaning what they are called.
+    # The meaning of a recursion contains the names of the nodes within it.
     kept = frozenset(subplans.owners(replace(new[0], nodes=tuple(same))))
     return Common(kept, top, found, upper, _unchanged(before.sink.schema, found, upper, top))
 
 
 def _apart(whole: p.PhysicalPlan) -> p.PhysicalPlan:
-    """The same with each step of a chain as a node."""
+    """Return the plan with each step of a chain as a node."""
     nodes: list[p.Node] = []
     for node in whole.nodes:
         if isinstance(node, p.FusedSpec):
@@ -115,7 +115,7 @@ def _apart(whole: p.PhysicalPlan) -> p.PhysicalPlan:
 
 
 def _divided(whole: p.PhysicalPlan, common: set[str]) -> tuple[str, p.PhysicalPlan]:
-    """The common node that all of ``whole`` is made of, and how: the plan over its rows.
+    """Return the one common node that ``whole`` is computed from, and the plan above it.
 
     Raises:
         NotKept: there is none, or there are several.
@@ -130,9 +130,9 @@ def _divided(whole: p.PhysicalPlan, common: set[str]) -> tuple[str, p.PhysicalPl
 
 
 def _chosen(whole: p.PhysicalPlan, top: str) -> list[int | None] | None:
-    """Per column of the result: the column of node ``top`` that it is; None: another value.
+    """Return per result column the column of node ``top`` that it copies; None: another value.
 
-    Nothing at all, if more is done than to choose and compute columns.
+    Return None instead of a list if any node above ``top`` is not a map.
     """
     chain: list[p.MapSpec] = []
     name = whole.sink.input
@@ -149,17 +149,17 @@ def _chosen(whole: p.PhysicalPlan, top: str) -> list[int | None] | None:
 
 
 def _places(ways: Sequence[int | None], result: Schema, schema: Schema) -> tuple[int | None, ...]:
-    """Where the columns of ``schema`` are in the result, which has them in these ``ways``."""
+    """Return the position in the result of each column of ``schema``: the inverse of ``ways``."""
     places: list[int | None] = [None] * len(schema)
     for place, column in enumerate(ways):
-        # A value of another type, or of a domain's, may have another text.
+        # A value of another type or of a domain may have another text.
         if column is not None and result[place].oid == schema[column].oid:
             places[column] = place
     return tuple(places)
 
 
 def _used(upper: p.PhysicalPlan, top: str, count: int) -> set[int]:
-    """The columns of ``top``, of which there are ``count``, that anybody reads."""
+    """Return which of the ``count`` columns of ``top`` are read."""
     used: set[int] = set()
     for node in upper.nodes:
         if top not in p.inputs(node):
@@ -173,7 +173,7 @@ def _used(upper: p.PhysicalPlan, top: str, count: int) -> set[int]:
 def _unchanged(
     result: Schema, places: Sequence[int | None], upper: p.PhysicalPlan, top: str
 ) -> frozenset[str]:
-    """Columns of the new result that are what those of their name were, where all rows stay."""
+    """Return the result columns that keep name, type and values; none unless all rows stay."""
     ways = _chosen(upper, top)
     if ways is None:
         return frozenset()

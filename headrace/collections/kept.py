@@ -1,7 +1,7 @@
 """Aggregates that keep their groups' values, in a state that all parts of a reduce share.
 
-``min``, ``max``, ``any``: the values in order, of which one is looked at.  ``remote``: Postgres
-evaluates the rows of the groups that were touched, which several aggregates may have in common.
+``min``, ``max``, ``any``: the values in order; one value is read per group.  ``remote``: Postgres
+evaluates the rows of the touched groups; several aggregates may share these rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Multiset:
-    """One aggregate's part of an index state; it notices multiplicities below zero.
+    """One aggregate's part of an index state; ``check`` detects multiplicities below zero.
 
-    All aggregates of a reduce share one state, their keys begin with the number of theirs: a
-    state costs files and memory even when it is empty.
+    All aggregates of a reduce share one state, because even an empty state costs files and
+    memory.  Keys begin with the number of the aggregate.
     """
 
     def __init__(self, name: str, number: int, store: StateStore) -> None:
@@ -39,7 +39,7 @@ class Multiset:
         self._retracted: dict[tuple[bytes, bytes], None] = {}
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s) -> None:
-        """Add to the multiplicities."""
+        """Add ``weights`` to the multiplicities of ``values``."""
         own = self._own(keys)
         self._state.add_many(own, values, weights.tolist())
         for i in np.flatnonzero(weights < 0).tolist():
@@ -58,7 +58,7 @@ class Multiset:
         return [prefix + key for key in keys]
 
     def check(self) -> None:
-        """BugError if a value has been taken away that was not there."""
+        """Raise BugError if an absent value was retracted."""
         if not self._retracted:
             return
         keys, values = zip(*self._retracted, strict=True)
@@ -79,24 +79,24 @@ class KeptValues(ABC):
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
-        """Take its state."""
+        """Open its state in ``store``."""
         self._values = Multiset(self._name, self._number, store)
 
     @abstractmethod
     def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
-        """Take up values of the groups ``keys``, a column per argument."""
+        """Add values of the groups ``keys``, a column per argument."""
 
     def check(self) -> None:
-        """BugError if a value has been taken away that was not there."""
+        """Raise BugError if an absent value was retracted."""
         self._values.check()
 
     @abstractmethod
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """The aggregate of each group now."""
+        """Return the aggregate of each group now."""
 
 
 class Extreme(KeptValues):
-    """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
+    """``min``, ``max`` and ``any``: the values in order, in their original representation."""
 
     def __init__(
         self, name: str, number: int, function: str, argument: Field, result: Field
@@ -124,7 +124,7 @@ class Extreme(KeptValues):
 
 
 _NULL_ROW: Final = b"\x01"
-"""What ``kernels.rows.encode_rows`` makes of one NULL."""
+"""Encoding of one NULL by ``kernels.rows.encode_rows``."""
 
 
 class Single(KeptValues):
@@ -135,7 +135,7 @@ class Single(KeptValues):
         self._values.add(keys, rows.encode_rows(columns), weights)
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``KeptValues``; RowError if a group has more than one row."""
+        """Return the value of each group; raise RowError if a group has more than one row."""
         at, found, weights = self._values.scan(keys)
         if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
             raise RowError(
@@ -148,10 +148,10 @@ class Single(KeptValues):
 
 
 class First(KeptValues):
-    """``any`` with a row: the value of the first row, in canonical order, that has one."""
+    """``any`` with a row: the first value that is not NULL, in canonical order of the rows."""
 
     def __init__(self, name: str, number: int, row: Schema, place: int, result: Field) -> None:
-        """``place``: that of the value in the row."""
+        """Initialise the aggregate of the value at position ``place`` of ``row``."""
         super().__init__(name, number, row, result)
         self._oids = [f.oid for f in row]
         self._place = place
@@ -176,8 +176,8 @@ class First(KeptValues):
 class Rows:
     """Rows of groups in canonical order, for aggregates that Postgres evaluates.
 
-    The order is by canonical key, then bytes: where the query gives none, ``array_agg`` and kin
-    show this one, and all that read the same rows show the same.
+    The order is by canonical key, then bytes.  Without an order in the query, ``array_agg`` and
+    similar aggregates use this order, and all that read the same rows agree.
     """
 
     def __init__(self, name: str, number: int, fields: Schema) -> None:
@@ -189,20 +189,20 @@ class Rows:
         self._read: tuple[Int64s, list[pa.Array], Int64s] | None = None
 
     def open(self, store: StateStore) -> None:
-        """Take its state."""
+        """Open its state in ``store``."""
         self._values = Multiset(self._name, self._number, store)
 
     def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
-        """Take up rows of the groups ``keys``."""
+        """Add rows of the groups ``keys``."""
         encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
         self._values.add(keys, encoded, weights)
 
     def check(self) -> None:
-        """BugError if a row has been taken away that was not there."""
+        """Raise BugError if an absent row was retracted."""
         self._values.check()
 
     def read(self, keys: Sequence[bytes]) -> tuple[Int64s, list[pa.Array], Int64s]:
-        """Place in ``keys``, columns and weights of their rows; once until ``forget``."""
+        """Return position in ``keys``, columns and weights of the rows; cached until ``forget``."""
         if self._read is None:
             at, found, weights = self._values.scan(keys)
             columns = rows.decode_rows(found, self._types) if self._types else []
@@ -216,7 +216,7 @@ class Rows:
         return self._read
 
     def forget(self) -> None:
-        """What was read is not needed any more."""
+        """Drop the cache of ``read``."""
         self._read = None
 
     def _canonical(self, at: list[int], found: list[bytes], columns: list[pa.Array]) -> Int64s:
@@ -228,7 +228,7 @@ class Rows:
 
 
 class Asked:
-    """``remote``: evaluated by Postgres over the rows of the groups that were touched."""
+    """``remote``: an aggregate that Postgres evaluates over the rows of the touched groups."""
 
     def __init__(
         self,
@@ -238,14 +238,14 @@ class Asked:
         arguments: Schema,
         remote: RemoteEvaluator | None,
     ) -> None:
-        """``columns``: what the rows ``kept`` are made of."""
+        """Initialise the aggregate over the rows ``kept``, which consist of ``columns``."""
         if remote is None:
             raise BugError("a remote aggregate needs an evaluator")
         self.result: Final = spec.result
         self._kept = kept
         self._places = [columns.index(i) for i in spec.columns]
         shared = spec.row and spec.filter is not None
-        # Rows of its own are those that take part.
+        # Rows that the aggregate does not share are filtered before they are stored.
         self._filter = columns.index(spec.filter) if shared else None
         self._call = AggregateCall(
             spec.sql, tuple(arguments), spec.result, spec.trusted, spec.direct
@@ -253,7 +253,7 @@ class Asked:
         self._remote = remote
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """The aggregate of each group now."""
+        """Return the aggregate of each group now."""
         at, columns, weights = self._kept.read(keys)
         own = [columns[i] for i in self._places]
         if self._filter is not None:

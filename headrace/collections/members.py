@@ -1,8 +1,8 @@
-"""Plans of tables with partitions or children: a member comes or goes without a new plan.
+"""Plans of tables with partitions or children: add or remove a member without a new plan.
 
-A table that is read with its members is a union with an arm for each member.  An arm is a source
-and nodes that take one row at a time.  So the arm of a new member is a copy of the arm of a member
-that is like it, and no node above the union changes.
+A table that is read with its members is a union with an arm per member.  An arm is a source and
+nodes that process one row at a time.  So the arm of a new member is a copy of the arm of a similar
+member, and no node above the union changes.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _ROWWISE: Final = (p.FilterSpec, p.MapSpec, p.FusedSpec)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that becomes a member; ``numbers``: its columns by those of the member it is like."""
+    """A new member; ``numbers``: its column number for each of the similar member."""
 
     oid: int
     schema: str
     name: str
     numbers: Mapping[int, int]
     start_lsn: int
-    """It was empty there; its earlier changes are ignored."""
+    """LSN at which it was empty; earlier changes are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A member that is read already, and a new member that is like it."""
+    """A member that the plan reads already, and a new member similar to it."""
 
     like: int
     member: Member
 
 
 def tables(whole: p.PhysicalPlan) -> dict[str, frozenset[int]]:
-    """Return, per node of a plan, the OIDs of the tables that it is computed of."""
+    """Return, per node of a plan, the OIDs of the tables that it is computed from."""
     found: dict[str, frozenset[int]] = {}
     for node in whole.nodes:
         own = {node.table_oid} if isinstance(node, p.SourceSpec) else set[int]()
@@ -52,9 +52,9 @@ def tables(whole: p.PhysicalPlan) -> dict[str, frozenset[int]]:
 def follow(
     whole: p.PhysicalPlan, wanted: frozenset[int], models: Mapping[int, Model]
 ) -> p.PhysicalPlan | None:
-    """Return ``whole`` with arms such that it reads the tables ``wanted``; None: that cannot be.
+    """Return ``whole`` with arms for exactly the tables ``wanted``; None if impossible.
 
-    ``models``: the tables that it may read anew.
+    ``models``: the tables that it may add.
     """
     had = {source.table_oid for source in whole.sources}
     made: p.PhysicalPlan | None = whole
@@ -69,7 +69,7 @@ def follow(
 def grow(whole: p.PhysicalPlan, like: int, member: Member) -> p.PhysicalPlan | None:
     """Return ``whole`` with ``member`` wherever the table ``like`` is read.
 
-    None: that table is not read, or is read other than by arms of unions; or ``member`` is read.
+    None: ``like`` is not read, or is read outside arms of unions, or ``member`` is already read.
     """
     if any(source.table_oid == member.oid for source in whole.sources):
         return None
@@ -101,7 +101,7 @@ def grow(whole: p.PhysicalPlan, like: int, member: Member) -> p.PhysicalPlan | N
 def shrink(whole: p.PhysicalPlan, oid: int) -> p.PhysicalPlan | None:
     """Return ``whole`` without the member ``oid``, of which it has no rows.
 
-    None: the table is read other than by arms of unions, or no other member is left.
+    None: the table is read outside arms of unions, or no other member is left.
     """
     gone: set[str] = set()
     nodes: list[p.Node] = []
@@ -125,7 +125,7 @@ def _without(names: tuple[str, ...], gone: set[str]) -> tuple[str, ...]:
 
 
 def _all_read(nodes: list[p.Node]) -> bool:
-    """Whether every node but the last one feeds another one."""
+    """Return whether every node but the last one feeds another one."""
     users = Counter(name for node in nodes for name in p.inputs(node))
     return all(users[node.id] for node in nodes[:-1])
 
@@ -147,7 +147,7 @@ def _source(node: p.SourceSpec, member: Member) -> p.SourceSpec:
 
 
 def _named(node: p.Node, member: Member) -> p.Node:
-    """``node`` under the name that it has as a part of the arm of ``member``."""
+    """Return ``node`` with its name in the arm of ``member``."""
     name = _id(node.id, member)
     if not isinstance(node, p.FusedSpec):
         return replace(node, id=name)

@@ -1,8 +1,8 @@
-"""The physical plan: what each collection is, as frozen data without behaviour.
+"""The physical plan: a description of each collection, as frozen data without behaviour.
 
 A plan is a tuple of nodes in topological order (inputs before users, the sink last).  It is
-stored as JSON in ``headrace.views.plan`` and rebuilt from there in the worker, in a Spark
-executor and in a test, so that the state on disk and the collections always agree.
+stored as JSON in ``headrace.views.plan``.  The worker, a Spark executor and a test rebuild it
+from there, so that the state on disk and the collections always agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.types import Field, PlanPart, Schema
 
 
 class SourceColumn(PlanPart, frozen=True):
-    """A column of a base table: ``attnum``; ``name`` is what it was called when it was planned."""
+    """A column of a base table, by ``attnum``; ``name`` is its name at planning time."""
 
     attnum: int
     name: str
@@ -40,12 +40,12 @@ class SourceSpec(PlanPart, frozen=True):
     key: tuple[SourceColumn, ...]
     full_identity: bool
     pushdown: tuple[str, ...] = ()
-    """``wanted`` as SQL that population adds to its COPY: text, place in ``columns``, text, …"""
+    """``wanted`` as SQL that population adds to its COPY: text, index in ``columns``, text, …"""
     schema: Schema = ()
     wanted: tuple[Expr, ...] = ()
-    """Rows for which one of these is not true are not kept, nor shown.  None of them may fail."""
+    """Predicates: rows for which one is not true are neither stored nor emitted.  None may fail."""
     start_lsn: int = 0
-    """Earlier changes are ignored: the table was empty there, and came later than the view."""
+    """LSN before which changes are ignored: the table is newer than the view and was empty."""
 
 
 class FilterSpec(PlanPart, frozen=True):
@@ -58,7 +58,7 @@ class FilterSpec(PlanPart, frozen=True):
 
 
 class MapSpec(PlanPart, frozen=True):
-    """One output column per expression."""
+    """A projection with one output column per expression."""
 
     id: str
     input: str
@@ -76,13 +76,13 @@ class FusedSpec(PlanPart, frozen=True):
 
 
 class JoinSpec(PlanPart, frozen=True):
-    """Pairs of left x right with equal keys and all ``residual`` true, and what ``op`` adds.
+    """Pairs of left x right with equal keys and all ``residual`` true, modified by ``op``.
 
-    ``op``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
-    ``semi`` and ``anti`` are the left rows that have a partner, or have none, each as often as it
-    is there.  A NULL in a key has no equal, save where ``null_safe`` (one per key; empty: none).
-    Output columns are the left's, then (not for semi and anti) the right's.  Empty key tuples mean
-    that all rows meet; ``residual`` is over the columns of left and right.
+    ``op``: ``inner``; ``left`` and ``full`` add the unmatched rows, extended with NULLs; ``semi``
+    and ``anti`` are the matched or unmatched left rows, with their multiplicity.  A NULL in a key
+    equals nothing, except where ``null_safe`` (one per key; empty: none).
+    Output columns are the left's, then (not for semi and anti) the right's.  Empty key tuples are a
+    cross product; ``residual`` is over the columns of left and right.
     """
 
     id: str
@@ -97,16 +97,16 @@ class JoinSpec(PlanPart, frozen=True):
 
     @property
     def left_only(self) -> bool:
-        """Whether it has the columns of the left side only."""
+        """Whether the output has the columns of the left side only."""
         return self.op in ("semi", "anti")
 
     @property
     def watched(self) -> tuple[int, ...]:
-        """Ports whose rows are shown for having a partner, or for having none."""
+        """Ports whose rows are output because they have a match, or because they have none."""
         return {"inner": (), "full": (0, 1)}.get(self.op, (0,))
 
     def keeps_nulls(self, port: int) -> bool:
-        """Whether rows of ``port`` matter that have a NULL in the key, and so no partner."""
+        """Return whether unmatched rows of ``port`` with a NULL in the key are output."""
         return port in self.watched and self.op != "semi"
 
 
@@ -115,9 +115,9 @@ class AggregateSpec(PlanPart, frozen=True):
 
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
     representation of the values, by length then bytes), ``single`` (the value of the only row, NULL
-    over no row, RowError 21000 over more) or ``remote``: keep the multiset and let Postgres
-    evaluate ``sql`` for the touched groups.  There ``$1`` is ``argument``, ``$2`` … are ``more``,
-    and ``$0`` is the row's place in the group's canonical order.
+    over no row, RowError 21000 over more) or ``remote``: keep the multiset, and Postgres evaluates
+    ``sql`` for the touched groups.  In ``sql``, ``$1`` is ``argument``, ``$2`` … are ``more``, and
+    ``$0`` is the row's position in the group's canonical order.
     """
 
     function: str
@@ -127,23 +127,23 @@ class AggregateSpec(PlanPart, frozen=True):
     sql: str = ""
     distinct: bool = False
     more: tuple[int, ...] = ()
-    """Further columns, of ``remote`` alone."""
+    """Further argument columns, for ``remote`` only."""
     direct: int = 0
-    """So many of the last columns have one value in a group: direct arguments (WITHIN GROUP)."""
+    """Number of direct arguments (WITHIN GROUP): the last columns, constant within a group."""
     trusted: bool = True
     """As ``Remote.trusted``."""
     row: tuple[int, ...] = ()
-    """Columns, all it reads among them, that give the order of the group's rows.
+    """Columns that order the group's rows, including all columns that it reads.
 
-    Aggregates of one ``ReduceSpec`` with the same row see its values together: ``remote`` in that
-    order, ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
+    Aggregates of one ``ReduceSpec`` with the same ``row`` read the same rows: ``remote`` in their
+    order; ``any`` takes the first value that is not NULL.  Empty: each uses its own ``columns``.
     """
     shows_order: bool = False
     """Whether its value depends on an order that the query may leave open."""
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The columns it reads, but for the filter: ``argument`` and ``more``."""
+        """The columns that it reads, without the filter: ``argument`` and ``more``."""
         first = () if self.argument is None else (self.argument,)
         return first + self.more
 
@@ -151,8 +151,8 @@ class AggregateSpec(PlanPart, frozen=True):
 class ReduceSpec(PlanPart, frozen=True):
     """Group by input columns ``keys``; output is the keys, then the aggregates.
 
-    With no keys there is always exactly one output row, also over no input; so it is for the keys
-    ``always`` (as output text).
+    Without keys there is always exactly one output row, also over no input.  The keys ``always``
+    (as output text) have an output row likewise.
     """
 
     id: str
@@ -166,8 +166,8 @@ class ReduceSpec(PlanPart, frozen=True):
 class ExpandSpec(PlanPart, frozen=True):
     """Each row once per grouping set.
 
-    Output is the input's columns; then a copy of each input column ``keys``, NULL where the set
-    (places in ``keys``) has it not; then the set's number, an int4.
+    Output is the input's columns; then a copy of each input column in ``keys``, NULL where the set
+    (indexes into ``keys``) lacks it; then the set's number, an int4.
     """
 
     id: str
@@ -180,7 +180,7 @@ class ExpandSpec(PlanPart, frozen=True):
 class SortKey(PlanPart, frozen=True):
     """One ORDER BY item: input column ``column`` under the ordering operator ``operator``.
 
-    ``native``: the byte order of its canonical keys is that order; else Postgres is asked.
+    ``native``: the byte order of its canonical keys is that order; else Postgres ranks the rows.
     ``trusted``: the operator and the type are built in.
     """
 
@@ -193,10 +193,10 @@ class SortKey(PlanPart, frozen=True):
 
 
 class TopKSpec(PlanPart, frozen=True):
-    """Of each group of rows equal in columns ``keys``, ``limit`` rows from ``offset`` on.
+    """In each group of rows equal in columns ``keys``: ``limit`` rows from ``offset`` on.
 
-    Rows stand in the order of ``order``, then of the canonical key of the other columns, then of
-    their bytes.  ``limit`` None: no end.  ``ties``: also the rows equal in ``order`` to the last.
+    Rows are sorted by ``order``, then by the canonical key of the other columns, then by bytes.
+    ``limit`` None: no limit.  ``ties``: also the rows equal in ``order`` to the last one.
     """
 
     id: str
@@ -210,7 +210,7 @@ class TopKSpec(PlanPart, frozen=True):
 
 
 class RunningSpec(PlanPart, frozen=True):
-    """A window function that needs nobody's help: its value follows from the rows before.
+    """A window function that Headrace computes without Postgres.
 
     ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``,
     else ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``min``,
@@ -228,7 +228,7 @@ class WindowCallSpec(PlanPart, frozen=True):
     """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
 
     FILTER is part of it, OVER is not.  ``frame`` is the frame clause (empty: the default).
-    ``running``: the same for the collection ``RunningSpec``.
+    ``running``: the same call for the collection ``Running``, where that can compute it.
     """
 
     sql: str
@@ -242,8 +242,8 @@ class WindowCallSpec(PlanPart, frozen=True):
 class WindowSpec(PlanPart, frozen=True):
     """Each row of the input, then the values of ``calls`` over the same partitions and order.
 
-    The windows are PARTITION BY columns ``keys`` ORDER BY ``order``, each call with a frame of its
-    own.  Peers stand in one canonical order, the same for all calls.
+    The windows are PARTITION BY columns ``keys`` ORDER BY ``order``; each call has its own frame.
+    Peers have one canonical order, the same for all calls.
     """
 
     id: str
@@ -255,14 +255,14 @@ class WindowSpec(PlanPart, frozen=True):
 
     @property
     def native(self) -> bool:
-        """Whether ``RunningSpec`` computes it, not Postgres."""
+        """Whether the collection ``Running`` computes all calls, not Postgres."""
         return all(c.running is not None for c in self.calls) and all(
             item.native for item in self.order
         )
 
 
 class DistinctSpec(PlanPart, frozen=True):
-    """Each distinct row once (equal as Postgres says; shown is the least representation)."""
+    """Each distinct row once, by Postgres' equality, in its least representation."""
 
     id: str
     input: str
@@ -280,7 +280,7 @@ class UnionSpec(PlanPart, frozen=True):
 class SetOpSpec(PlanPart, frozen=True):
     """INTERSECT or EXCEPT (``op``: ``intersect``, ``except``), ``all`` or distinct.
 
-    Rows are equal as in ``DistinctSpec``; shown are the least representations of the left side.
+    Rows are equal as in ``DistinctSpec``; the output has the left side's least representations.
     """
 
     id: str
@@ -292,11 +292,11 @@ class SetOpSpec(PlanPart, frozen=True):
 
 
 class FlatMapSpec(PlanPart, frozen=True):
-    """Each row beside the rows that set-returning functions give for it.
+    """Each row joined with the rows that set-returning functions return for it.
 
     ``calls`` are SQL over ``$1`` …, the input columns ``arguments``; they run in lockstep
-    (ROWS FROM).  The last columns of ``schema`` are theirs, the very last one the number of the
-    row if ``ordinality``.  ``outer``: a row for which there is nothing appears with NULLs.
+    (ROWS FROM).  The last columns of ``schema`` are theirs; with ``ordinality`` the very last one
+    is the row's number.  ``outer``: a row without function rows is extended with NULLs.
     """
 
     id: str
@@ -314,9 +314,9 @@ ITERATION = "number of the iteration: no identifier of Postgres is as long as th
 
 
 class WorkTableSpec(PlanPart, frozen=True):
-    """First node in the step of a ``RecursiveSpec``: rows of the iteration before.
+    """First node in the step of a ``RecursiveSpec``: the rows of the previous iteration.
 
-    The last column of ``schema``, and some column of all that follows from it, is ``ITERATION``.
+    The last column of ``schema``, and some column of every node computed from it, is ``ITERATION``.
     """
 
     id: str
@@ -324,11 +324,11 @@ class WorkTableSpec(PlanPart, frozen=True):
 
 
 class RecursiveSpec(PlanPart, frozen=True):
-    """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before.
+    """WITH RECURSIVE: ``base``, then ``step`` over the rows of the previous iteration.
 
     ``step`` begins with the ``WorkTableSpec`` and ends with the node whose rows, ``ITERATION``
-    last, are the next iteration; its nodes read each other and the nodes ``outer`` of the plan.
-    ``distinct`` (UNION): a row that an earlier iteration had is not new.
+    last, are the next iteration.  Its nodes read each other and the nodes ``outer`` of the plan.
+    ``distinct`` (UNION): a row of an earlier iteration is not new.
     """
 
     id: str
@@ -339,7 +339,7 @@ class RecursiveSpec(PlanPart, frozen=True):
     iterations_max: int
     schema: Schema = ()
     rows_max: int = 10_000_000
-    """Rows of one iteration that a txid may change."""
+    """Maximum rows of one iteration that a txid may change."""
 
 
 class ValuesSpec(PlanPart, frozen=True):
@@ -351,28 +351,28 @@ class ValuesSpec(PlanPart, frozen=True):
 
 
 class FeedSpec(PlanPart, frozen=True):
-    """Rows of a subplan that the worker keeps elsewhere: it stands in place of its last node.
+    """Rows of a shared subplan, in place of the subplan's last node.
 
-    Part of a stored plan only where a view is fed from a connection point.
+    A stored plan contains it only if the view is fed from a connection point.
     """
 
     id: str
     schema: Schema = ()
     view: str = ""
-    """The view whose rows they are, qualified and quoted; "": those of a part of a view."""
+    """The view that the rows belong to, qualified and quoted; "": rows of a part of a view."""
     table_oid: int = 0
-    """That view's table, whose rows are read for the first contents."""
+    """OID of that view's table, which population reads."""
     pushdown: tuple[str, ...] = ()
-    """Which of them are, as of ``SourceSpec``; the others are left out by what follows."""
+    """Filter of the rows to read, as in ``SourceSpec``; the nodes above drop the other rows."""
     wanted: tuple[Expr, ...] = ()
-    """The same as expressions."""
+    """The filter as expressions."""
 
 
 class TimeTestSpec(PlanPart, frozen=True):
     """A comparison with the clock, which is the column after the input's.
 
-    How ``key`` (of the row, type ``oid``) stands to ``bound`` (of the clock alone, its only column)
-    plus ``shift`` (microseconds, or days of a date) decides ``test``.
+    The order of ``key`` (of the row, type ``oid``) and ``bound`` (of the clock alone, its only
+    column) plus ``shift`` (microseconds, or days of a date) determines ``test``.
     """
 
     test: Expr
@@ -385,11 +385,11 @@ class TimeTestSpec(PlanPart, frozen=True):
     ranged: bool = True
     """Rows between two bounds may change; false: only rows equal to one of them."""
     slack: int | None = None
-    """How far the bound may fall behind one it has had, in units of ``shift``; None: unknown."""
+    """How far the bound may fall behind an earlier one, in units of ``shift``; None: unknown."""
 
 
 class TemporalSpec(PlanPart, frozen=True):
-    """Each row with one boolean column more per test, as of the batch's instant."""
+    """Each row with one more boolean column per test, as of the batch's timestamp."""
 
     id: str
     input: str
@@ -398,13 +398,13 @@ class TemporalSpec(PlanPart, frozen=True):
 
 
 class SinkSpec(PlanPart, frozen=True):
-    """The end: consolidated rows of the view."""
+    """The last node: the consolidated rows of the view."""
 
     id: str
     input: str
     schema: Schema = ()
     key: tuple[str, ...] = ()
-    """Columns of the result table's primary key: as proved, or as the user wants it."""
+    """Columns of the result table's primary key: proved by the planner, or set by the user."""
 
 
 Node = (
@@ -435,10 +435,10 @@ class PhysicalPlan(PlanPart, frozen=True):
 
     nodes: tuple[Node, ...]
     version: int = 2
-    """2: aggregates of one level that show the order of their input have a row in common."""
+    """2: aggregates of one level that depend on the order of their input share ``row``."""
 
     def node(self, node_id: str) -> Node:
-        """The node of that id (KeyError if there is none)."""
+        """Return the node with that id; raise KeyError if there is none."""
         for node in self.nodes:
             if node.id == node_id:
                 return node
@@ -451,17 +451,17 @@ class PhysicalPlan(PlanPart, frozen=True):
 
     @property
     def feeds(self) -> tuple[FeedSpec, ...]:
-        """All nodes whose rows come from elsewhere."""
+        """All nodes fed by another dataflow."""
         return tuple(n for n in self.nodes if isinstance(n, FeedSpec))
 
     @property
     def temporal(self) -> bool:
-        """Whether its rows change as time passes."""
+        """Whether the rows change as time passes."""
         return any(isinstance(n, TemporalSpec) for n in self.nodes)
 
     @property
     def outdated(self) -> bool:
-        """Whether the query would now be planned to other answers: it must be planned again."""
+        """Whether the query must be planned again, because a new plan would give other results."""
         return self.version < 2 and any(map(_apart, self.nodes))
 
     @property
@@ -472,13 +472,13 @@ class PhysicalPlan(PlanPart, frozen=True):
         return last
 
     def keyed(self, key: tuple[str, ...]) -> PhysicalPlan:
-        """The same for a result table with that key."""
+        """Return the plan for a result table with that key."""
         nodes = (*self.nodes[:-1], msgspec.structs.replace(self.sink, key=key))
         return msgspec.structs.replace(self, nodes=nodes)
 
 
 def _apart(node: Node) -> bool:
-    """Whether values may stand in aggregates that each had an order of its own (version 1)."""
+    """Return whether aggregates of the node may each use a separate row order (version 1)."""
     if isinstance(node, RecursiveSpec):
         return any(map(_apart, node.step))
     if not isinstance(node, ReduceSpec):
@@ -488,7 +488,7 @@ def _apart(node: Node) -> bool:
 
 
 def inputs(node: Node) -> tuple[str, ...]:
-    """Ids of the nodes that feed ``node``, in port order."""
+    """Return the ids of the nodes that feed ``node``, in port order."""
     match node:
         case SourceSpec() | ValuesSpec() | WorkTableSpec() | FeedSpec():
             return ()
@@ -503,38 +503,38 @@ def inputs(node: Node) -> tuple[str, ...]:
 
 
 def kind(part: type[PlanPart]) -> str:
-    """What stored plans, and people, call a class of this module."""
+    """Return the name of a class of this module in stored plans and in messages."""
     return str(part.__struct_config__.tag)
 
 
 def to_json(value: PlanPart | Schema) -> Any:
-    """``value`` as plain JSON data."""
+    """Return ``value`` as plain JSON data."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 _READER: Final = msgspec.json.Decoder(PhysicalPlan)
-"""Made while we are imported, by one thread (here as wherever JSON becomes objects): msgspec finds
-out about a type in steps, and two threads that were the first to read it would end the process."""
+"""Decoder made at import, by one thread (as all JSON decoders here): msgspec inspects a type in
+steps, and two threads that read it first at the same time would crash the process."""
 
 
 def from_json(data: Any) -> PhysicalPlan:
-    """The plan that ``to_json`` has given.
+    """Return the plan that ``to_json`` encoded.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError: the data is not a plan.
     """
     return _READER.decode(msgspec.json.encode(_as_now(data)))
 
 
 def _as_now(data: Any) -> Any:
-    """Data of earlier as it is written now."""
+    """Return data of an earlier format in the current one."""
     if not isinstance(data, dict):
         return data
     out = {k: [_as_now(n) for n in v] if k in ("nodes", "step") else v for k, v in data.items()}
     kind = out.get("kind")
-    if kind == "Window" and "frame" in out:  # that of all its calls
+    if kind == "Window" and "frame" in out:  # the frame of all calls
         frame = out.pop("frame")
         out["calls"] = [{**call, "frame": frame} for call in out["calls"]]
-    if kind == "Source" and out.get("pushdown") == "":  # a text, which never was another
+    if kind == "Source" and out.get("pushdown") == "":  # a text, always empty
         out["pushdown"] = []
     return out

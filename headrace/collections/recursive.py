@@ -1,15 +1,15 @@
-"""WITH RECURSIVE: iterations of a step over the rows of the iteration before.
+"""WITH RECURSIVE: iterations of a step over the rows of the previous iteration.
 
-Rows inside the step carry the number of their iteration as one more column (the planner puts it
-into every key), so all iterations share one set of ordinary collections, and the inputs from
-outside are kept once, not once per iteration.  A txid runs the step in *rounds*, one per iteration
-that has changes, ascending; for the collections of the step each round ends like a txid:
+Rows inside the step have the number of their iteration as one more column (the planner adds it to
+every key).  So all iterations share one set of ordinary collections, and outside inputs are stored
+once.  A txid runs the step in *rounds*, one per iteration with changes, ascending.  For the
+collections of the step each round ends like a txid:
 
-    round -1   diffs of the outside inputs meet the rows of all iterations as they were; what
-               follows for iteration r waits for round r, at every edge
-    round r    diffs of R(r), and what waits for r, go through; out come diffs of Y(r + 1)
+    round -1   diffs of the outside inputs are joined with the old rows of all iterations; the
+               resulting diffs of iteration r wait for round r, at every edge
+    round r    diffs of R(r), and those waiting for r, run through; the output is diffs of Y(r + 1)
 
-Invariant 1: when round r runs, Y(0) … Y(r) are final, so R(r) is.
+Invariant 1: when round r runs, Y(0) … Y(r) are final, and so is R(r).
 Invariant 2: diffs of Y(r) change R(r) and later iterations only.
 Invariant 3: at the end of round r the step has, for iterations up to r, seen only rows that the
     commit shows: an expression in it never fails on a combination that no commit showed.
@@ -30,27 +30,27 @@ from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, diff_batch
 
 _NUMBER_BYTES: Final = 4
-"""An iteration in the state: big-endian, so that rows come in the order of iterations."""
+"""Bytes of an iteration in the state: big-endian, so that rows are sorted by iteration."""
 _OUTSIDE: Final = -1
 """The round of the outside inputs."""
 
 
 class Recursive(base.Collection):
-    """Base, then the step over the rows of the iteration before, until there are none.
+    """Base, then the step over the rows of the previous iteration, until there are none.
 
     Meaning: R(0) = base, R(i + 1) = step(R(i)), result = R(0) + R(1) + ….  ``distinct``: a row of
-        Y(i) that is equal to one of an earlier iteration, or of its own, is not in R(i); shown
-        is the least representation in the first iteration that has the row (by length, then
-        bytes).  The step gives nothing for nothing (the planner sees to it), so that the
-        first empty iteration is the last, as in Postgres.
+        Y(i) that equals one of an earlier iteration, or of its own, is not in R(i).  The output
+        has the least representation in the row's first iteration (by length, then bytes).  The
+        planner ensures that the step of an empty input is empty.  So the first empty iteration
+        is the last, as in Postgres.
     Shape: base, outside inputs of the step -> columns of the base.
     State: those of the step's collections; ``id`` if distinct: canonical key -> iteration, row ->
         weight, one entry per row and iteration that yields it.
     Time: emits on TimeEnd.  Work is proportional to the changes in all iterations.
     Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations or ``rows_max`` changed
         rows in one; those of the step.
-    Source: the iteration as a part of the time, as in McSherry et al., Differential dataflow (CIDR
-        2013): deletions in cycles end, because a row never supports itself in its own iteration.
+    Source: McSherry et al., Differential dataflow (CIDR 2013), where the iteration is part of the
+        time: deletions in cycles end, because a row never supports itself in its own iteration.
     """
 
     words = "a recursive query"
@@ -107,7 +107,7 @@ class Recursive(base.Collection):
         return f"Recursive ({how}, {len(self._node.step) - 1} collections in its step)"
 
     def _next(self) -> int | None:
-        """The first iteration with something to do."""
+        """Return the first iteration with changes; None if there is none."""
         return min([*self._work, *self._step.waiting], default=None)
 
     def _too_many(self) -> None:
@@ -137,7 +137,7 @@ class Recursive(base.Collection):
         return diff_batch(self._node.step[0].schema, columns, batch.columns[-1])
 
     def _advance(self, batches: list[pa.RecordBatch], now: int) -> None:
-        """Diffs of the step, made in round ``now``."""
+        """Add the diffs that the step made in round ``now`` to the next iteration."""
         if sum(batch.num_rows for batch in batches) > self._node.rows_max:
             self._too_wide()
         for batch in batches:
@@ -147,7 +147,7 @@ class Recursive(base.Collection):
             self._yield(now + 1, diff_batch(self.schema, columns, batch.columns[-1]))
 
     def _yield(self, iteration: int, batch: pa.RecordBatch) -> None:
-        """Take up diffs of Y(``iteration``)."""
+        """Add diffs of Y(``iteration``)."""
         if not self._node.distinct:
             self._worked(iteration).add(batch)
             return
@@ -168,7 +168,7 @@ class Recursive(base.Collection):
         return found
 
     def _count(self, iteration: int) -> None:
-        """What new diffs of Y(``iteration``) change in R."""
+        """Apply the new diffs of Y(``iteration``) to R."""
         if not self._new:
             return
         touched = sorted(self._new)
@@ -192,7 +192,7 @@ class Recursive(base.Collection):
                 self._worked(number).add(batch)
 
     def _first(self, keys: list[bytes], *, final: bool = False) -> list[tuple[int, bytes] | None]:
-        """Per key the first iteration that has such a row, and the row that is shown."""
+        """Return per key the first iteration with such a row, and the representation to output."""
         at, found, weights = self._state.scan_many(keys)
         out: list[tuple[int, bytes] | None] = [None] * len(keys)
         for place, numbered, weight in zip(at, found, weights, strict=True):
@@ -209,10 +209,10 @@ class Recursive(base.Collection):
 
 
 class _Step:
-    """The collections of the step, driven round by round.
+    """The collections of the step, run round by round.
 
     Attributes:
-        waiting: Iterations for which something waits at an edge.
+        waiting: Iteration -> diffs that wait for it at edges.
     """
 
     def __init__(
@@ -232,18 +232,17 @@ class _Step:
         self._out: list[pa.RecordBatch] = []
 
     def open(self, store: StateStore) -> None:
-        """Open all collections."""
         for collection in self._made:
             collection.open(store)
 
     def begin(self, iteration: int) -> None:
-        """Begin round ``iteration`` with what waits for it."""
+        """Begin round ``iteration`` with the diffs that wait for it."""
         self._now = iteration
         for name, batch in self.waiting.pop(iteration, ()):
             self.send(name, batch)
 
     def feed(self, name: str, batch: pa.RecordBatch) -> None:
-        """Diffs to all that reads ``name``, an outside input to begin with."""
+        """Send diffs to all readers of ``name``, a node of the step or an outside input."""
         for user, port in self._users[name]:
             batches = user.apply(port, batch)
             bounds.made(user, batches)
@@ -251,7 +250,7 @@ class _Step:
                 self._leave(user.id, out)
 
     def end(self, txid: int) -> list[pa.RecordBatch]:
-        """End the round; the diffs that came out in it."""
+        """End the round, and return its output diffs."""
         for collection in self._made:
             batches = collection.time_end(txid)
             bounds.made(collection, batches)
@@ -261,7 +260,7 @@ class _Step:
         return batches
 
     def _leave(self, name: str, batch: pa.RecordBatch) -> None:
-        """Diffs out of a collection: those of later iterations wait."""
+        """Send on diffs from a collection; those of later iterations wait."""
         place = self._places[name]
         if batch.num_rows == 0:
             return
@@ -277,7 +276,7 @@ class _Step:
                 self.waiting.setdefault(number, []).append((name, mine))
 
     def send(self, name: str, batch: pa.RecordBatch) -> None:
-        """Diffs of this round's iteration go on from the work table, or a collection."""
+        """Send on diffs of this round's iteration, from the work table or a collection."""
         if name == self._last:
             self._out.append(batch)
         else:
@@ -285,7 +284,7 @@ class _Step:
 
 
 def _by_iteration(batch: pa.RecordBatch, place: int) -> list[tuple[int, pa.RecordBatch]]:
-    """``batch`` cut by the numbers in its column ``place``, ascending."""
+    """Split ``batch`` by the iteration in its column ``place``, ascending."""
     numbers = batch.column(place).to_numpy()
     if (numbers == numbers[0]).all():
         return [(int(numbers[0]), batch)]
@@ -300,7 +299,7 @@ def _by_iteration(batch: pa.RecordBatch, place: int) -> list[tuple[int, pa.Recor
 
 
 def _place(schema: Schema) -> int | None:
-    """Where the number of the iteration is, None in what is the same for all iterations."""
+    """Return the index of the iteration column; None if rows are the same in all iterations."""
     for place, field in enumerate(schema):
         if field.name == plan.ITERATION:
             return place

@@ -29,14 +29,13 @@ class Reduce(Collection):
     """One row per group: the keys, then the aggregates.
 
     Meaning: Reduce(A) = {(key, aggregates of A's rows of that key, each as often as its weight)}
-        for every key whose weights sum to more than 0, and those that are ``always`` there
-        (without keys, the only one).
-        Negative diffs take values away again; a negative sum is a bug.
+        for every key whose weights sum to more than 0, and for the keys ``always`` (without keys,
+        the only one).  Negative diffs retract values; a negative sum is a bug.
     Shape: input -> keys, aggregates; key: the keys.
-    State: ``id``: group key -> count, sums and the row that is out (bounded by the groups);
+    State: ``id``: group key -> count, sums and the current output row (bounded by the groups);
         ``id.values`` for min, max, any, single, remote and DISTINCT aggregates: number of the
         aggregate (the first of those that share a row), group key -> the group's values.
-    Time: emits on TimeEnd, per group that became different, the old row and the new one.
+    Time: emits on TimeEnd the old and the new row of each group that changed.
     Errors: RowError if a result is out of its type's range, Postgres cannot aggregate, or
         ``single`` finds two rows.
     """
@@ -95,7 +94,7 @@ class Reduce(Collection):
         return []
 
     def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
-        """The slot of each row's group; groups that are new in this txid get one."""
+        """Return the slot of each row's group; assign slots to groups new in this txid."""
         slots, firsts = rows.number(keys, self._slots)
         if len(firsts):
             at = pa.array(firsts)
@@ -145,7 +144,7 @@ class Reduce(Collection):
         return out
 
     def _groups(self) -> int:
-        """How many groups the txid has touched; those that are always there, in the first one."""
+        """Return how many groups the txid touches; the first call adds the keys ``always``."""
         if not self._started:
             for key, row in self._always.items():
                 if key not in self._slots:
@@ -155,7 +154,7 @@ class Reduce(Collection):
         return len(self._slots)
 
     def _gather(self, size: int) -> list[int]:
-        """Have all parts make ready what the txid brought; the rows of each group."""
+        """Sum the txid's changes in all parts; return the change of the row count per group."""
         for feed in self._feeds:
             if isinstance(feed.part, Unique):
                 feed.part.settle(size)
@@ -168,7 +167,7 @@ class Reduce(Collection):
         return counts
 
     def _advance(self, keys: list[bytes], step: slice, counts: list[int]) -> list[pa.RecordBatch]:
-        """Bring the groups of slots ``step`` forward; the diffs of their rows."""
+        """Update the groups of slots ``step``, and return the diffs of their rows."""
         olds, old_keys, old_rows = _decoded(self._state.get_many(keys))
         news: list[Numbers] = [[] for _ in keys]
         try:
@@ -191,7 +190,7 @@ class Reduce(Collection):
     def _merge(
         self, olds: list[Numbers], step: slice, counts: list[int], news: list[Numbers]
     ) -> tuple[list[int], list[list[Any]]]:
-        """Row count per group, and per accumulator its values."""
+        """Return the row count per group, and the values per accumulator."""
         at = [0] * len(news)
         totals = aggregate.advance_counts(olds, at, counts, news)
         values = [
@@ -204,7 +203,7 @@ class Reduce(Collection):
     def _shown(
         self, keys: list[bytes], totals: list[int], values: list[list[Any]]
     ) -> list[bytes | None]:
-        """Encoded aggregate values of each group; None where it has no rows."""
+        """Return the encoded aggregates of each group; None for a group without rows."""
         alive = [i for i, n in enumerate(totals) if n or keys[i] in self._always]
         whole = len(alive) == len(keys)
         own = keys if whole else [keys[i] for i in alive]
@@ -259,7 +258,7 @@ class Reduce(Collection):
 
 
 def _always(node: plan.ReduceSpec, oids: list[int]) -> dict[bytes, bytes]:
-    """Group key -> key row of the groups that exist before any input."""
+    """Return group key -> key row of the groups that exist before any input."""
     if not node.keys:
         return {b"": b""}
     if not node.always:

@@ -1,8 +1,8 @@
-"""Window functions whose value follows from the rows before: computed here, from a change on.
+"""Window functions computed without Postgres, from the first changed row on.
 
-Each partition stands in the store twice, in one order: its rows, and what was shown of them.  After
-a change the rows from the first changed peer group on are run through again, until behind the last
-change the values are what they were: from there on all else is what it was.
+The store contains each partition twice, in the same order: its input rows and its output rows.
+After a change the rows are recomputed from the first changed peer group on.  This ends where,
+after the last change, the values equal the old ones, because all later values then do too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.state.contract import IndexState, StateStore
 from headrace.types import BPCHAR, INT8, Schema, arrow_type, diff_batch
 
 _PAGE_ROWS: Final = 128
-"""Rows read at first from where a partition changed; four times as many each time after."""
+"""Rows of the first page from the first change of a partition; later pages grow fourfold."""
 _PAGE_ROWS_MAX: Final = 32_768
 _COPY: Final = struct.Struct(">I")
 _PLACE: Final = struct.Struct(">q")
@@ -35,14 +35,14 @@ _NOTHING: Final[Any] = object()
 
 
 class Running(ByKey):
-    """Each row beside the values of window functions that look back (or a few rows ahead).
+    """Each row with the values of window functions that look back (or a few rows ahead).
 
     Meaning: that of ``Window``.
     Shape: input -> its columns, one per call; key: ``keys``.
     State: ``id``: key -> sort key, tiebreak, row -> weight; ``id.out``: key -> the same, number of
-        the copy, values -> 1, what is out.
+        the copy, values -> 1, the output.
     Time: emits on TimeEnd; reads each touched partition from the first changed peer group to
-        where the values are again what they were.
+        where the values equal the old ones again.
     Errors: BugError on a negative weight; RowError if a sum is out of its type's range.
     """
 
@@ -69,7 +69,7 @@ class Running(ByKey):
         self._back, self._ahead = distances["lag"], distances["lead"]
         self._defaults = [_default(s, c) for s, c in zip(self._specs, node.calls, strict=True)]
         self._ends: dict[bytes, tuple[bytes, bytes]] = {}
-        """Partition -> the first and the last entry that the txid has touched."""
+        """Partition -> the first and the last entry touched by the txid."""
         self._state: IndexState
         self._out: IndexState
 
@@ -107,7 +107,7 @@ class Running(ByKey):
                 ends[key] = (known[0], entry)
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``ByKey``: the state knows what is out."""
+        """See ``ByKey``: the state contains the output."""
         return nothing()
 
     def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
@@ -119,10 +119,10 @@ class Running(ByKey):
             active = [part for part in active if not part.done]
         return out
 
-    # -- where to begin
+    # -- first peer group to recompute
 
     def _started(self, parts: list[_Part]) -> list[_Part]:
-        """Place each partition at its first changed peer group, with what stands before it."""
+        """Start each partition at its first changed peer group, with the running state there."""
         keys = [part.key for part in parts]
         starts, _ = order.split([part.first for part in parts])
         before: list[bytes | None] = [None] * len(parts)
@@ -147,7 +147,7 @@ class Running(ByKey):
         return parts
 
     def _resumed(self, number: int, shown: Any) -> Any:
-        """What call ``number`` keeps, of the value that it showed last."""
+        """Return the running state of call ``number``, from its last output value."""
         spec = self._specs[number]
         if spec.function in ("count", "dense_rank"):
             return 0 if shown is _NOTHING else shown
@@ -163,7 +163,7 @@ class Running(ByKey):
         return shown
 
     def _look_back(self, parts: list[_Part], starts: list[bytes]) -> None:
-        """Fill what lag remembers."""
+        """Fill the past rows of lag calls with the rows before ``starts``."""
         lags = [i for i, s in enumerate(self._specs) if s.function == "lag"]
         for part in parts:
             part.past = {i: deque(maxlen=self._specs[i].distance) for i in lags}
@@ -219,7 +219,7 @@ class Running(ByKey):
         return self._written(changes)
 
     def _columns(self, entries: list[bytes]) -> list[Any]:
-        """Per call the values of its argument in each entry."""
+        """Return per call the values of its argument in each entry."""
         used = {s.argument for s in self._specs} | {s.condition for s in self._specs}
         decoded: dict[int, list[Any]] = {}
         arrays: list[pa.Array] = []
@@ -255,7 +255,7 @@ class Running(ByKey):
         columns: list[Any],
         outputs: list[list[Any]],
     ) -> None:
-        """Values of the rows of ``page`` whose peer groups are whole."""
+        """Compute the rows of ``page`` whose peer groups are complete."""
         part = page.part
         every = [i for i in range(page.low, page.high) for _ in range(weights[i])]
         begin = 0
@@ -285,7 +285,7 @@ class Running(ByKey):
     def _group(
         self, part: _Part, number: int, group: list[int], column: Any
     ) -> Iterator[Any] | list[Any]:
-        """Values of one call in a whole peer group."""
+        """Return the values of one call in a complete peer group."""
         spec, count = self._specs[number], len(group)
         match spec.function:
             case "row_number":
@@ -324,14 +324,14 @@ class Running(ByKey):
         return out if by_row else [self._result(number, total)] * len(group)
 
     def _plus(self, spec: plan.RunningSpec, total: Any, value: Any) -> Any:
-        """What an aggregate keeps after one more value."""
+        """Return the running state of an aggregate after one more value."""
         if spec.function in ("min", "max"):
             if value[1] is None:
                 return total
             if total is None:
                 return value
             if value[0] == total[0]:
-                # As numeric_larger and its kin; that of char(n) alone keeps the first.
+                # As numeric_larger and similar functions; only that of char(n) keeps the first.
                 return total if self._is(spec, BPCHAR) else value
             less = value[0] < total[0]
             return value if less == (spec.function == "min") else total
@@ -345,7 +345,7 @@ class Running(ByKey):
         return value if total is None else total + value
 
     def _is(self, spec: plan.RunningSpec, oid: int) -> bool:
-        """Whether the argument is of type ``oid``."""
+        """Return whether the argument is of type ``oid``."""
         return spec.argument is not None and self._in_schema[spec.argument].oid == oid
 
     def _result(self, number: int, total: Any) -> Any:
@@ -363,10 +363,10 @@ class Running(ByKey):
             raise RowError("bigint out of range", sqlstate="22003")
         return total
 
-    # -- what was out, and what is now
+    # -- comparison of the old output with the new
 
     def _read_old(self, pages: list[_Page], entries: list[bytes], size: int) -> None:
-        """Read what was out of the rows of each page, or all to the end of the partition."""
+        """Read the old output of each page's rows, or all of it to the end of the partition."""
         active = pages
         while active:
             found = self._out.first_many(
@@ -396,7 +396,7 @@ class Running(ByKey):
         values: list[bytes],
         changes: _Changes,
     ) -> None:
-        """Compare what the page has now with what was out."""
+        """Compare the new output of the page with the old one, and note the changes."""
         part = page.part
         used = self._end(page, entries, values)
         copy, previous = 0, -1
@@ -423,7 +423,7 @@ class Running(ByKey):
             part.done = True
             return
         if used:
-            # What was written just now is not read again.
+            # Do not read again the rows just written.
             part.old_next = max(part.old_next, last + _BEHIND_COPIES)
             part.size = min(part.size * 4, _PAGE_ROWS_MAX)
         else:
@@ -431,7 +431,7 @@ class Running(ByKey):
         part.next = orders[page.rest]
 
     def _end(self, page: _Page, entries: list[bytes], values: list[bytes]) -> int:
-        """How many copies of the page count: behind them all is as it was, if the part is done."""
+        """Return how many leading copies to emit; set ``part.done`` if later rows are unchanged."""
         part = page.part
         begin = 0
         for end in page.ends:
@@ -461,7 +461,7 @@ class Running(ByKey):
         return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
 
     def _read(self, found: list[bytes]) -> tuple[list[list[Any]], list[int]]:
-        """(values of the calls, place) of rows of ``id.out``."""
+        """Return the values of the calls and the places, of rows of ``id.out``."""
         parsed = [_parsed(row) for row in found]
         columns = rows.decode_rows([p[2] for p in parsed], self._out_types)
         turned = [column.to_pylist() for column in columns]
@@ -470,30 +470,30 @@ class Running(ByKey):
 
 @dataclass(slots=True)
 class _Part:
-    """A partition under way."""
+    """A partition that is being recomputed."""
 
     key: bytes
     first: bytes
     last: bytes
     """First and last entry that the txid touched."""
     next: bytes = b""
-    """Where the next page begins."""
+    """Entry at which the next page begins."""
     old_next: bytes = b""
     old: dict[tuple[bytes, int], tuple[bytes, int, bytes]] = field(default_factory=dict)
-    """(entry, copy) -> (values, place, row of ``id.out``), read and not yet compared."""
+    """Old output: (entry, copy) -> (values, place, row of ``id.out``), not yet compared."""
     place: int = 0
-    """Rows before."""
+    """Number of rows before the next one."""
     sums: list[Any] = field(default_factory=list)
     past: dict[int, deque[Any]] = field(default_factory=dict)
     behind: int = 0
-    """Copies seen behind the last change."""
+    """Number of copies after the last change so far."""
     size: int = field(default_factory=lambda: _PAGE_ROWS)
     done: bool = False
 
 
 @dataclass(slots=True)
 class _Page:
-    """Some entries of a partition: from ``low`` to ``high`` of those read together."""
+    """Some entries of a partition: those from ``low`` to before ``high`` of one read."""
 
     part: _Part
     low: int
@@ -501,16 +501,16 @@ class _Page:
     more: bool
     """Whether entries may follow."""
     copies: list[int] = field(default_factory=list)
-    """Per row that has been run through, its entry."""
+    """Entry of each computed row."""
     places: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Where each peer group ends in ``copies``."""
+    """End of each peer group in ``copies``."""
     rest: int | None = None
-    """The first entry that has not; None: the partition ends here."""
+    """First entry that is not computed; None at the end of the partition."""
 
 
 class _Changes:
-    """Diffs of ``id.out``, and what they mean outside."""
+    """Diffs of ``id.out``, and the output diffs that follow from them."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -519,11 +519,9 @@ class _Changes:
         self._shown: dict[tuple[bytes, bytes], int] = {}
 
     def remove(self, key: bytes, entry: bytes, old: tuple[bytes, int, bytes]) -> None:
-        """Something is not out any more."""
         self._note(key, old[2], -1, (entry, old[0]))
 
     def add(self, key: bytes, entry: bytes, row: bytes, values: bytes) -> None:
-        """Something is out now."""
         self._note(key, row, 1, (entry, values))
 
     def _note(self, key: bytes, row: bytes, weight: int, shown: tuple[bytes, bytes]) -> None:
@@ -533,19 +531,19 @@ class _Changes:
         self._shown[shown] = self._shown.get(shown, 0) + weight
 
     def shown(self) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Entries, values and weights that are not 0."""
+        """Return the entries and values with a weight other than 0, and the weights."""
         kept = [(e, v, w) for (e, v), w in self._shown.items() if w]
         return [e for e, _, _ in kept], [v for _, v, _ in kept], [w for _, _, w in kept]
 
 
 def _packed(entry: bytes, copy: int, values: bytes, place: int) -> bytes:
-    """A row of ``id.out``: entry, number of the copy, values, place, length of the values."""
+    """Return a row of ``id.out``: entry, copy number, values, place, length of the values."""
     tail = _PLACE.pack(place) + _COPY.pack(len(values))
     return entry + _COPY.pack(copy) + values + tail
 
 
 def _parsed(row: bytes) -> tuple[bytes, int, bytes, int]:
-    """(entry, number of the copy, values, place)."""
+    """Return (entry, copy number, values, place) of a row of ``id.out``."""
     end = len(row) - 12
     begin = end - int(_COPY.unpack(row[-4:])[0])
     copy, place = _COPY.unpack(row[begin - 4 : begin])[0], _PLACE.unpack(row[end:-4])[0]
@@ -553,7 +551,7 @@ def _parsed(row: bytes) -> tuple[bytes, int, bytes, int]:
 
 
 def _run_length(copies: list[int], end: int) -> int:
-    """How many copies of one entry end at ``end``."""
+    """Return how many copies of one entry end at ``end``."""
     count = 1
     while count < end and copies[end - 1 - count] == copies[end - 1]:
         count += 1
@@ -561,7 +559,7 @@ def _run_length(copies: list[int], end: int) -> int:
 
 
 def _default(spec: plan.RunningSpec, call: plan.WindowCallSpec) -> Any:
-    """What lag and lead show where there is no such row."""
+    """Return the value of lag and lead without such a row."""
     if spec.default is None:
         return None
     column = text.parse(pa.array([spec.default], pa.string()), call.result.oid)

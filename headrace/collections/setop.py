@@ -14,21 +14,21 @@ from headrace.state.contract import IndexState, StateStore
 Int64s = npt.NDArray[np.int64]
 
 _COUNTED = b""
-"""The row under which the right side counts: of its rows only their number matters."""
+"""Row under which the right side is counted: only the number of its rows matters."""
 
 
 class SetOp(ByKey):
-    """Rows of the left side that the right side also has (intersect), or has not (except).
+    """Rows of the left side that the right side also contains (intersect), or lacks (except).
 
-    Meaning: with l and r the weights of the rows equal to a row on either side, that row comes
+    Meaning: with l and r the weights of the rows equal to a row on either side, the output has it
         min(l, r) times (intersect all), max(l - r, 0) times (except all), else once if l > 0
-        and r > 0 (intersect) or r = 0 (except).  NULLs are equal.  Rows can be equal and look
-        different (1.0 and 1.00): shown are those of the left side that come first by length,
+        and r > 0 (intersect) or r = 0 (except).  NULLs are equal.  Equal rows can differ in
+        representation (1.0 and 1.00): the output has the first ones of the left side by length,
         then bytes.  Negative diffs retract; a negative weight is a bug.
     Shape: left, right of equal column types -> the columns of the left; key: all columns.
     State: ``id.left``: canonical key -> row -> weight; ``id.right``: canonical key -> number of
-        rows.  One entry per different row, whether it is shown or not.
-    Time: emits on TimeEnd only what became different over the whole txid.
+        rows.  One entry per different row, also if it is not in the output.
+    Time: emits on TimeEnd the difference over the whole txid.
     Errors: BugError on a negative weight at a TimeEnd.
     """
 
@@ -71,7 +71,7 @@ class SetOp(ByKey):
         return least(found, wanted.tolist())
 
     def _wanted(self, mine: Int64s, others: Int64s) -> Int64s:
-        """How often rows are in the result, from how often they are on either side."""
+        """Return the rows' multiplicities in the result, from those on either side."""
         if not self._all:
             mine, others = np.minimum(mine, 1), np.minimum(others, 1)
         out: Int64s

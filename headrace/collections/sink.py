@@ -1,4 +1,4 @@
-"""The end of a view's dataflow: what a txid changes in the result table."""
+"""The end of a view's dataflow: the changes of a txid to the result table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace.types import diff_batch
 class Sink(Collection):
     """Consolidated diffs of the view's rows.
 
-    Meaning: the identity; weights of rows equal in every value as shown are summed, zeros dropped
-        (of a population that may show ``repeats``: only if a row is taken back).
+    Meaning: the identity; weights of rows with the same representation are summed, zeros dropped.
+        A population with ``repeats`` is consolidated only if a row is retracted.
     Shape: input -> the same columns.
     State: none (within a txid, its diffs).
     Time: emits on TimeEnd only, so nothing intermediate is ever written (E-18).
@@ -25,7 +25,7 @@ class Sink(Collection):
         super().__init__(node.id, node.schema)
         self._diffs = Diffed(node.schema)
         self.repeats = False
-        """Whether a population may show a row several times: whoever writes them does not mind."""
+        """Whether a population may emit a row several times; the writer accepts that."""
         self._first: list[pa.RecordBatch] = []
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -1,8 +1,8 @@
-"""One canonical order of rows (E-30), shared by memory, store and whatever shows rows.
+"""One canonical order of rows (E-30), shared by memory, store and output.
 
-Rows stand in the order of ORDER BY, then of the canonical key of their other columns, then of their
-bytes.  Where the byte order of keys is Postgres' order, sort keys are bytes that can stand in an
-index; elsewhere Postgres ranks the rows that have to be compared.
+Rows are sorted by ORDER BY, then by the canonical key of their other columns, then by their bytes.
+Where the byte order of keys is Postgres' order, sort keys are bytes that an index can hold;
+elsewhere Postgres ranks the rows to compare.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sorter:
         remote: RemoteEvaluator | None,
     ) -> None:
         self.native: Final = all(item.native for item in order)
-        """Whether ``orders`` can be told without Postgres."""
+        """Whether all items are native, so that ``orders`` can be used."""
         if remote is None and not self.native:
             raise BugError("an order that is not native needs an evaluator")
         self._order = tuple(order)
@@ -57,7 +57,7 @@ class Sorter:
         )
 
     def orders(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
-        """Sort keys, prefix-free; REQUIRES: native."""
+        """Return prefix-free sort keys; REQUIRES: native."""
         parts = []
         for item in self._order:
             column, oid = columns[item.column], self._oids[item.column]
@@ -71,12 +71,12 @@ class Sorter:
         return out
 
     def rests(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
-        """Canonical keys of the columns that are neither sorted nor grouped by."""
+        """Return canonical keys of the columns that are neither sorted nor grouped by."""
         chosen = [columns[i] for i in self._rest]
         return keys_of(chosen, [self._oids[i] for i in self._rest], count)
 
     def ranks(self, columns: Sequence[pa.Array], groups: Int64s) -> list[bytes]:
-        """Sort keys as Postgres ranks the rows within their groups, which stand together."""
+        """Return Postgres' ranks of the rows within their groups; a group's rows are adjacent."""
         assert self._remote is not None, "asked by the constructor"
         chosen = [columns[item.column] for item in self._order]
         ones = np.ones(len(groups), np.int64)

@@ -1,12 +1,12 @@
-"""The rows of one base table, out of its change batches (``kernels/pgoutput.py``).
+"""The rows of one base table, from its change batches (``kernels/pgoutput.py``).
 
-The stream carries, for most tables, only the key of an old row.  So the source keeps the needed
-columns of every row by key: that gives the row to retract, and the values that an UPDATE left
-out because they are stored apart and did not change (TOAST).
+For most tables the stream carries only the key of an old row.  So the source keeps the needed
+columns of every row by key.  It reads there the row to retract, and the unchanged TOAST values that
+an UPDATE leaves out.
 
-Rows that no reader wants (``plan.SourceSpec.wanted``) are not kept.  The planner asks for that only
-where no needed value can be stored apart, or where the stream carries whole old rows: else an
-UPDATE could bring a row into view of which we had never seen some value.
+Rows that no reader wants (``plan.SourceSpec.wanted``) are not kept.  The planner sets ``wanted``
+only if no needed value can be a TOAST value, or if the stream carries whole old rows.  Otherwise an
+UPDATE could make a row wanted although the source has never seen some of its values.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from headrace.types import arrow_type, diff_batch
 
 
 def load_columns(node: plan.SourceSpec) -> tuple[SourceColumn, ...]:
-    """Columns that population reads for ``node``: its output, then key columns not in it."""
+    """Return the columns that population reads for ``node``: its output, then other key columns."""
     have = {column.attnum for column in node.columns}
     return (*node.columns, *(c for c in node.key if c.attnum not in have))
 
 
 def load_batch(node: plan.SourceSpec, columns: list[pa.Array]) -> pa.RecordBatch:
-    """Population rows (in the order of ``load_columns``) as the source takes them."""
+    """Return population rows (in the order of ``load_columns``) as a batch for the source."""
     names = [str(position) for position in range(len(load_columns(node)))]
     if not names:
-        # A record batch without columns has no rows either: they would be lost.
+        # A record batch without columns has no rows, so the rows would be lost.
         raise UnsupportedError(
             f'rows of table "{node.schema_name}"."{node.table_name}" cannot be counted: '
             "no column of it is read"
@@ -51,13 +51,13 @@ def load_batch(node: plan.SourceSpec, columns: list[pa.Array]) -> pa.RecordBatch
 
 
 def _mask(wanted: Program, columns: list[pa.Array], count: int) -> pa.Array:
-    """For which rows all of ``wanted`` is true."""
+    """Return a mask of the rows for which all of ``wanted`` is true."""
     mask = functools.reduce(pc.and_kleene, wanted.run(columns, count))
     return pc.fill_null(mask, fill_value=False) if mask.null_count else mask
 
 
 def only_wanted(node: plan.SourceSpec, columns: list[pa.Array]) -> list[pa.Array]:
-    """Population rows (in ``load_columns`` order) without those that ``node`` does not keep."""
+    """Return the population rows (in ``load_columns`` order) that ``node`` keeps."""
     if not node.wanted or not len(columns[0]):
         return columns
     shown = columns[: len(node.columns)]
@@ -67,31 +67,31 @@ def only_wanted(node: plan.SourceSpec, columns: list[pa.Array]) -> list[pa.Array
 
 @dataclass(slots=True)
 class _Ops:
-    """A change batch with keys, as the replay takes it."""
+    """A change batch with keys, prepared for ``_replay``."""
 
     ops: list[int]
     old_keys: list[bytes | None]
     new_keys: list[bytes | None]
     values: list[pa.Array]
-    """New values per column, typed; unchanged ones that only the old row has are NULL."""
+    """Typed new values per column; NULL for unchanged values that only the old row has."""
     kept: dict[int, np.ndarray]
-    """Per position in ``values``: where the value is that of the old row."""
+    """Index in ``values`` -> mask of the changes whose value is that of the old row."""
     unchanged: list[bool] | None
-    """Where the old row is needed; None if nowhere."""
+    """Flag per change that needs the old row; None if no change does."""
 
 
 class Source(Collection):
     """All rows of a base table.
 
-    Meaning: the multiset of the table's wanted rows, reduced to the needed columns.  Ops are
-        carried out in stream order; what an op sequence leaves as it was yields no diff.  Input is
-        no diff batch, so there are no negative weights.
+    Meaning: the multiset of the table's wanted rows, reduced to the needed columns.  Changes are
+        applied in stream order; a row that they leave as it was yields no diff.  Input is not a
+        diff batch, so there are no negative weights.
     Shape: change batch (or population rows) -> ``columns``; key: the table's.
     State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
         the needed columns of the wanted rows.
     Time: emits on apply.
-    Errors: StructureChanged when a needed column has no number in the batch; DefiniteFailure when
-        the replica identity changed; BugError when the stream does not fit the rows kept.
+    Errors: StructureChanged when the batch lacks the number of a needed column; DefiniteFailure
+        when the replica identity changed; BugError when the stream contradicts the stored rows.
     """
 
     begins = True
@@ -110,7 +110,7 @@ class Source(Collection):
         self._apart = {f"u:{c.attnum}" for c in self._load_columns}
         self._wanted = Program(node.wanted, None) if node.wanted else None
         self.made: TableChanges | None = None
-        """What others have made of the change batch that comes next."""
+        """Cached columns and keys of the next change batch, shared with other views."""
         self._state: MapState
 
     def open(self, store: StateStore) -> None:
@@ -123,7 +123,7 @@ class Source(Collection):
         return f"Source {self._table} ({names})"
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """A change batch (it starts with ``__op``), or population rows of ``load_batch``."""
+        """Process a change batch (it starts with ``__op``), or rows of ``load_batch``."""
         if batch.schema.get_field_index("__op") != 0:
             return self._load(batch)
         late = batch.column("__lsn").to_numpy() >= self._start_lsn
@@ -136,10 +136,7 @@ class Source(Collection):
         return self._apply_keyed(batch)
 
     def reached(self, changes: TableChanges) -> bool:
-        """Whether a change batch concerns a row that is kept or wanted; if not, it changes nothing.
-
-        A quick look.  In doubt, also about what is an error, it does.
-        """
+        """Return whether a change batch may concern a row that is kept or wanted; True in doubt."""
         node, names = self._node, changes.names
         if self._wanted is None or node.full_identity:
             return True
@@ -209,7 +206,7 @@ class Source(Collection):
     def _check_keys(
         self, ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]
     ) -> None:
-        """Key columns are NOT NULL: a missing key means another replica identity."""
+        """Raise DefiniteFailure if a NOT NULL key is missing: the replica identity has changed."""
         if source.keyless(ops, old_keys, new_keys):
             raise self._identity_changed()
 
@@ -254,7 +251,7 @@ class Source(Collection):
         slots: dict[bytes, int],
         before: list[bytes | None],
     ) -> list[pa.Array]:
-        """``values`` with the unchanged TOAST values taken from the rows kept."""
+        """Return ``values`` with unchanged TOAST values filled in from the stored rows."""
         old_rows: list[bytes] = []
         index = np.full(end - start, -1, np.int64)
         for place in range(start, end):
@@ -280,7 +277,7 @@ class Source(Collection):
             out[position] = pc.if_else(here, old[position].take(take), values[position])
         return out
 
-    # --- changes of a table whose rows are told apart only by their values
+    # --- changes of a table without a key (REPLICA IDENTITY FULL)
 
     def _apply_multiset(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         ops = batch.column("__op").to_numpy()
@@ -342,7 +339,7 @@ class Source(Collection):
         return out
 
     def _emit(self, went: list[bytes], new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
-        """Retractions of ``went``, then ``came`` new rows."""
+        """Return retractions of ``went``, then ``came`` new rows."""
         if not went and not came:
             return []
         if not self._types:

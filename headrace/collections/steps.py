@@ -1,8 +1,8 @@
 """Filter and map as steps over one batch, which ``chain`` runs.
 
-A step whose expression may fail on a row is never tried on a row that no commit ever showed: a
-transaction that changes two tables passes, inside a txid, through combinations of old and new
-rows that exist nowhere.  So such a chain consolidates its input and runs at the TimeEnd.
+An expression that may fail on a row must not run on a row that no commit showed.  Inside a txid,
+a transaction that changes two tables produces combinations of old and new rows that never
+existed.  So a chain with such a step consolidates its input and runs at the TimeEnd.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from headrace.types import Schema, arrow_schema
 
 _VALUE_CHARACTERS_MAX: Final = 64
 _ORDER_ROWS: Final = 10_000
-"""After so many rows predicates are put in order again."""
+"""Number of rows after which predicates are reordered."""
 
 
 def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:
-    """Columns of ``program`` over a diff batch; an error names the row it failed on.
+    """Return the columns of ``program`` over a diff batch; an error names the failing row.
 
     Raises:
         RowError: an expression failed.
@@ -41,7 +41,7 @@ def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:
 
 
 def failed(error: FailingRow, batch: pa.RecordBatch) -> RowError:
-    """``error`` with the row of ``batch`` that it is about."""
+    """Return ``error`` as a RowError that shows the failing row of ``batch``."""
     row = _row_text(batch, error.row)
     detail = f"{error.detail} {row}" if error.detail else row
     return RowError(error.message, detail=detail, sqlstate=error.code)
@@ -58,15 +58,15 @@ def _row_text(batch: pa.RecordBatch, row: int) -> str:
 
 
 def rank(selectivity: float, cost: float) -> float:
-    """How early a test comes among those that commute: the greatest first (A-48).
+    """Return the rank of a test among commuting tests, where the greatest runs first (A-48).
 
-    ``selectivity``: the part of the rows that pass; ``cost``: of a row.
+    ``selectivity``: share of the rows that pass; ``cost``: cost per row.
     """
     return (1 - selectivity) / cost if cost else math.inf
 
 
 class _Test:
-    """A predicate, and what it did with the rows that it was last seen with."""
+    """A predicate with statistics of its recent rows."""
 
     __slots__ = ("passed", "program", "rows", "seconds")
 
@@ -77,19 +77,19 @@ class _Test:
 
     @property
     def rank(self) -> float:
-        """See ``rank``; of one that has not seen a row: it costs what is not known yet."""
+        """``rank`` by the statistics; 0 before the first row, whose cost is unknown."""
         return rank(self.passed / self.rows, self.seconds / self.rows) if self.rows else 0.0
 
     def forget(self) -> None:
-        """What was long ago counts half."""
+        """Reduce the statistics by half, so that older rows count less."""
         self.rows, self.passed, self.seconds = self.rows // 2, self.passed // 2, self.seconds / 2
 
 
 class FilterStep:
     """Rows for which every predicate is true; NULL counts as false.
 
-    Predicates that cannot fail come in the order that costs least, among those beside them; one
-    that can fail sees the rows that it would see in the order of the query.
+    Adjacent predicates that cannot fail run in the cheapest order.  A predicate that can fail
+    sees the same rows as in the order of the query.
     """
 
     def __init__(self, predicates: tuple[Expr, ...], remote: RemoteEvaluator | None) -> None:
@@ -105,7 +105,7 @@ class FilterStep:
         self._left = _ORDER_ROWS
 
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The survivors; each predicate sees only those of the ones before it."""
+        """Return the rows that pass; each predicate sees only rows that passed the earlier ones."""
         self._left -= batch.num_rows
         if self._left <= 0:
             self._order()
@@ -143,7 +143,7 @@ def _passing(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class MapStep:
-    """One output column per expression; weights stay."""
+    """One output column per expression; weights are unchanged."""
 
     def __init__(
         self, expressions: tuple[Expr, ...], schema: Schema, remote: RemoteEvaluator | None
@@ -153,7 +153,7 @@ class MapStep:
         self._program = Program(expressions, remote) if expressions else None
 
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """``batch`` with the new columns."""
+        """Return ``batch`` with the new columns."""
         columns: list[pa.Array] = []
         if self._program is not None and batch.num_rows:
             columns = run_program(self._program, batch)
@@ -166,7 +166,7 @@ Step = FilterStep | MapStep
 
 
 def make_step(node: plan.FilterSpec | plan.MapSpec, remote: RemoteEvaluator | None) -> Step:
-    """The step a node describes."""
+    """Return the step of a node."""
     if isinstance(node, plan.FilterSpec):
         return FilterStep(node.predicates, remote)
     return MapStep(node.expressions, node.schema, remote)

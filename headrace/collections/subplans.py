@@ -1,6 +1,6 @@
-"""Parts of plans: which are equal, which may be kept once for several plans, and how they are cut.
+"""Parts of plans: equal parts, parts that several plans may share, and the cut between them.
 
-    plan = own part over feeds     feed = the rows of a subplan that is kept elsewhere
+    plan = own part over feeds     feed = the rows of a shared subplan
 
 Two nodes are equal if they differ only in the names of nodes and columns, and so do their inputs.
 """
@@ -31,10 +31,10 @@ _STATEFUL: Final = (
 
 
 def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
-    """``node`` with the inputs that stand in for its own."""
+    """Return ``node`` with its inputs replaced as in ``names``."""
     wanted = tuple(names.get(name, name) for name in p.inputs(node))
     if isinstance(node, p.RecursiveSpec):
-        # Its step may read one node under two names, which now are one.
+        # Its step may read one node under two names, which are now the same.
         wanted = (wanted[0], *dict.fromkeys(wanted[1:]))
     if wanted == p.inputs(node):
         return node
@@ -59,12 +59,12 @@ def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
 
 
 def meaning(node: p.Node) -> str:
-    """What a node computes of its inputs, as text without what names it and its columns."""
+    """Return the computation of a node as text, without its name and those of its columns."""
     return json.dumps(_meaning(p.to_json(node)), sort_keys=True)
 
 
 def _meaning(data: Any, within: str = "") -> Any:
-    """``within``: the kind of the node or value that has ``data``."""
+    """Drop the names from ``data``, a part of a node or value of kind ``within``."""
     if isinstance(data, list):
         return [_meaning(item, within) for item in data]
     if not isinstance(data, dict):
@@ -72,10 +72,10 @@ def _meaning(data: Any, within: str = "") -> Any:
     kind = data["kind"]
     dropped: set[str] = set()
     if not within:
-        # The stream's columns go by number: a table and its columns may have been renamed.
+        # The stream numbers its columns: a table and its columns may have been renamed.
         dropped = {"id", "schema_name", "table_name"}
         if not data.get("start_lsn"):
-            dropped.add("start_lsn")  # signatures are stored: as before there was one
+            dropped.add("start_lsn")  # keeps stored signatures valid
     elif kind in ("Field", "SourceColumn"):
         dropped = {"name"}
     elif within == "Fused" and kind in ("Filter", "Map"):
@@ -84,12 +84,12 @@ def _meaning(data: Any, within: str = "") -> Any:
 
 
 def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, str]:
-    """Per node that may be shared: what it and all below it compute, under session ``settings``.
+    """Return a signature per node that may be shared, under session ``settings``.
 
-    Nodes of any two plans are equal if their signatures are.  Left out is what keeps no state worth
-    sharing, and what is not a function of the tables' rows alone: the clock, and groups that show
-    the form of a key in which it came first (1.0 or 1.00) - the form depends on when the view
-    began.
+    Nodes of any two plans are equal if their signatures are.  A node is excluded if it has no state
+    worth sharing, or if it is not a function of the tables' rows alone.  Examples are the clock,
+    and groups that show the first representation of a key (1.0 or 1.00), which depends on when the
+    view was populated.
     """
     names = meanings(whole, settings)
     worth: set[str] = set()
@@ -104,7 +104,7 @@ def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, 
 
 
 def meanings(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, str]:
-    """Per node but the sink: what it and all below it compute, under session ``settings``."""
+    """Return, per node but the sink, a hash of its computation with all nodes below it."""
     names: dict[str, str] = {}
     context = json.dumps(dict(sorted(settings.items())))
     for node in whole.nodes[:-1]:
@@ -127,7 +127,7 @@ def _depends_on_history(node: p.Node, whole: p.PhysicalPlan) -> bool:
 
 
 def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
-    """The plan whose rows are those of a node."""
+    """Return the plan whose result is the rows of a node."""
     needed = _needed(whole, [node_id], ())
     nodes = tuple(n for n in whole.nodes if n.id in needed)
     sink = p.SinkSpec(whole.sink.id, node_id, whole.node(node_id).schema)
@@ -135,7 +135,7 @@ def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
 
 
 def largest(whole: p.PhysicalPlan, wanted: Container[str]) -> list[str]:
-    """The nodes that are ``wanted``, but for those that only such nodes need."""
+    """Return the ``wanted`` nodes that the sink reaches without passing another one."""
     found: list[str] = []
     left = [whole.sink.input]
     seen: set[str] = set()
@@ -152,12 +152,12 @@ def largest(whole: p.PhysicalPlan, wanted: Container[str]) -> list[str]:
 
 
 def needed(whole: p.PhysicalPlan, top: str) -> set[str]:
-    """A node and all that its rows are computed of."""
+    """Return a node and all nodes that its rows are computed from."""
     return _needed(whole, [top], ())
 
 
 def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
-    """The part of a plan that is left when the rows of nodes ``feeds`` come from elsewhere."""
+    """Return the part of a plan that remains when the nodes ``feeds`` become ``FeedSpec``."""
     fed = set(feeds)
     needed = _needed(whole, [whole.sink.id], fed)
     nodes = [
@@ -167,7 +167,7 @@ def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
 
 
 def _needed(whole: p.PhysicalPlan, tops: list[str], fed: Iterable[str]) -> set[str]:
-    """``tops`` and what they are computed of, not beyond ``fed``."""
+    """Return ``tops`` and the nodes that they are computed from, not below ``fed``."""
     needed: set[str] = set()
     stop = set(fed)
     left = list(tops)
@@ -182,17 +182,17 @@ def _needed(whole: p.PhysicalPlan, tops: list[str], fed: Iterable[str]) -> set[s
 
 
 def keeps(part: p.PhysicalPlan, state: str) -> bool:
-    """Whether a state of that name (``id`` or ``id.part``) belongs to a node of ``part``."""
+    """Return whether a state of that name (``id`` or ``id.part``) is of a node of ``part``."""
     return owner(state) in owners(part)
 
 
 def owner(state: str) -> str:
-    """The node that a state of that name belongs to."""
+    """Return the id of the node that a state of that name belongs to."""
     return state.partition(".")[0]
 
 
 def owners(part: p.PhysicalPlan) -> set[str]:
-    """The nodes of ``part`` that may have states, also those within a recursion."""
+    """Return the ids of the nodes that may have states, including those within a recursion."""
     found: set[str] = set()
     for node in part.nodes:
         if not isinstance(node, p.FeedSpec):

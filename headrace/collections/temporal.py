@@ -31,28 +31,28 @@ _COARSE: Final = 16
 """A page of the directory names up to 2^16 buckets, about three days."""
 _PAGES_MAX: Final = 100_000
 _COUNTED_MAX: Final = 20_000
-"""So many rows are looked at to find out whether any changes."""
+"""Maximum number of rows to test in ``crossing``."""
 _BIAS: Final = 1 << 63
 _NOW: Final = b"now"
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Temporal(base.Collection):
-    """Each row, and beside it how it compares with the clock.
+    """Each row with the results of its comparisons with the clock.
 
-    Meaning: at instant T the rows of the input with one boolean column more per test, the test
-        with T for now().  As T passes, rows whose tests change are retracted and sent anew.
-        T is the instant that the batch's record carries, never before the one of the batch
-        before: the same txid has the same T however often it is replayed.
-    Shape: input -> input columns, then the tests.  Key: none; any division of the rows will do.
-    State: ``id``: per test the rows by the value that they are compared by, in buckets, that
-        value before each row; ``id.pages``: which buckets there are, and how many rows in each;
-        ``id.clock``: T, and per test the value from which on rows are kept: those that the bound
-        has left behind for good (``TimeTest.slack``) are not.
-    Time: holds the txid's diffs until TimeEnd.  A test is a function of how the row's ``key``
-        stands to ``bound``(T), so only rows between the bounds of the T before and of this T,
-        both included, can change.  That holds of any function of the clock, monotone or not (a
-        month before the 31st and before the 30th may be the same day).
+    Meaning: at timestamp T the rows of the input with one more boolean column per test, the test
+        with T for now().  As T advances, rows whose tests change are retracted and sent again.
+        T is the timestamp in the batch's record, never less than that of the previous batch.
+        So a replay of a txid has the same T.
+    Shape: input -> input columns, then the tests.  Key: none; rows may be partitioned in any way.
+    State: ``id``: per test the rows in buckets of the compared value, each prefixed with that
+        value; ``id.pages``: the buckets, and the number of rows in each; ``id.clock``: T, and per
+        test the least value whose rows are kept.  Rows that the bound has passed for good
+        (``TimeTestSpec.slack``) are removed.
+    Time: holds the txid's diffs until TimeEnd.  A test depends only on the order of the row's
+        ``key`` and ``bound``(T), so only rows between the previous and the new bound, both
+        included, can change.  That is true for any function of the clock, monotone or not (a month
+        before the 31st and before the 30th may be the same day).
     Errors: RowError when key, bound or test fails.
     """
 
@@ -63,7 +63,7 @@ class Temporal(base.Collection):
     ) -> None:
         super().__init__(node.id, node.schema)
         self.instant = 0
-        """Set by the driver before a txid: microseconds since 2000-01-01 UTC."""
+        """Timestamp set by the driver before a txid: microseconds since 2000-01-01 UTC."""
         self._tests = node.tests
         self._in_schema = in_schema
         self._clocked = arrow_schema((*in_schema, _CLOCK))
@@ -72,7 +72,7 @@ class Temporal(base.Collection):
         self._bounds = Program([t.bound for t in node.tests], remote)
         self._held = base.Diffed(in_schema)
         self._first: list[int] | None = None
-        """``_limits`` of the first contents."""
+        """``_limits`` during population."""
         self._rows: IndexState
         self._pages: IndexState
         self._clock: MapState
@@ -89,12 +89,12 @@ class Temporal(base.Collection):
 
     @property
     def now(self) -> int | None:
-        """The instant of its output; None before the first."""
+        """The timestamp of its output; None before the first txid."""
         [value] = self._clock.get_many([_NOW])
         return None if value is None else int(_INSTANT.unpack_from(value)[0])
 
     def _limits(self) -> list[int]:
-        """Per test the least place of rows that are kept."""
+        """Return per test the least position of rows that are kept."""
         [value] = self._clock.get_many([_NOW])
         if value is None:
             return self._passed(self.instant, [0] * len(self._tests))
@@ -102,7 +102,7 @@ class Temporal(base.Collection):
         return kept or [0] * len(self._tests)
 
     def _passed(self, instant: int, before: list[int]) -> list[int]:
-        """``_limits`` at ``instant``; they never go back."""
+        """Return ``_limits`` at ``instant``; they never decrease."""
         if all(test.slack is None for test in self._tests):
             return before
         bounds = self._bounds.run([pa.array([instant], pa.int64())], 1)
@@ -116,14 +116,14 @@ class Temporal(base.Collection):
         return out
 
     def near(self, instant: int) -> int:
-        """How many rows stand between the bounds of now and of ``instant``."""
+        """Return how many rows are between the bounds of ``now`` and of ``instant``."""
         now = self.now
         if now is None or instant <= now:
             return 0
         return sum(self._count(*move) for move in self._moves(now, instant))
 
     def crossing(self, instant: int) -> int:
-        """How many rows would change were it ``instant`` now; ``near`` if very many are near."""
+        """Return how many rows would change at ``instant``; ``near`` if that is large."""
         near = self.near(instant)
         now = self.now
         if not 0 < near <= _COUNTED_MAX or now is None:
@@ -155,7 +155,7 @@ class Temporal(base.Collection):
         return out
 
     def _leave_behind(self, before: list[int], now: int) -> list[int]:
-        """Make ``now`` the instant; the rows that can change no more go out of the state."""
+        """Store ``now`` as the timestamp, and remove rows that can no longer change."""
         limits = self._passed(now, before)
         for number, (old, new) in enumerate(zip(before, limits, strict=True)):
             if 0 < old < new:
@@ -165,7 +165,7 @@ class Temporal(base.Collection):
         return limits
 
     def _forget(self, number: int, first: int, end: int) -> None:
-        """Remove the rows that stand from ``first`` to before ``end``."""
+        """Remove the rows at positions from ``first`` to before ``end``."""
         names = [n for n, _ in self._buckets(number, first, end, ranged=True)]
         at, stamped, weights = self._rows.scan_many(names)
         limit = _PLACE.pack(end)
@@ -176,7 +176,7 @@ class Temporal(base.Collection):
         self._pages.add_many([_page(name) for name in buckets], buckets, counts)
 
     def _pass(self, before: int, now: int) -> list[pa.RecordBatch]:
-        """Diffs of the rows that stand otherwise to ``now`` than to ``before``."""
+        """Return the diffs of the rows whose tests differ between ``before`` and ``now``."""
         found: dict[bytes, int] = {}
         for move in self._moves(before, now):
             found |= self._between(*move)
@@ -204,7 +204,7 @@ class Temporal(base.Collection):
         return out
 
     def _enter(self, batch: pa.RecordBatch, now: int, limits: list[int]) -> list[pa.RecordBatch]:
-        """Take up diffs of the input; only rows from ``limits`` on are kept."""
+        """Return diffs of the input with their tests; store the rows from ``limits`` on."""
         columns, weights = base.columns_of(batch), base.weights_of(batch)
         encoded = base.encode(columns, batch.num_rows)
         keys = self._keys.run(columns, batch.num_rows)
@@ -221,7 +221,7 @@ class Temporal(base.Collection):
         return base.cut(self._wide(batch, self._stand(batch, now)))
 
     def _stand(self, batch: pa.RecordBatch, instant: int) -> list[pa.Array]:
-        """The tests of the rows at ``instant``."""
+        """Return the test columns of the rows at ``instant``."""
         n = batch.num_rows
         clock = pa.repeat(pa.scalar(instant, pa.int64()), n)
         clocked = pa.RecordBatch.from_arrays(
@@ -233,12 +233,12 @@ class Temporal(base.Collection):
         columns = [*base.columns_of(batch), *tests, batch.columns[-1]]
         return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.schema))
 
-    # --- where rows are kept
+    # --- positions and buckets of rows
 
     def _places(self, values: list[pa.Array]) -> Iterable[list[int | None]]:
-        """Per test where each value stands in the order of values; None for NULL.
+        """Yield per test the position of each value in their order; None for NULL.
 
-        Without an order: a number that equal values have in common.
+        For a type without an order, the position is a hash of the value.
         """
         for test, column in zip(self._tests, values, strict=True):
             if test.ordered:
@@ -248,7 +248,7 @@ class Temporal(base.Collection):
                 yield [None if k is None else _hashed(k) for k in keys]
 
     def _moves(self, before: int, now: int) -> Iterable[tuple[int, int, int]]:
-        """(test, first, last) of each test whose bound has moved: from where, to where."""
+        """Yield (test, first, last) for each test whose bound has moved: the range it passed."""
         clock = [pa.array([before, now], pa.int64())]
         bounds = self._bounds.run(clock, 2)
         moved = [
@@ -265,7 +265,7 @@ class Temporal(base.Collection):
                 yield number, min(first, last), max(first, last)
 
     def _between(self, number: int, first: int, last: int) -> dict[bytes, int]:
-        """Rows that stand from ``first`` to ``last``, or at one of them."""
+        """Return the rows from ``first`` to ``last``; if not ``ranged``, only those at the ends."""
         ranged = self._tests[number].ranged
         names = [n for n, _ in self._buckets(number, first, last, ranged=ranged)]
         _, stamped, weights = self._rows.scan_many(names)
@@ -277,7 +277,7 @@ class Temporal(base.Collection):
         }
 
     def _count(self, number: int, first: int, last: int) -> int:
-        """How many rows ``_between`` would give, rows that are equal counted one by one."""
+        """Return how many rows ``_between`` would find, equal rows counted one by one."""
         ends = {self._bucket(number, first), self._bucket(number, last)}
         ranged = self._tests[number].ranged
         inside = sum(
@@ -294,7 +294,7 @@ class Temporal(base.Collection):
         )
 
     def _bucket(self, number: int, place: int) -> bytes:
-        """The bucket of a place: values close to each other, a day, or a value of its own."""
+        """Return the bucket of a position: a range of values, a day, or one value."""
         test = self._tests[number]
         fine = test.ordered and test.oid != DATE
         return _AT.pack(number, place >> _FINE if fine else place)
@@ -302,9 +302,9 @@ class Temporal(base.Collection):
     def _buckets(
         self, number: int, first: int, last: int, *, ranged: bool
     ) -> list[tuple[bytes, int]]:
-        """Buckets of places from ``first`` to ``last`` (not ``ranged``: of these two only).
+        """Return the buckets from ``first`` to ``last``, and the number of rows in each.
 
-        And how many rows are in each.
+        If not ``ranged``, return the buckets of these two positions only.
         """
         low, high = self._bucket(number, first), self._bucket(number, last)
         if not (ranged and self._tests[number].ordered):
@@ -328,7 +328,7 @@ class Temporal(base.Collection):
 
 
 def _shifted(value: int | None, test: plan.TimeTestSpec) -> int | None:
-    """``value`` moved by the test's shift; infinity stays."""
+    """Return ``value`` plus the test's shift; infinity stays."""
     edges = (-(1 << 31), (1 << 31) - 1) if test.oid == DATE else (_LEAST, _MOST)
     if value is None or value in edges:
         return value
@@ -336,11 +336,10 @@ def _shifted(value: int | None, test: plan.TimeTestSpec) -> int | None:
 
 
 def _hashed(key: bytes) -> int:
-    """A number that only equal keys are likely to have in common."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
 def _page(bucket: bytes) -> bytes:
-    """The page of the directory that names a bucket."""
+    """Return the directory page that lists a bucket."""
     number, place = _AT.unpack(bucket)
     return _AT.pack(number, place >> _COARSE)

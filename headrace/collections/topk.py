@@ -19,28 +19,28 @@ from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_schema, arrow_type
 
 HEAD: Final = "head"
-"""Of the state with the first rows, where the order is not native."""
+"""Suffix of the state with the first rows, if the order is not native."""
 _PAGE_ROWS: Final = 256
-"""Rows read at once beyond the first ones, where ties may go on."""
+"""Rows per read beyond the first ones, to find further ties."""
 
 Ordered = Iterable[tuple[bytes, bytes, int]]
 """(sort key, row, weight > 0) of a group, in order."""
 
 
 class TopK(ByKey):
-    """Of each group the rows from ``offset`` on, ``limit`` of them, in one canonical order.
+    """``limit`` rows of each group from ``offset`` on, in one canonical order.
 
     Meaning: with A's rows of a key in the order of ``sorting`` and each as often as its weight, the
-        rows numbered offset + 1 to offset + limit; ``ties``: and those after them that are equal in
-        ORDER BY to the last.  Without limit the first ``offset`` rows are taken off A.  A negative
-        weight at a TimeEnd is a bug.
+        rows numbered offset + 1 to offset + limit; ``ties``: also later rows equal in ORDER BY to
+        the last.  Without limit: A minus its first ``offset`` rows.  A negative weight at a
+        TimeEnd is a bug.
     Shape: input -> the same columns; key: ``keys``.
     State: native order: ``id``: key -> sort key, tiebreak, row -> weight, of which only the first
         offset + limit are read.  Else ``id``: key -> row -> weight and ``id.head``, the first rows
-        of each group; the whole group is read only when one of those goes.
-    Time: emits on TimeEnd what became different at the front of each touched group; without
-        limit it passes diffs on at once as well.
-    Errors: BugError on a negative weight; RowError or TransientError of Postgres where it ranks.
+        of each group; the whole group is read only when one of these is deleted.
+    Time: emits on TimeEnd the changes at the front of each touched group; without limit it also
+        passes its input on at once.
+    Errors: BugError on a negative weight; RowError or TransientError if Postgres ranks the rows.
     """
 
     words = "ORDER BY with LIMIT"
@@ -95,22 +95,22 @@ class TopK(ByKey):
 
 
 class _Window:
-    """Which rows of an ordered group count."""
+    """The range of rows of an ordered group that count."""
 
     def __init__(self, node: plan.TopKSpec) -> None:
-        # Without limit the first rows are what is taken off, see ``sign``.
+        # Without limit the first rows are subtracted from the input, see ``sign``.
         self._offset = 0 if node.limit is None else node.offset
         self._limit = node.offset if node.limit is None else node.limit
         self._ties = node.ties and node.limit is not None
         self.sign: Final = -1 if node.limit is None else 1
         """Weight of a row that counts."""
         self.needed: Final = self._offset + self._limit if self._limit else 0
-        """Rows of a group that decide, ties aside."""
+        """Number of first rows of a group that determine the result, without ties."""
 
     def cut(self, ordered: Ordered) -> tuple[list[tuple[bytes, int]], int]:
-        """(rows that count with their weights, how many entries decided that).
+        """Return the rows that count with their weights, and the number of entries needed.
 
-        Reads no further than it must.
+        Read no further than these entries.
         """
         out: list[tuple[bytes, int]] = []
         before, used = 0, 0
@@ -133,7 +133,6 @@ class _Window:
         return out, used
 
     def shown(self, groups: Iterable[Ordered]) -> Found:
-        """What each of the groups shows."""
         out = nothing()
         for number, group in enumerate(groups):
             for row, weight in self.cut(group)[0]:
@@ -143,15 +142,15 @@ class _Window:
         return out
 
     def is_open(self, group: list[tuple[bytes, bytes, int]]) -> bool:
-        """Whether entries behind these may count too."""
+        """Return whether entries after these may count too."""
         return self.cut(group)[1] == len(group)
 
 
 class _Front(Protocol):
-    """How the first rows of groups are found."""
+    """Strategy that finds the first rows of groups."""
 
     def open(self, store: StateStore) -> None:
-        """Take its states."""
+        """Open its states in ``store``."""
 
     def add(
         self,
@@ -160,17 +159,17 @@ class _Front(Protocol):
         encoded: list[bytes],
         weights: list[int],
     ) -> None:
-        """Take up diffs."""
+        """Add diffs to the state."""
 
     def before(self, keys: list[bytes]) -> Found:
         """See ``ByKey``."""
 
     def advance(self, keys: list[bytes], before: Found) -> Found:
-        """By what ``keys`` show something different since ``before``."""
+        """Return the difference of the output of ``keys`` since ``before``."""
 
 
 class _Sorted:
-    """Rows in an index that stands in their order."""
+    """Rows in an index that is sorted in their order."""
 
     def __init__(self, node: plan.TopKSpec, sorter: Sorter, window: _Window) -> None:
         self._id = node.id
@@ -180,7 +179,6 @@ class _Sorted:
         self._state: IndexState
 
     def open(self, store: StateStore) -> None:
-        """See ``_Front``."""
         self._state = store.index(self._id)
 
     def add(
@@ -190,7 +188,6 @@ class _Sorted:
         encoded: list[bytes],
         weights: list[int],
     ) -> None:
-        """See ``_Front``."""
         count = len(keys)
         entries = order.entries(
             self._sorter.orders(columns, count), self._sorter.rests(columns, count), encoded
@@ -198,15 +195,14 @@ class _Sorted:
         self._state.add_many(keys, entries, weights)
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``_Front``: what counts in each group."""
+        """See ``_Front``: return the rows that count in each group."""
         return self._window.shown(self._heads(keys) if self._window.needed else [])
 
     def advance(self, keys: list[bytes], before: Found) -> Found:
-        """See ``_Front``."""
         return difference(before, self.before(keys))
 
     def _heads(self, keys: list[bytes]) -> list[list[tuple[bytes, bytes, int]]]:
-        """The entries of each group that decide, in order (a few more do no harm)."""
+        """Return, in order, at least the entries of each group that determine the result."""
         out: list[list[tuple[bytes, bytes, int]]] = [[] for _ in keys]
         going = list(range(len(keys)))
         starts: list[bytes] | None = None
@@ -222,7 +218,7 @@ class _Sorted:
                 sizes[place] = sizes.get(place, 0) + 1
             if not self._ties:
                 break
-            # A full page may end among the ties.
+            # A full page may end within the ties.
             more = [
                 place
                 for place, size in sizes.items()
@@ -235,7 +231,7 @@ class _Sorted:
 
 
 class _Ranked:
-    """Rows of groups in no order; Postgres ranks those that may be the first ones."""
+    """Unordered rows of groups; Postgres ranks those that may be among the first."""
 
     def __init__(self, node: plan.TopKSpec, sorter: Sorter, window: _Window) -> None:
         self._id = node.id
@@ -247,7 +243,6 @@ class _Ranked:
         self._head: IndexState
 
     def open(self, store: StateStore) -> None:
-        """See ``_Front``."""
         self._state = store.index(self._id)
         self._head = store.index(f"{self._id}.{HEAD}")
 
@@ -258,18 +253,16 @@ class _Ranked:
         encoded: list[bytes],
         weights: list[int],
     ) -> None:
-        """See ``_Front``."""
         self._state.add_many(keys, encoded, weights)
         for key, row, weight in zip(keys, encoded, weights, strict=True):
             changed = self._changed.setdefault(key, {})
             changed[row] = changed.get(row, 0) + weight
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``_Front``: the first rows of each group are in the state."""
+        """See ``_Front``: the state contains the first rows of each group."""
         return nothing()
 
     def advance(self, keys: list[bytes], before: Found) -> Found:
-        """See ``_Front``."""
         changed = [self._changed.pop(key) for key in keys]
         if not self._window.needed:
             return nothing()
@@ -291,7 +284,7 @@ class _Ranked:
     def _candidates(
         self, keys: list[bytes], old: list[dict[bytes, int]], changed: list[dict[bytes, int]]
     ) -> list[dict[bytes, int]]:
-        """Rows of each group among which its first ones are, from what has changed."""
+        """Return rows of each group that include its first ones, from the changes."""
         out: list[dict[bytes, int]] = []
         whole: list[int] = []
         for i, (head, diff) in enumerate(zip(old, changed, strict=True)):
@@ -304,7 +297,7 @@ class _Ranked:
             full = sum(head.values()) >= self._window.needed
             for row, weight in diff.items():
                 if weight < 0 and full:
-                    continue  # behind the first ones, now as before
+                    continue  # not among the first ones, before and after
                 merged[row] = merged.get(row, 0) + weight
             out.append({row: weight for row, weight in merged.items() if weight})
         read = _by_key(self._state.scan_many([keys[i] for i in whole]), len(whole))
@@ -315,7 +308,7 @@ class _Ranked:
     def _ordered(
         self, old: list[dict[bytes, int]], new: list[dict[bytes, int]]
     ) -> list[list[tuple[bytes, bytes]]]:
-        """(sort key, row) of the rows of each group, in order."""
+        """Return (sort key, row) of the rows of each group, in order."""
         wanted: list[bytes] = []
         sizes: list[int] = []
         for before, after in zip(old, new, strict=True):
@@ -343,7 +336,7 @@ class _Ranked:
 def _present(
     ordered: list[list[tuple[bytes, bytes]]], groups: list[dict[bytes, int]]
 ) -> list[list[tuple[bytes, bytes, int]]]:
-    """The rows of each group, in order, that are in it."""
+    """Return the ordered rows that are in each group, with their weights."""
     return [
         [(rank, row, weights[row]) for rank, row in order if row in weights]
         for order, weights in zip(ordered, groups, strict=True)

@@ -22,15 +22,15 @@ from headrace.types import Schema, arrow_type
 
 
 class Window(ByKey):
-    """Each row beside the values of window functions.
+    """Each row with the values of window functions, computed by Postgres.
 
     Meaning: Window(A) = {(row, values of the calls at that row) : each row of A as often as its
-        weight}; the values are those over the rows of A in the row's partition.  Peers stand in the
+        weight}; the values are computed over the rows of A in the row's partition.  Peers have the
         order of ``sorting``.  A negative weight at a TimeEnd is a bug.
     Shape: input -> its columns, one per call; key: ``keys``.
-    State: ``id``: key -> row -> weight; ``id.out``: key -> row, values -> weight, what is out.
-    Time: emits on TimeEnd, per touched partition, what became different; reads all of it.
-    Errors: BugError on a negative weight; RowError or TransientError of Postgres, which computes.
+    State: ``id``: key -> row -> weight; ``id.out``: key -> row, values -> weight, the output.
+    Time: emits on TimeEnd the difference of each touched partition, which it reads whole.
+    Errors: BugError on a negative weight; RowError or TransientError of Postgres.
     """
 
     words = "a window function"
@@ -65,7 +65,7 @@ class Window(ByKey):
         self._out: IndexState
 
     def _number(self, column: int) -> int:
-        """Number of the argument that column ``column`` is."""
+        """Return the argument number of input column ``column``."""
         return self._places.index(column) + 1
 
     def _sql(self, call: plan.WindowCallSpec) -> str:
@@ -92,7 +92,7 @@ class Window(ByKey):
         self._state.add_many(keys, encoded, weights_of(batch))
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``ByKey``: the state knows what is out."""
+        """See ``ByKey``: the state contains the output."""
         return nothing()
 
     def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:

@@ -1,10 +1,10 @@
-"""What users have made of a result table: who may read it, and its indexes.
+"""Grants and indexes that users added to a result table, for a table that is created again.
 
-A table that was dropped takes that along, so it is written down while the table is there, and a
-table that is made again gets it.  Roles are known by OID and name: a new role of an old name gets
-nothing, nor does another one in a database that was dumped and restored elsewhere.
-Indexes are those that ``create_index`` would make, of built-in things only, for they are made with
-our rights.  What else somebody did to the table (other rights, comments, storage) is not known.
+Dropping a table drops them too, so they are recorded while the table exists.  Roles are identified
+by OID and name: a new role of an old name gets no grant, nor does a role in a database that was
+dumped and restored elsewhere.
+Indexes are those that ``create_index`` would create, from built-in objects only, because they are
+created with our rights.  Other changes by users (other rights, comments, storage) are not recorded.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SELECT FROM pg_catalog.pg_index i WHERE i.indexrelid = %(index)s::regclass
 
 @dataclass(frozen=True, slots=True)
 class KeptOfTable:
-    """What is known of one result table."""
+    """Recorded grants and indexes of one result table."""
 
     known: bool = False
     readers: tuple[tuple[int, str | None, bool], ...] = ()
-    """Roles that may select (0: all), and whether they may pass it on."""
+    """OID (0: PUBLIC) and name of the roles with SELECT, and whether they have GRANT OPTION."""
     indexes: tuple[tuple[str, str], ...] = ()
-    """Name, and what follows the table's name in CREATE INDEX."""
+    """Name of the index, and the text after the table's name in CREATE INDEX."""
 
     @classmethod
     def of(cls, data: dict[str, Any] | None) -> Self:
-        """That of the catalog; None: nothing is known."""
+        """Read the record from the catalog's JSON; None: nothing is known."""
         if data is None:
             return cls()
         return cls(
@@ -52,7 +52,7 @@ class KeptOfTable:
         )
 
     def restore(self, conn: Connection, schema: str, name: str) -> None:
-        """Give it to a new and empty table; what is not possible any more is left out."""
+        """Apply the record to a new and empty table; skip and log parts that fail."""
         table = sql.Identifier(schema, name)
         for role, called, passes in self.readers:
             _grant(conn, table, role, called, passes=passes)

@@ -1,11 +1,10 @@
-"""Changes of a table with a key: which rows stay, with other values.
+"""Changes of a table with a key: old and new rows with equal keys are paired into updates.
 
-A row whose key stays is updated where it stands, so that what refers to it, a foreign key above
-all, does not see it go.
+An update keeps the row in place, so that references to it, above all foreign keys, stay valid.
 
-* Invariant: rows that are paired have equal keys.  Where a type's equality is not known here, equal
-  means identical: then a row may go and come again, which is right too, and holds at each
-  statement.
+* Invariant: paired rows have equal keys.  Where a type's equality is unknown here, equal means
+  identical.  Then a row may be deleted and inserted again, which is also correct, and the key
+  holds after each statement.
 """
 
 from __future__ import annotations
@@ -52,27 +51,27 @@ _CANONICAL: Final = frozenset(
         *(DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, TEXT, VARCHAR, BPCHAR),
     }
 )
-"""Types of which ``encode_keys`` tells equal values; of no collation fewer than Postgres does."""
+"""Types whose values are equal if their ``encode_keys`` are; a collation may make more equal."""
 
 
 _VARIANTS_MAX: Final = 4
-"""Sets of columns that a table has statements for; with others all are set."""
+"""Maximum sets of columns with a cached statement per table; other updates set all columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedChanges:
-    """Places of rows in the diffs of a view."""
+    """Positions of rows in the diffs of a view."""
 
     old: Places
-    """Rows that become those of ``new``, one by one."""
+    """Rows to update to the rows ``new``, one to one."""
     new: Places
     gone: Places
     come: Places
 
 
 def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedChanges]:
-    """The weights of ``diffs``, and what their rows mean to the table."""
-    # By place: a view may have a column of that name.
+    """Return the weights of ``diffs``, and the changes to the table."""
+    # By position, because a view may have a column of that name.
     weights = diffs.column(len(target.schema)).to_numpy()
     gone, come = np.flatnonzero(weights < 0), np.flatnonzero(weights > 0)
     if target.key and len(gone) and len(come):
@@ -84,15 +83,15 @@ def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedCh
 def _paired(
     target: ResultTable, diffs: pa.RecordBatch, weights: Places, gone: Places, come: Places
 ) -> KeyedChanges:
-    """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
+    """Pair the rows of ``gone`` and ``come`` with equal keys; each is in ``diffs`` once."""
     single = len(gone) == len(come) == 1 and (weights[gone[0]], weights[come[0]]) == (-1, 1)
     if single and _alike(target, diffs, int(gone[0]), int(come[0])):
-        # It needs no groups, which cost more than all the rest.
+        # Fast path without grouping, which costs more than everything else.
         return KeyedChanges(gone, come, gone[:0], come[:0])
     ids, count = _numbers(target, diffs)
     old, new = _first(ids, gone, count), _first(ids, come, count)
     both = np.flatnonzero((old >= 0) & (new >= 0))
-    # Of copies of a row no key is left that could stay: let the table say so.
+    # Copies of a row cannot have a key: do not pair them, so that the table reports the error.
     both = both[(weights[old[both]] == -1) & (weights[new[both]] == 1)]
     old, new = old[both], new[both]
     return KeyedChanges(
@@ -104,7 +103,7 @@ def _paired(
 
 
 def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
-    """For each row the number of its key, and how many keys there are."""
+    """Return the number of each row's key, and how many keys there are."""
     places = _places(target)
     columns = [diffs.column(i) for i in places]
     oids = [target.schema[i].oid for i in places]
@@ -117,29 +116,28 @@ def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
 
 
 def _places(target: ResultTable) -> list[int]:
-    """Of the key's columns."""
     names = [field.name for field in target.schema]
     return [names.index(name) for name in target.key]
 
 
 def _alike(target: ResultTable, diffs: pa.RecordBatch, one: int, other: int) -> bool:
-    """Whether two rows have the very same values in the key."""
+    """Return whether two rows have identical values in the key."""
     columns = [diffs.column(i) for i in _places(target)]
     return all(c.slice(one, 1).equals(c.slice(other, 1)) for c in columns)
 
 
 def _first(ids: Places, places: Places, count: int) -> Places:
-    """By number the first of ``places`` with it, or -1."""
+    """Return per key number the first of ``places`` with that key, or -1."""
     found = np.full(count, -1, np.int64)
     found[ids[places[::-1]]] = places[::-1]
     return found
 
 
 class Update:
-    """Statements that make new rows of old ones, by which columns get other values.
+    """UPDATE statements of a table, one per set of changed columns.
 
-    Columns that stay as they are in all rows are not set: what is stored apart of a wide value need
-    not be stored again, and fewer values travel.  The old row is compared whole all the same.
+    Columns that no row changes are not set: then TOAST values are not stored again, and fewer
+    values are sent.  The whole old row is compared nevertheless.
     """
 
     def __init__(
@@ -150,7 +148,7 @@ class Update:
         arrays: Arrays,
         equal: Sequence[sql.Composable],
     ) -> None:
-        """``mark``: what each statement begins with; ``equal``: that row ``t`` is the old ``g``."""
+        """Begin statements with ``mark``; ``equal``: conditions that row ``t`` is the old ``g``."""
         self._mark = mark
         self._target = target
         self._names = [a.name for a in found]
@@ -159,7 +157,7 @@ class Update:
         self._made: dict[tuple[int, ...], bytes] = {}
 
     def of(self, diffs: pa.RecordBatch, old: Places, new: Places) -> tuple[bytes, list[str]]:
-        """The statement that makes the rows ``new`` of those at ``old``, and its parameters."""
+        """Return the statement that updates the rows ``old`` to ``new``, and its parameters."""
         before, after = taken(diffs, old), taken(diffs, new)
         every = tuple(range(len(self._names)))
         chosen = every
@@ -202,7 +200,7 @@ class Update:
 
 
 def _identical(one: pa.Array, other: pa.Array) -> bool:
-    """Whether all values are the very same: 0 and -0 are not, NaN and NaN are."""
+    """Return whether all values are identical: 0 and -0 are not, NaN and NaN are."""
     if pa.types.is_floating(one.type):
         whole = pa.int64() if one.type == pa.float64() else pa.int32()
         one, other = one.view(whole), other.view(whole)

@@ -1,7 +1,7 @@
-"""The key of a result table: a primary key, so that Postgres itself keeps it.
+"""The key of a result table: a primary key, so that Postgres itself enforces it.
 
 It has no NULLs, and is not deferrable: foreign keys, ON CONFLICT, ORMs and a replica identity can
-use it.  What is equal is what its index takes for equal, collation and all.
+use it.  Keys are equal if its index treats them as equal, under its collation.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from headrace.types import Field
 
 _PROBE: Final = "headrace_key_probe"
 _COLUMNS_SHOWN: Final = 50
-"""In a hint."""
+"""Maximum number of columns listed in a hint."""
 
 Connection = psycopg.Connection[Any]
 
 
 def chosen(options: Mapping[str, Any], planned: Sequence[str]) -> tuple[str, ...]:
-    """The key of a view's result table: the plan's; plans of before did not say it."""
+    """Return the key of a view's result table: option ``key``, else the planned one."""
     return tuple(options.get("key") or planned)
 
 
 def shown(key: Sequence[str]) -> str:
-    """The key for messages."""
+    """Return the key for messages."""
     return f"({', '.join(key)})"
 
 
 def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
-    """Give the table ``name`` its primary key.
+    """Add the primary key to the table ``name``.
 
     Raises:
-        UserError: with Postgres' SQLSTATE: its rows have no such key (23505, 23502), or its
-            columns cannot have one.
+        UserError: the rows violate the key (23505, 23502), or the columns cannot have one; with
+            Postgres' SQLSTATE.
     """
     statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({}), REPLICA IDENTITY DEFAULT").format(
         name, sql.SQL(", ").join(map(sql.Identifier, key))
@@ -82,13 +82,14 @@ SELECT k.conname FROM pg_catalog.pg_constraint k
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_description d
         WHERE (d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid)
            OR (d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = x.oid))"""
-"""A key that is as ``add`` has made it, so that nobody notices when that is done once more."""
+"""Query for a key as ``add`` created it, which can be dropped and added again unnoticed."""
 
 
 def set_aside(conn: Connection, target: ResultTable) -> bool:
-    """Take away the primary key while rows are written, where nothing hangs on it.
+    """Drop the primary key while rows are written, unless objects depend on it.
 
-    Making it anew (``add``) takes a tenth of the time that entries one by one do.
+    Return whether it was dropped.  Adding it again (``add``) takes a tenth of the time of
+    inserting index entries one by one.
     """
     row = conn.execute(_PLAIN, (target.oid,)).fetchone()
     if row is None:
@@ -105,10 +106,10 @@ def set_aside(conn: Connection, target: ResultTable) -> bool:
 
 
 def drop(conn: Connection, target: ResultTable) -> None:
-    """Take the primary key from a result table that is to have another, or none.
+    """Drop the primary key of a result table that gets another one, or none.
 
     Raises:
-        SinkTableError: somebody's foreign key refers to it.
+        SinkTableError: a user's foreign key refers to it.
     """
     row = conn.execute(
         "SELECT conname FROM pg_catalog.pg_constraint WHERE conrelid = %s AND contype = 'p'",
@@ -136,7 +137,7 @@ def check(conn: Connection, fields: Sequence[Field], key: Sequence[str]) -> None
     """Prove that a table of ``fields`` can have the primary key ``key``, if there is one.
 
     Raises:
-        UserError: as ``add``: there is no such column (42703), or it is no type for a key (42704).
+        UserError: there is no such column (42703), or its type cannot be a key (42704).
     """
     if not key:
         return
@@ -161,7 +162,7 @@ def check(conn: Connection, fields: Sequence[Field], key: Sequence[str]) -> None
 
 
 def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
-    """By column of the key of the table ``oid``: the operator that its index goes by."""
+    """Return the equality operator of the primary key's index, per key column of table ``oid``."""
     rows = conn.execute(
         "SELECT a.attname, n.nspname, o.oprname"
         " FROM pg_catalog.pg_index i"
@@ -184,10 +185,10 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
 def violated(
     shown_table: str, key: Sequence[str], error: psycopg.IntegrityError
 ) -> SinkTableError | None:
-    """What ``error`` in writing a table with a key means to its view.
+    """Return the view's error for ``error``, a constraint violation in its table.
 
-    None: it is not the server that tells of a constraint, but code of somebody's, which raises
-    whatever SQLSTATE it likes.  Everybody may read why a view has stopped, so no value is told.
+    None: the error names no constraint, so it may come from a user's code, which can raise any
+    SQLSTATE.  Every role may read why a view has stopped, so the message contains no values.
     """
     code, diag = error.sqlstate or SinkTableError.sqlstate, error.diag
     detail: str | None = None

@@ -1,9 +1,9 @@
 """A view's small diffs as statements of a pipeline, and the fence before them.
 
-What ``SinkWriter`` knows from answers before it sends the next statement, the server must prove
-here before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or
-not at all, and then a statement fails unless each name is that of its table and each mark as it
-was.  So nothing is written into a table that was altered, and no code that somebody put there runs.
+``SinkWriter`` checks each answer before it sends the next statement.  In a pipeline the server must
+do this check itself (Invariant 1 of writer.py).  The tables are locked at once or not at all.  Then
+a statement fails unless each name still belongs to its table and each mark is unchanged.  So no row
+is written into an altered table, and no user's code in it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.sink.keyed import Places
 from headrace.sink.statements import Statements
 from headrace.sink.table import ResultTable
 
-# A division by zero is no accident here: an error is what keeps the server from going on.
+# The division by zero is intended: only an error keeps the server from going on.
 _FENCE: Final = b"""
 SELECT 1 / CASE WHEN bool_and(
          pg_catalog.to_regclass(u.name)::pg_catalog.oid IS NOT DISTINCT FROM u.oid
@@ -32,17 +32,17 @@ SELECT 1 / CASE WHEN bool_and(
 
 @dataclass(frozen=True, slots=True)
 class QuickWrite:
-    """What is to be done to one table."""
+    """The statements that write one table."""
 
     target: ResultTable
     made: Statements
     statements: Sequence[Sent]
     wanted: Sequence[int]
-    """How many rows each of them has to find."""
+    """Number of rows that each statement must find."""
 
     @classmethod
     def of(cls, target: ResultTable, made: Statements, diffs: pa.RecordBatch) -> Self:
-        """Carry out consolidated ``diffs``, in the order of ``SinkWriter.write``."""
+        """Make the statements for consolidated ``diffs``, in the order of ``SinkWriter.write``."""
         statements: list[Sent] = []
         wanted: list[int] = []
 
@@ -67,12 +67,12 @@ class QuickWrite:
 
 
 def copies(come: Places, weights: Places) -> Places:
-    """The rows ``come`` with their copies, which are rows of their own."""
+    """Return the rows ``come``, each repeated as often as its weight."""
     return come if (weights[come] == 1).all() else np.repeat(come, weights[come])
 
 
 def fence(writes: Sequence[QuickWrite]) -> list[Sent]:
-    """Lock all the tables, and go on only if they are as they were found."""
+    """Return statements that lock the tables, and fail if one was altered."""
     names = [write.made.name for write in writes]
     tables = ", ".join(f"ONLY {name}" for name in names)
     return [

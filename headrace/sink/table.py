@@ -1,9 +1,9 @@
-"""Result tables: making one, its index for deletes, its grants, and its fingerprint.
+"""Result tables: their creation, index for deletes, grants, and fingerprint.
 
 * Invariant 3: the table holds exactly the query's columns.
-* The table belongs to the engine's role; its creator may read it and pass that on (E16).
-* No column is of a domain, but of its base type, and the table is no partition: what these check
-  would run with our rights, and the values have passed a domain where they come from.
+* The table belongs to the engine's role; its creator may read it and grant that to others (E16).
+* A column has the base type of a domain, and the table is not a partition.  Checks of domains and
+  partitions would run with our rights; the source has already checked the values of a domain.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ UNDO: Final = "Undo that, or drop the view and create it again."
 """Hint of an altered result table."""
 _NAME_BYTES_MAX: Final = 63
 _ROOM: Final = " WITH (fillfactor = 90)"
-"""Of a table whose rows are updated: then the first updates of a page need no new index entries
-either (of 100 000 random ones of 100 000 rows 8 % did), for 4 % more space."""
+"""Option of a table whose rows are updated.  The first updates of a page then need no new index
+entries (8 % of 100 000 random updates of 100 000 rows did need some), for 4 % more space."""
 _KEYLESS: Final = "has lost its key"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A result table: where rows of a view go."""
+    """The result table of a view."""
 
     view_id: int
     schema_name: str
@@ -63,17 +63,17 @@ def create(
     keyed: bool = False,
     fields: Sequence[Field] = (),
 ) -> Oid:
-    """Make an empty result table with the names and types of ``query``; returns its OID.
+    """Create an empty result table with the names and types of ``query``; return its OID.
 
-    Runs in the caller's transaction and under the caller's settings (search_path).  The query
-    is analysed with our rights: make it by ``shape``, not of a user's text.
+    The table is created in the caller's transaction, under the caller's settings (search_path).
+    The query is analysed with our rights: use ``shape``, not a user's text.
     ``columns`` renames the columns.
-    ``keyed``: it will get a key (keys.py), which finds its rows and is its identity.
-    ``fields``: what its columns have to be (``prove_types``).
+    ``keyed``: it will get a key (keys.py), which finds its rows and is its replica identity.
+    ``fields``: required columns (``prove_types``).
 
     Raises:
         UnsupportedError: the query has no columns.
-        TransientError: it has others than ``fields``.
+        TransientError: its columns are not ``fields``.
     """
     name = sql.Identifier(schema_name, table_name)
     text = query if isinstance(query, sql.Composable) else sql.SQL(query)
@@ -94,13 +94,13 @@ def create(
         prove_types(conn, oid, fields)
     if not keyed:
         create_hash_index(conn, schema_name, table_name)
-        # Without one it could not be written once somebody publishes it, or all tables.
+        # Without an identity, updates and deletes fail once a user publishes the table.
         conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
     return oid
 
 
 def let_read(conn: Connection, schema_name: str, table_name: str, reader: str) -> None:
-    """Give a role SELECT on a result table, to pass on as it likes."""
+    """Grant a role SELECT on a result table, with GRANT OPTION."""
     conn.execute(
         sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(
             sql.Identifier(schema_name, table_name), sql.Identifier(reader)
@@ -109,7 +109,7 @@ def let_read(conn: Connection, schema_name: str, table_name: str, reader: str) -
 
 
 def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
-    """A query of the types and collations of ``fields`` for ``create``; nothing in it runs."""
+    """Return a query with the types and collations of ``fields``, for ``create``; runs no code."""
     values = [
         sql.SQL("NULL::{} AS {}").format(kind, sql.Identifier(f"a{place}"))
         for place, kind in enumerate(spelled(conn, fields), 1)
@@ -118,7 +118,7 @@ def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
 
 
 def spelled(conn: Connection, fields: Sequence[Field]) -> list[sql.Composed]:
-    """Types of ``fields`` as SQL spells them, each with its collation if that is another."""
+    """Return the types of ``fields`` in SQL, each with its collation if not the default."""
     rows = conn.execute(
         "SELECT pg_catalog.format_type(f.oid, f.typmod),"
         " CASE WHEN f.coll NOT IN (0, t.typcollation) THEN"
@@ -139,16 +139,16 @@ def spelled(conn: Connection, fields: Sequence[Field]) -> list[sql.Composed]:
 
 
 def prove_types(conn: Connection, oid: int, fields: Sequence[Field], *, only: bool = False) -> None:
-    """Raise unless the columns of the table ``oid``, made by ``shape``, are of ``fields``' types.
+    """Raise unless the columns of the table ``oid``, made by ``shape``, have ``fields``' types.
 
-    ``only``: these are not all of its columns.
+    ``only``: check these columns only, not that there are no others.
 
-    A type was named to make them, and the name may have come to be that of another meanwhile: of a
-    domain with a check of its owner's, which would run with our rights at the first row.
-    REQUIRES: nothing was written into it.
+    The columns were created by type name, which may since belong to another type.  This can be a
+    domain with a user's check, which would run with our rights at the first row.
+    REQUIRES: no row was written into the table.
 
     Raises:
-        TransientError: they are of others.
+        TransientError: the columns have other types.
     """
     row = conn.execute(
         "SELECT array_agg(atttypid::bigint ORDER BY attnum) FROM pg_catalog.pg_attribute"
@@ -165,13 +165,13 @@ def prove_types(conn: Connection, oid: int, fields: Sequence[Field], *, only: bo
 
 @dataclass(frozen=True, slots=True)
 class ResultColumn:
-    """A column of a result table as the catalog has it."""
+    """A column of a result table, from the catalog."""
 
     name: str
     type_name: str
     """With typmod, as format_type spells it."""
     array_name: str | None
-    """Name of the array type whose literal carries the values; None: there is none."""
+    """Name of the array type for passing the values as a literal; None: there is none."""
     base_oid: int
     """Type OID, domains resolved."""
     base_name: str
@@ -183,12 +183,12 @@ class ResultColumn:
 
     @property
     def of_domain(self) -> bool:
-        """Whether its values pass the checks of a domain."""
+        """Whether its type is a domain."""
         return self.type_name != self.base_name
 
 
 def attributes(conn: Connection, oid: int) -> list[ResultColumn]:
-    """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
+    """Return the columns in table order; their ``hashable`` is false (see ``hashable``)."""
     return _attributes(conn, [oid]).get(oid, [])
 
 
@@ -223,10 +223,10 @@ def _attributes(conn: Connection, oids: Sequence[int]) -> dict[int, list[ResultC
 
 
 def hashable(conn: Connection, name: sql.Identifier, found: Sequence[ResultColumn]) -> list[bool]:
-    """Which columns of the table ``name`` hash_record_extended can hash: asked per type.
+    """Return, per column of the table ``name``, whether hash_record_extended can hash its type.
 
-    REQUIRES: ``name`` is locked, so it is that of the table's row type; a column's type is not
-    named, for its name may be that of another type by now.
+    REQUIRES: ``name`` is locked, so that it also names the table's row type.  The columns' types
+    are not named, because such a name may by now belong to another type.
     """
     known: dict[str, bool] = {}
     out = []
@@ -248,17 +248,17 @@ def hashable(conn: Connection, name: sql.Identifier, found: Sequence[ResultColum
 
 
 def row_hash(qualifier: str, columns: Sequence[str]) -> sql.Composed:
-    """The indexed expression over ``columns`` of ``qualifier`` (spelt the same everywhere)."""
+    """Return the indexed expression over ``columns`` of ``qualifier``."""
     return sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
         sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
     )
 
 
 def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> None:
-    """The index that finds a row to delete by the hash of its values.
+    """Create the index that finds a row to delete by the hash of its values.
 
-    Columns whose type cannot be hashed are left out; without any there is no index.
-    REQUIRES: the table is locked, or made in this transaction.
+    Columns whose type cannot be hashed are excluded; without other columns there is no index.
+    REQUIRES: the table is locked, or was created in this transaction.
     """
     table = sql.Identifier(schema_name, table_name)
     row = conn.execute(
@@ -281,7 +281,7 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
 
 
 def has_hash_index(conn: Connection, oid: int) -> bool:
-    """Whether the table has the index that ``create_hash_index`` makes."""
+    """Return whether the table has the index of ``create_hash_index``."""
     row = conn.execute(
         "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
         " WHERE i.indrelid = %s AND c.relname = %s)",
@@ -291,7 +291,7 @@ def has_hash_index(conn: Connection, oid: int) -> bool:
 
 
 def drop_hash_index(conn: Connection, schema_name: str, oid: int) -> bool:
-    """Drop it, if it is there; whether it was."""
+    """Drop the hash index if it exists; return whether it did."""
     found = has_hash_index(conn, oid)
     if found:
         conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema_name, index_name(oid))))
@@ -299,17 +299,17 @@ def drop_hash_index(conn: Connection, schema_name: str, oid: int) -> bool:
 
 
 def index_name(oid: int) -> str:
-    """Name of the hash index of the result table ``oid``; never truncated."""
+    """Return the name of the hash index of the result table ``oid``; never truncated."""
     name = f"headrace_row_hash_{oid}"
     assert len(name) <= _NAME_BYTES_MAX, "a fixed prefix and an OID"
     return name
 
 
 def asking_mark(conn: Connection, target: ResultTable) -> sql.Composed:
-    """A statement for whether the name of ``target`` is that of its OID, and its *mark*.
+    """Return a statement that returns whether ``target``'s name has its OID, and its *mark*.
 
-    As long as the mark stays the same, so does what ``check`` looks at; publications apart, and
-    constraints that an index enforces, which cannot change a row.
+    While the mark is unchanged, so is everything that ``check`` reads, except publications and
+    constraints enforced by an index, which cannot change a row.
     """
     return sql.SQL(
         "SELECT pg_catalog.to_regclass({})::pg_catalog.oid"
@@ -324,7 +324,7 @@ def asking_mark(conn: Connection, target: ResultTable) -> sql.Composed:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Whatever may change a result table's meaning behind our back."""
+    """All properties of a result table that users may alter and that affect its contents."""
 
     name: str
     owner: str
@@ -340,11 +340,11 @@ class Fingerprint:
     whole: str | None
     """The table that it is a partition of."""
     key: tuple[str, ...]
-    """Columns of the primary key, if it holds at each statement."""
+    """Columns of the primary key, if it is valid and not deferrable."""
 
 
 def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
-    """Fingerprint of the table ``oid``; None if there is no such table."""
+    """Return the fingerprint of the table ``oid``; None if there is no such table."""
     return _fingerprints(conn, [oid]).get(oid)
 
 
@@ -353,9 +353,9 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
     rows = conn.execute(
         "SELECT c.oid, pg_catalog.format('%%I.%%I', n.nspname, c.relname),"
         " pg_catalog.pg_get_userbyid(c.relowner), c.relkind::text,"
-        # What only keeps rows that a foreign key refers to is none.  Looking for these may run code
-        # of the other table's owner beside ours, so it must be one who has our rights anyway; and
-        # what a foreign key does by itself (CASCADE) would run triggers.
+        # Triggers that only protect rows referenced by a foreign key do not count.  The check for
+        # references may run code of the other table's owner, so that owner must already have our
+        # rights.  Actions of a foreign key (CASCADE) do count, because they would run triggers.
         " ARRAY(SELECT t.tgname::text FROM pg_catalog.pg_trigger t"
         "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D'"
         "          AND NOT (t.tgisinternal AND EXISTS ("
@@ -367,11 +367,11 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
         "        ORDER BY 1),"
         " ARRAY(SELECT r.rulename::text FROM pg_catalog.pg_rewrite r"
         "        WHERE r.ev_class = c.oid ORDER BY 1),"
-        # Since 18 NOT NULL is a constraint too; it is told by the columns.
+        # Since Postgres 18 NOT NULL is a constraint too (type n); it is not counted here.
         " ARRAY(SELECT k.conname::text FROM pg_catalog.pg_constraint k"
         "        WHERE k.conrelid = c.oid AND k.contype NOT IN ('n', 'p') ORDER BY 1),"
         " c.relrowsecurity OR c.relforcerowsecurity,"
-        # Not pg_publication_tables: it fails where a publication is dropped meanwhile.
+        # Not pg_publication_tables: it fails if a publication is dropped at the same time.
         " ARRAY(SELECT p.pubname::text FROM pg_catalog.pg_publication p"
         "        WHERE c.relpersistence = 'p' AND (p.puballtables"
         "           OR EXISTS (SELECT FROM pg_catalog.pg_publication_rel pr"
@@ -423,14 +423,14 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
 def check(
     conn: Connection, target: ResultTable, publication: str | None = None, *, filling: bool = False
 ) -> None:
-    """Prove that the result table is still what ``create`` made, and not in ``publication``.
+    """Check that the result table is still as ``create`` made it, and not in ``publication``.
 
-    ``filling``: it is about to be filled anew, which puts right what is ours
-    (population/replace.py): types of columns, columns and a key that are missing, whether it is
-    logged or published.  What somebody has added stands against that.
+    ``filling``: the table is about to be populated again, which repairs column types, missing
+    columns, a missing key, and whether it is logged or published (population/replace.py).
+    Additions by users remain errors.
 
     Raises:
-        SinkTableError: it is gone, or was altered; the message says how.
+        SinkTableError: the table is gone, or was altered; the message says how.
     """
     found = find_altered(conn, [target], publication, filling=filling)
     if found:
@@ -489,7 +489,7 @@ def _objection(
 
 
 def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
-    """What was made of the table that rows of ``target`` went into."""
+    """Return how the table of ``target`` was altered, for the message; None if it was not."""
     if found.kind != "r":
         return "is no ordinary table"
     if not found.logged and not filling:
