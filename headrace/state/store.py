@@ -20,14 +20,14 @@ class Database(Protocol):
 
     @property
     def disk(self) -> Disk:
-        """Its column families."""
+        """Column families of the database."""
 
     @property
     def schedule(self) -> RegulatorSchedule:
         """The regulator's record of which states are used."""
 
     def demand_rest(self) -> None:
-        """Raise BugError if a checkpoint is under way."""
+        """Raise BugError if a checkpoint is running."""
 
     def forget(self, tiers: Iterable[Tier]) -> None:
         """Forget tiers that are about to be closed."""
