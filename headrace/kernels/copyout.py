@@ -35,7 +35,7 @@ from cython.cimports.libc.string import memcpy
     full=cython.bint,
 )
 def read(get: int, free: int, connection: int, size: int, rows: int) -> tuple[bytes, int]:
-    """Read messages of COPY data up to at least ``size`` bytes or ``rows`` messages.
+    """Read messages of COPY data until there are ``size`` bytes or ``rows`` messages.
 
     ``get``, ``free``: addresses of ``PQgetCopyData`` and ``PQfreemem``.  Returns the bytes, and
     the last result of ``PQgetCopyData``: above 0: there may be more, -1: end, -2: error.

@@ -84,7 +84,7 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
         if data[q] == 58:
             if not _clock_good(data, q, end) or value > _HOURS_MAX:
                 return False
-            micros = _clock(data, q, end, value)  # negated: the least int64 has no positive
+            micros = _clock(data, q, end, value)  # negated, for the least int64
             if not negative:
                 micros = -micros
             break

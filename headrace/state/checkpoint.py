@@ -113,7 +113,7 @@ class RocksCheckpoint:
         finish(disk, self.pace)
 
     def _make_files(self, folder: Path, changes: Iterator[Changed]) -> list[tuple[str, str]]:
-        """Write sorted files of ``changes`` and sync them; returns (column family, file name)."""
+        """Write sorted files of ``changes`` and sync them; return (column family, file name)."""
         with columns.writing():
             folder.mkdir(exist_ok=True)
             made = [
@@ -147,7 +147,7 @@ def finish(disk: Disk, pace: Pace | None = None) -> None:
     """Finish a large checkpoint whose list is durable; nothing happens if there is none.
 
     Raises:
-        StateDamaged: a file of it is gone or damaged.
+        StateDamaged: a file of it is missing or damaged.
     """
     folder = disk.path / _FOLDER
     pace = pace or Pace()

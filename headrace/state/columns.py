@@ -285,7 +285,7 @@ class Groups:
                 self._items = None
 
     def fill(self, into: Any) -> bytes | None:
-        """Load the next pairs into a state map; returns their last key, None at the end."""
+        """Load the next pairs into a state map; return their last key, None at the end."""
         keys, values = self.read(_PAIRS_PER_FILL, _BYTES_PER_FILL)
         if not keys:
             return None

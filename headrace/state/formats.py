@@ -34,7 +34,7 @@ _SHOWN: Final = 20
 
 
 def check(path: Path) -> None:
-    """Check that the state at ``path`` has the current format, which a new one gets.
+    """Check that the state at ``path`` has the current format; record the format of a new one.
 
     Raises:
         OtherFormat: it has another format.

@@ -42,7 +42,7 @@ class Logs:
                 self._since.setdefault(name, self._newest)
 
     def sync(self) -> list[str]:
-        """Sync the log; returns the families to flush, whose entries are removed."""
+        """Sync the log; return the families to flush, and remove their entries."""
         numbers = files.sync_log(self._path)
         with self._lock:
             self._newest = max([self._newest, *numbers])

@@ -81,7 +81,7 @@ class MemoryMap:
         return loaded.pieces(keygroups.physical([*self._entries]), [*self._entries.values()])
 
     def _settle(self) -> None:
-        """Bring what was loaded to the entries."""
+        """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, values in found:
             count = len(self._entries) + len(keys)
@@ -212,7 +212,7 @@ class MemoryIndex:
         return loaded.pieces(found, [one if w == 1 else layout.encode_weight(w) for w in numbers])
 
     def _settle(self) -> None:
-        """Bring what was loaded to the entries."""
+        """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, rows, weights in found:
             self.add_many(keys.strings(), rows.strings(), weights.tolist())

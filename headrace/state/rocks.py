@@ -46,7 +46,7 @@ _BYTES_PER_PIECE: Final = 1 << 20
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 _COPIED_BYTES: Final = columns.MIB
 _COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
-"""Making a column family costs about 0.35 ms for each that is there, copying a MiB 10 ms."""
+"""To make a column family costs about 0.35 ms for each existing one, to copy a MiB 10 ms."""
 
 
 class RocksDatabase:
@@ -230,7 +230,7 @@ class RocksDatabase:
         return sum(tier.map.live_bytes for tier in self._tiers())
 
     def memory(self) -> dict[str, tuple[int, int | None]]:
-        """Return bytes in use and limit (None: no limit) by purpose; from any thread."""
+        """Return bytes in use and limit (None: not known) by purpose; from any thread."""
         maps = [tier.map for store in list(self._stores.values()) for tier in store.listed()]
         live = sum(one.live_bytes for one in maps)
         return {

@@ -154,7 +154,7 @@ class RocksStore:
         return {name: list(place.section(name).pairs()) for name in names}
 
     def forget(self, names: Iterable[str]) -> list[Tier]:
-        """Forget states that are gone from disk; returns their tiers, which are closed.
+        """Forget states that were deleted from disk; close and return their tiers.
 
         REQUIRES: nothing is in flight, and no collection uses these states any more.
         """

@@ -19,7 +19,7 @@ Threads: one writer calls every method but ``changes`` and ``entries``, which ma
 threads at the same time.  Loops run without the interpreter lock, in short slices under a mutex.
 Out of memory is a MemoryError, and each key is either written or not: roll the txid back.
 
-This module works compiled only (raw memory: ``arena``, ``nodes``), though it reads as Python.
+This module works compiled only (raw memory: ``arena``, ``skipnodes``), though it reads as Python.
 """
 
 from __future__ import annotations

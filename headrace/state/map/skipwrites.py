@@ -215,7 +215,7 @@ class Writes(Ends):
         )
 
     def _reserve_writing(self, count: cython.size_t) -> cython.int:
-        """Make room to list every node of a batch, so that its loop cannot fail for it half-way."""
+        """Reserve room to list every node of a batch, so that no loop fails half-way."""
         if self.txids and not reserve(self.writing, count):
             raise MemoryError
         return 0
