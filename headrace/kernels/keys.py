@@ -232,7 +232,6 @@ def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
     i=cython.Py_ssize_t,
 )
 def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
-    """Add the bytes of each row's value to ``sizes[i + 1]``."""
     for i in range(len(valid)):
         if valid[i]:
             sizes[i + 1] += starts[i + 1] - starts[i]

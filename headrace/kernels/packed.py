@@ -147,7 +147,7 @@ def _common(data: memoryview, bounds: memoryview) -> int:
 def _heads(
     data: memoryview, bounds: memoryview, skipped: int, heads: memoryview, groups: memoryview
 ) -> None:
-    """Set ``groups`` to first bytes, ``heads`` to the 8 bytes after ``skipped`` more, as numbers."""
+    """Set ``groups`` to first bytes, ``heads`` to the number after ``skipped`` more bytes."""
     for i in range(len(bounds) - 1):
         p = bounds[i]
         groups[i] = data[p]

@@ -373,7 +373,6 @@ def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
     length=cython.longlong,
 )
 def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> None:
-    """Add the bytes of each row's value to ``sizes[i + 1]``."""
     n = len(valid)
     for i in range(n):
         if valid[i]:

@@ -165,7 +165,6 @@ class Disk:
         self._write(batch, touched, meta, sync=sync)
 
     def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:
-        """Write a batch, of pairs for the families ``touched``, and ``meta``."""
         if meta:
             keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
             touched.add(columns.DEFAULT)

@@ -226,8 +226,8 @@ class Regulator:
 
         ``tiers`` are new, or were used since the last step.
 
-        After a batch that took ``worked_s``, work for up to that long.  A load of the entries that
-        the batch has read from RocksDB costs a third of those reads, and saves the next batch them.
+        After a batch that took ``worked_s``, work for up to that long: to load the entries that it
+        read from RocksDB costs a third of its reads, and the next batch finds them in memory.
         """
         long = _STEP_S_MAX if self.crowded else min(worked_s, _STEP_S_MAX)
         until = clock.monotonic() + max(_STEP_S, long)

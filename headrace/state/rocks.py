@@ -354,7 +354,6 @@ def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None)
 
 
 def _pieces(section: Section) -> Pieces:
-    """Yield all pairs of a state on disk."""
     groups = section.groups(0, layout.GROUPS - 1)
     try:
         while (piece := groups.read(_PAIRS_PER_PIECE, _BYTES_PER_PIECE))[0]:

@@ -535,7 +535,6 @@ class SkipList(Snapshots):
             self.mutex.release()
 
     def _forget(self) -> cython.int:
-        """Free all memory."""
         level: cython.int
         group: cython.int
         self.flights = []
