@@ -1,12 +1,12 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
-"""Exact sums per group over a txid, and the bytes in which a group's numbers are kept.
+"""Exact sums per group over a txid, and the encoding of a group's numbers.
 
-A group has a *slot* (0, 1, …) within a txid; sums of value x weight are gathered per slot and
-handed over as Python integers, which know no overflow.  Nothing is rounded: a float is an integer
-multiple of 2**-1152, a numeric an integer at its own scale.  So taking away what was added
-leaves exactly what was there before.
+A group has a *slot* (0, 1, …) within a txid.  Sums of value x weight are accumulated per slot and
+returned as Python integers, which cannot overflow.  No value is rounded: a float is an integer
+multiple of 2**-1152, a numeric an integer at its own scale.  So subtracting an added value
+restores exactly the previous sum.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _INT8_MIN, _INT8_MAX = -(2**63), 2**63 - 1
 _NAN, _INFINITY = float("nan"), float("inf")
 
 Numbers = list[int]
-"""What is kept of a group: its row count, then the numbers of each aggregate."""
+"""State of a group: its row count, then the numbers of each aggregate."""
 
 _WEIGHTS_MAX: Final = 2**29
 """Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
 
 
 class IntSums:
-    """Per slot the exact sum of 64-bit values times their weights."""
+    """Exact sums per slot of 64-bit values times their weights."""
 
     def __init__(self) -> None:
         self._low = np.zeros(0, np.int64)
@@ -76,7 +76,7 @@ class IntSums:
         self._weights = 0.0
 
     def take(self, slot_count: int) -> list[int]:
-        """The sums of slots 0 … ``slot_count`` - 1."""
+        """Return the sums of slots 0 … ``slot_count`` - 1."""
         low = _grown(self._low, slot_count)[:slot_count].tolist()
         high = _grown(self._high, slot_count)[:slot_count].tolist()
         out = [(top << 32) + rest for top, rest in zip(high, low, strict=True)]
@@ -86,10 +86,10 @@ class IntSums:
 
 
 class FloatSums:
-    """Per slot the exact sum of finite doubles times their weights, in units of 2**-1152.
+    """Exact sums per slot of finite doubles times their weights, in units of 2**-1152.
 
-    A superaccumulator, sparse by exponent: values whose exponents fall into the same 32 share
-    three limbs of 32 bits per slot.
+    A superaccumulator, sparse by exponent: values in the same bucket of 32 exponents share three
+    limbs of 32 bits per slot.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class FloatSums:
                 one.add(slots[chosen], limb, weights[chosen], slot_count)
 
     def take(self, slot_count: int) -> list[int]:
-        """The sums of slots 0 … ``slot_count`` - 1."""
+        """Return the sums of slots 0 … ``slot_count`` - 1."""
         out = [0] * slot_count
         for bucket, sums in self._limbs.items():
             for place, one in enumerate(sums):
@@ -121,7 +121,7 @@ class FloatSums:
 
 
 def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """``mantissas << shifts`` (up to 84 bits) as signed limbs of 32 bits and a bit."""
+    """Split ``mantissas << shifts`` (up to 84 bits) into signed limbs of up to 33 bits."""
     signs = np.sign(mantissas)
     sizes = np.abs(mantissas)
     mask = np.int64(0xFFFFFFFF)
@@ -163,12 +163,12 @@ def _add_split(
         high[slot] += (value >> 32) * weight
 
 
-# --- the bytes of a group's numbers
+# --- encoding of a group's numbers
 
 
 @cython.locals(parts=list, size=cython.Py_ssize_t)
 def encode_numbers(numbers: Sequence[int]) -> bytes:
-    """Any integers as bytes: their number, then per integer its length and its bytes."""
+    """Encode integers of any size: their number, then length and bytes of each."""
     parts = [_sized(len(numbers))]
     for number in numbers:
         if number == 0:
@@ -195,7 +195,7 @@ def _sized(size: int) -> bytes:
     out=list,
 )
 def decode_numbers(data: bytes, at: int) -> tuple[list[int], int]:
-    """Inverse of ``encode_numbers`` from position ``at``; also returns the position after it."""
+    """Decode the output of ``encode_numbers`` at ``at``; also return the position after it."""
     out = []
     count = 0
     for i in range(-1, 2**31 - 1):
@@ -220,9 +220,9 @@ def decode_numbers(data: bytes, at: int) -> tuple[list[int], int]:
 def decode_groups(
     values: Sequence[bytes | None],
 ) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
-    """Numbers, key row and result row of each group's state value (empty and None: no group).
+    """Decode each group's state value into numbers, key row and result row.
 
-    Raises ValueError if a value is of another version.
+    For None, no group, they are [], None and None.  ValueError if a value is of another version.
     """
     all_numbers: list[Numbers] = []
     key_rows: list[bytes | None] = []
@@ -247,7 +247,7 @@ def decode_groups(
 def encode_groups(
     numbers: Sequence[Numbers], key_rows: Sequence[bytes], results: Sequence[bytes | None]
 ) -> list[bytes | None]:
-    """Inverse of ``decode_groups``; a group without result row has no value (None)."""
+    """Encode state values for ``decode_groups``; a group without a result row has None."""
     out: list[bytes | None] = []
     for own, key_row, result in zip(numbers, key_rows, results, strict=True):
         if result is None:
@@ -258,22 +258,22 @@ def encode_groups(
     return out
 
 
-# --- bringing groups forward
+# --- advance groups
 #
-# Each function merges what a txid brought (per group) into one aggregate's numbers: those of
-# group i begin at ``at[i]`` in ``olds[i]`` (which is empty for a new group), and the merged ones
-# are appended to ``news[i]``.
+# Each function merges a txid's changes per group into the numbers of one aggregate.  The old
+# numbers of group i begin at ``at[i]`` in ``olds[i]``, which is empty for a new group.  The merged
+# numbers, listed at the beginning of each docstring, are appended to ``news[i]``.
 
 
 class NegativeError(ArithmeticError):
-    """A value was taken away that had not been there."""
+    """A value was subtracted that had not been added."""
 
 
 @cython.locals(i=cython.Py_ssize_t, old=list)
 def advance_counts(
     olds: list[Numbers], at: list[int], counts: list[int], news: list[Numbers]
 ) -> list[int]:
-    """``[count]``; returns the counts."""
+    """Merge ``[count]``; return the counts."""
     out = []
     for i in range(len(counts)):
         count = counts[i]
@@ -297,7 +297,7 @@ def advance_ints(
     news: list[Numbers],
     kind: int,
 ) -> list[int | str | None]:
-    """``[count, sum]``; returns sums as int8 (``kind`` 0) or numeric (1), or averages (2).
+    """Merge ``[count, sum]``; return sums as int8 (``kind`` 0) or numeric (1), or averages (2).
 
     OverflowError if an int8 does not hold the sum.
     """
@@ -344,10 +344,10 @@ def _average(total: int, scale: int, count: int) -> str:
 def advance_numerics(
     olds: list[Numbers], at: list[int], gathered: list[Numbers], news: list[Numbers], average: bool
 ) -> list[str | None]:
-    """``[entries, NaN, +Inf, -Inf, then per entry scale, count, sum]``; returns sums or averages.
+    """Merge ``[entries, NaN, +Inf, -Inf, then scale, count, sum of each entry]``.
 
-    One entry per display scale that occurs: a sum's scale is the greatest one present.
-    OverflowError if Postgres cannot hold the result.
+    There is one entry for each display scale: a sum has the greatest scale present.  Returns sums
+    or averages.  OverflowError if Postgres cannot represent the result.
     """
     out: list[str | None] = []
     for i in range(len(gathered)):
@@ -416,9 +416,9 @@ def advance_floats(
     news: list[Numbers],
     average: bool,
 ) -> list[float | None]:
-    """``[count, -0.0, NaN, +Inf, -Inf, shift, sum >> shift]``; returns sums or averages.
+    """Merge ``[count, -0.0, NaN, +Inf, -Inf, shift, sum >> shift]``; return sums or averages.
 
-    ``counts`` are the first five, one list each.  OverflowError if the sum is no double.
+    ``counts`` are the first five, one list each.  OverflowError if a double cannot hold the sum.
     """
     out: list[float | None] = []
     for i in range(len(sums)):
@@ -461,7 +461,7 @@ def _float(counts: list[int], total: int, *, average: bool) -> float | None:
 
 
 def join_ordered(orders: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
-    """Rows that sort by ``orders`` (prefix-free), each carrying its value."""
+    """Return rows that sort by ``orders`` (prefix-free) and contain their values."""
     return [
         order + value + len(order).to_bytes(4, "little")
         for order, value in zip(orders, values, strict=True)
@@ -469,6 +469,6 @@ def join_ordered(orders: Sequence[bytes], values: Sequence[bytes]) -> list[bytes
 
 
 def ordered_value(row: bytes) -> bytes:
-    """The value of a row that ``join_ordered`` made."""
+    """Return the value of a row of ``join_ordered``."""
     end = len(row) - 4
     return row[int.from_bytes(row[end:], "little") : end]

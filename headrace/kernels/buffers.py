@@ -1,8 +1,8 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-"""Arrow arrays to flat numpy buffers and back: what every kernel starts and ends with.
+"""Arrow arrays to flat numpy buffers and back, for the inputs and results of all kernels.
 
-Nothing here runs per row in Python.  Slices (a non-zero offset), absent validity bitmaps and
-empty arrays are dealt with once, here, so the kernels see plain contiguous memory.  Kernels get
+No function runs Python code per row.  This module handles slices (a non-zero offset), absent
+validity bitmaps and empty arrays, so that kernels see plain contiguous memory.  Kernels get
 ``memoryview`` objects, not numpy arrays: uncompiled code then reads Python integers, which
 neither wrap nor warn.
 """
@@ -22,7 +22,7 @@ Offsets = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 TEXT_BYTES_MAX: Final = 2**31 - 1
-"""Most bytes that one ``pa.string()`` array can hold (32-bit offsets)."""
+"""Maximum bytes of a ``pa.string()`` array (32-bit offsets)."""
 
 _NUMPY: Final[dict[int, np.dtype[Any]]] = {
     kind.id: np.dtype(found)
@@ -35,7 +35,7 @@ _NUMPY: Final[dict[int, np.dtype[Any]]] = {
         (pa.float64(), np.float64),
     )
 }
-"""By ``DataType.id``: to hash a type takes as long as a small kernel."""
+"""Numpy types by ``DataType.id``: to hash a type takes as long as a small kernel."""
 _TEXTS: Final = frozenset((pa.string().id, pa.binary().id))
 _BOOL: Final = pa.bool_().id
 _ONES: Final = np.ones(1024, np.uint8)
@@ -43,17 +43,17 @@ _ONES.flags.writeable = False
 
 
 def view(array: npt.NDArray[Any]) -> memoryview:
-    """What a kernel takes: the array's memory, read as Python or C integers."""
+    """Return the array's memory as kernels take it, to read as Python or C integers."""
     return memoryview(array)  # type: ignore[arg-type]  # numpy says so only for Python 3.12
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether arrays of ``kind`` have 32-bit offsets and bytes."""
+    """Return whether arrays of ``kind`` have 32-bit offsets and bytes."""
     return kind.id in _TEXTS
 
 
 def dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Numpy type of a fixed-width ``kind`` other than bool; TypeError for any other type."""
+    """Return the numpy type of a fixed-width ``kind`` but bool; TypeError for any other type."""
     found = _NUMPY.get(kind.id)
     if found is None:
         message = f"no kernel for Arrow type {kind}"
@@ -62,12 +62,12 @@ def dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def all_valid(n: int) -> Bytes:
-    """``validity`` of ``n`` rows without NULLs."""
+    """Return the ``validity`` of ``n`` rows without NULLs."""
     return _ONES[:n] if n <= len(_ONES) else np.ones(n, np.uint8)
 
 
 def validity(array: pa.Array) -> Bytes:
-    """One byte per row: 1 where the row has a value, 0 where it is NULL; not to be changed."""
+    """Return one byte per row, read-only: 1 if the row has a value, 0 if it is NULL."""
     n = len(array)
     if array.null_count == 0 or n == 0:
         return all_valid(n)
@@ -78,7 +78,7 @@ def validity(array: pa.Array) -> Bytes:
 
 
 def offsets(array: pa.Array) -> Offsets:
-    """The ``n + 1`` offsets of a text array."""
+    """Return the ``n + 1`` offsets of a text array."""
     n = len(array)
     if n == 0:
         return np.zeros(1, np.int32)
@@ -86,7 +86,7 @@ def offsets(array: pa.Array) -> Offsets:
 
 
 def data(array: pa.Array) -> Bytes:
-    """The bytes that the offsets of a text array point into."""
+    """Return the bytes that the offsets of a text array point into."""
     buffer = array.buffers()[2]
     if buffer is None or buffer.size == 0:
         return np.zeros(0, np.uint8)
@@ -94,7 +94,7 @@ def data(array: pa.Array) -> Bytes:
 
 
 def values(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of a fixed-width array; bools as one byte each.  NULL slots hold anything."""
+    """Return the values of a fixed-width array, bools as bytes; NULL slots are undefined."""
     n = len(array)
     if array.type.id == _BOOL:
         if n == 0:
@@ -107,7 +107,7 @@ def values(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def make_text(starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType) -> pa.Array:
-    """A text array of ``len(starts) - 1`` rows; the buffers are not copied."""
+    """Build a text array of ``len(starts) - 1`` rows; the buffers are not copied."""
     n = len(starts) - 1
     bitmap, nulls = _pack(valid)
     buffers = [bitmap, pa.py_buffer(starts), pa.py_buffer(content)]
@@ -115,7 +115,7 @@ def make_text(starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType) 
 
 
 def make_fixed(content: npt.NDArray[Any], valid: Bytes, kind: pa.DataType) -> pa.Array:
-    """A fixed-width array; bools are given as one byte each."""
+    """Build a fixed-width array; ``content`` has one byte for each bool."""
     bitmap, nulls = _pack(valid)
     if kind.id == _BOOL:
         body = pa.py_buffer(np.packbits(content, bitorder="little"))
@@ -125,7 +125,7 @@ def make_fixed(content: npt.NDArray[Any], valid: Bytes, kind: pa.DataType) -> pa
 
 
 def row_count(columns: Sequence[pa.Array]) -> int:
-    """The common length of ``columns``; ValueError if there is none."""
+    """Return the common length of ``columns``; ValueError if there is none."""
     if not columns:
         message = "rows without columns have no encoding"
         raise ValueError(message)
@@ -139,7 +139,7 @@ def row_count(columns: Sequence[pa.Array]) -> int:
 
 @cython.locals(pieces=list, out=cython.longlong[::1], i=cython.Py_ssize_t, total=cython.longlong)
 def lengths(pieces: list[bytes]) -> Int64s:
-    """``bounds`` of pieces that will be joined."""
+    """Return the bounds of consecutive ``pieces``; see ``bounds``."""
     limits = np.zeros(len(pieces) + 1, np.int64)
     out = view(limits)
     total = 0
@@ -150,7 +150,7 @@ def lengths(pieces: list[bytes]) -> Int64s:
 
 
 def bounds(sizes: Int64s) -> Int64s:
-    """Where each of the consecutive pieces of these sizes begins, and where the last ends."""
+    """Return where consecutive pieces of these sizes begin, and where the last one ends."""
     out = np.zeros(len(sizes) + 1, np.int64)
     _sum(view(sizes), view(out))
     return out
@@ -183,7 +183,7 @@ def _sum(sizes: memoryview, out: memoryview) -> None:
     n=cython.Py_ssize_t,
 )
 def cut(joined: bytes, limits: memoryview) -> list[bytes]:
-    """The consecutive pieces of ``joined`` between ``limits`` (as ``bounds`` made them)."""
+    """Return the consecutive pieces of ``joined`` between ``limits``, the result of ``bounds``."""
     n = len(limits) - 1
     out = []
     source = joined  # compiled: a pointer, whose slice is new bytes without a slice object

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Hot loops of ``collections/by_key.py``: which keys are new, and how what they show differs.
+"""Hot loops of ``collections/by_key.py``: which keys are new, and how their rows differ.
 
-What keys show is as ``IndexState.scan_many`` gives it: positions of keys, ascending; rows; weights.
+Rows of keys have the form of ``IndexState.scan_many``: positions of keys, ascending; rows; weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Found = tuple[list[int], list[bytes], list[int]]
 
 @cython.locals(known=dict, keys=list, new=list)
 def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
-    """Number the ``keys`` that are not ``known``; returns these, in order."""
+    """Number the ``keys`` that are not ``known``; return them, in order."""
     new: list[bytes] = []
     for key in keys:
         if key not in known:
@@ -40,7 +40,7 @@ def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
     key=cython.Py_ssize_t,
 )
 def difference(before: Found, after: Found) -> Found:
-    """``after`` less ``before``, per key each row once and none with weight 0."""
+    """Subtract ``before`` from ``after``: per key each row once and none with weight 0."""
     olds, old_rows, old_weights = before
     news, new_rows, new_weights = after
     at: list[int] = []
@@ -57,7 +57,7 @@ def difference(before: Found, after: Found) -> Found:
             low += 1
         while high < len(news) and news[high] == key:
             high += 1
-        # What is alike at the front, as most is, cancels out.
+        # Skip the common prefix: most rows are equal.
         while (
             i < low and j < high and old_weights[i] == new_weights[j] and old_rows[i] == new_rows[j]
         ):
@@ -100,9 +100,9 @@ def difference(before: Found, after: Found) -> Found:
     out_weights=list,
 )
 def least(found: Found, wanted: list[int]) -> Found:
-    """Of the rows of each key so many as are ``wanted``, the least by length, then bytes.
+    """Return the first ``wanted`` rows of each key, ordered by length, then bytes.
 
-    ``found`` is put in that order.  REQUIRES: no weight is negative.
+    Sorts ``found`` in place.  REQUIRES: no weight is negative.
     """
     at, rows, weights = found
     out_at: list[int] = []

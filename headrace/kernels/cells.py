@@ -1,7 +1,7 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
-"""Where the values of row messages are in their bytes, and columns made of them."""
+"""Positions of values in the bytes of row messages, and columns made from them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.kernels import buffers
 
 
 class Cells:
-    """Where the values of row messages are: column after column, the new ones first."""
+    """Positions of the values of row messages: column after column, new values first."""
 
     def __init__(self, source: buffers.Bytes, lsns: buffers.Int64s, width: int, olds: bool) -> None:
-        """``olds``: some row may have an old one."""
+        """Allocate the arrays, with room for old values only if ``olds``."""
         n = len(lsns)
         self.source = source
         self.lsns = lsns
@@ -25,10 +25,10 @@ class Cells:
         self.places = np.empty(width * n * (2 if olds else 1), np.int64)
         self.sizes = np.full(len(self.places), -1, np.int32)
         self.there = bytearray(2 * width)
-        """By column: 1 if some row has a value, plus 2 if some has an unchanged one."""
+        """Flags by column: 1 if some row has a value, plus 2 if some has an unchanged one."""
 
     def column(self, at: int) -> pa.Array:
-        """Texts of the column at ``at``; NULL also where absent."""
+        """Return the texts of the column at ``at``; NULL also where absent."""
         n = len(self.lsns)
         if not self.there[at] & 1:
             return pa.nulls(n, pa.string())
@@ -36,7 +36,7 @@ class Cells:
         return _column(self.source, self.places[mine], self.sizes[mine])
 
     def unchanged(self, at: int) -> pa.Array:
-        """Where the value at ``at`` is stored apart and not told."""
+        """Return a bool per row: the value at ``at`` is TOASTed, unchanged and so not sent."""
         n = len(self.lsns)
         return pa.array(self.sizes[at * n : (at + 1) * n] == -2)
 
@@ -63,7 +63,7 @@ def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offset
     total=cython.longlong,
 )
 def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
-    """Fill ``starts`` and ``valid`` from the sizes; returns the bytes needed."""
+    """Fill ``starts`` and ``valid`` from the sizes; return the bytes needed."""
     n = len(sizes)
     total = 0
     for i in range(n):

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,name-defined,no-any-return,untyped-decorator"
 # ruff: noqa: F821  Get and Free are types of copyout.pxd
-"""COPY data of a connection, many messages at once: libpq gives each row by a call of its own.
+"""Reads many messages of COPY data at once, since libpq returns one row per call.
 
-libpq's functions are known by their addresses, so that it is the very library whose connection it
-is.  The interpreter lock is not held.
+The addresses of libpq's functions are passed, so that they are from the library that owns the
+connection.  The interpreter lock is not held.
 
 This module works compiled only.
 """
@@ -35,10 +35,10 @@ from cython.cimports.libc.string import memcpy
     full=cython.bint,
 )
 def read(get: int, free: int, connection: int, size: int, rows: int) -> tuple[bytes, int]:
-    """Messages of COPY data until there are ``size`` bytes or ``rows`` of them.
+    """Read messages of COPY data until there are ``size`` bytes or ``rows`` messages.
 
     ``get``, ``free``: addresses of ``PQgetCopyData`` and ``PQfreemem``.  Returns the bytes, and
-    what ``PQgetCopyData`` said last: above 0: there may be more, -1: that was all, -2: an error.
+    the last result of ``PQgetCopyData``: above 0: there may be more, -1: end, -2: error.
     """
     get_message = cython.cast(Get, get)
     free_message = cython.cast(Free, free)

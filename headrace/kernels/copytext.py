@@ -19,10 +19,10 @@ from headrace.kernels import buffers
 
 
 def split(data: bytes, ncols: int) -> list[pa.StringArray]:
-    """Columns of whole lines as ``COPY … TO STDOUT`` sends them.
+    """Split whole lines of ``COPY … TO STDOUT`` into columns.
 
-    Raises ValueError if a line is incomplete or has another number of columns.  Escapes are
-    those that Postgres writes (octal and hexadecimal ones it only reads: ValueError).
+    Raises ValueError if a line is incomplete, has another number of columns, or has an escape
+    that Postgres only reads and never writes (octal, hexadecimal).
     """
     lines = data.count(b"\n")
     if data and not data.endswith(b"\n"):
@@ -62,7 +62,7 @@ def split(data: bytes, ncols: int) -> list[pa.StringArray]:
 
 
 def join(columns: Sequence[pa.StringArray]) -> bytes:
-    """Rows in COPY text format; the inverse of ``split``."""
+    """Join columns into rows in COPY text format, the inverse of ``split``."""
     if not columns:
         return b""
     n = len(columns[0])
@@ -88,7 +88,7 @@ def join(columns: Sequence[pa.StringArray]) -> bytes:
 
 
 def array_literal(column: pa.StringArray) -> str:
-    r"""One-dimensional Postgres array literal, every value quoted: ``{"a","\"",NULL}``.
+    r"""Return a one-dimensional Postgres array literal, every value quoted: ``{"a","\"",NULL}``.
 
     Fits every element type whose delimiter is a comma (all built-in ones but ``box``).
     """
@@ -124,7 +124,7 @@ def array_literal(column: pa.StringArray) -> str:
     c=cython.int,
 )
 def _find_fields(data: memoryview, fields: memoryview, lines: int, ncols: int) -> bool:
-    """Begin and end of each field; tabs and newlines inside values are always escaped."""
+    """Find begin and end of each field; tabs and newlines inside values are always escaped."""
     size = len(data)
     p = 0
     at = 0
@@ -150,7 +150,7 @@ def _find_fields(data: memoryview, fields: memoryview, lines: int, ncols: int) -
 @cython.returns(cython.int)
 @cython.locals(c=cython.int)
 def _unescaped(c: int) -> int:
-    """The byte that backslash and ``c`` stand for, or -1."""
+    """Return the byte for backslash and ``c``, or -1."""
     if c == 92:
         return 92
     if c == 98:
@@ -173,7 +173,7 @@ def _unescaped(c: int) -> int:
 @cython.returns(cython.int)
 @cython.locals(c=cython.int)
 def _escaped(c: int) -> int:
-    """The letter that stands for ``c`` after a backslash, or 0 if it needs none."""
+    """Return the letter that escapes ``c`` after a backslash, or 0 if ``c`` needs no escape."""
     if c == 92:
         return 92
     if c > 13 or c < 8:

@@ -9,10 +9,10 @@ import cython
 
 from headrace.types import DATE, TIME, TIMESTAMP, TIMESTAMPTZ
 
-# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+# Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _GREATEST = cython.declare(cython.longlong, 9223372036854775807)
 _LEAST = cython.declare(cython.longlong, -9223372036854775808)
-_BAD = cython.declare(cython.longlong, -9223372036854775807)  # no moment has this value
+_BAD = cython.declare(cython.longlong, -9223372036854775807)  # no timestamp has this value
 _DATE_LEAST = cython.declare(cython.longlong, -2147483648)
 _DAY = cython.declare(cython.longlong, 86400000000)
 
@@ -32,7 +32,7 @@ KINDS = {DATE: 0, TIMESTAMP: 1, TIMESTAMPTZ: 2, TIME: 3}
 def parse(
     data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, kind: int
 ) -> bool:
-    """Read all rows; whether each is well formed.  ``kind`` as in ``KINDS``."""
+    """Parse all rows; return whether each is well formed.  ``kind`` as in ``KINDS``."""
     n = len(out)
     for i in range(n):
         if not valid[i]:
@@ -53,7 +53,7 @@ def parse(
 @cython.returns(cython.int)
 @cython.locals(data=cython.const_uchar[::1], p=cython.Py_ssize_t, a=cython.int, b=cython.int)
 def _two(data: memoryview, p: int) -> int:
-    """The two digits at ``p``, or -1 (REQUIRES: both bytes exist)."""
+    """Read the two digits at ``p``; -1 if malformed.  REQUIRES: both bytes exist."""
     a = data[p] - 48
     b = data[p + 1] - 48
     if a < 0 or a > 9 or b < 0 or b > 9:
@@ -76,7 +76,7 @@ def _two(data: memoryview, p: int) -> int:
     micros=cython.longlong,
 )
 def _read_time(data: memoryview, p: int, end: int) -> int:
-    """Microseconds of ``HH:MM:SS[.f{1,6}]``; ``_BAD`` if malformed."""
+    """Read ``HH:MM:SS[.f{1,6}]`` as microseconds; ``_BAD`` if malformed."""
     if end - p < 8 or data[p + 2] != 58 or data[p + 5] != 58:
         return _BAD
     hour = _two(data, p)
@@ -115,7 +115,7 @@ def _read_time(data: memoryview, p: int, end: int) -> int:
     kind=cython.int,
 )
 def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
-    """``infinity`` or ``-infinity`` at ``p``; ``_BAD`` otherwise."""
+    """Read ``infinity`` or ``-infinity`` at ``p``; ``_BAD`` otherwise."""
     length = end - p
     if data[p] == 45:
         if length == 9 and data[p + 1] == 105 and data[end - 1] == 121:
@@ -143,7 +143,7 @@ def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
     micros=cython.longlong,
 )
 def _read_moment(data: memoryview, p: int, end: int, kind: int) -> int:
-    """Date (days) or timestamp (microseconds); ``_BAD`` if malformed."""
+    """Read a date as days or a timestamp as microseconds; ``_BAD`` if malformed."""
     if end - p < 8:
         return _BAD
     if data[p] == 105 or data[p] == 45:
@@ -213,7 +213,7 @@ def _month_days(year: int, month: int) -> int:
     of_year=cython.longlong,
 )
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 2000-01-01 of a proleptic Gregorian date.
+    """Return the days from 2000-01-01 to a proleptic Gregorian date.
 
     Source: Hinnant, "chrono-Compatible Low-Level Date Algorithms"; years start in March.
     """
@@ -239,7 +239,7 @@ def _days(year: int, month: int, day: int) -> int:
 def render(
     values: memoryview, valid: memoryview, content: memoryview, starts: memoryview, kind: int
 ) -> int:
-    """Write all rows; the bytes used, or -1 if a value is outside its type's range."""
+    """Write all rows; return the bytes used, or -1 if a value is outside its type's range."""
     n = len(values)
     p = 0
     for i in range(n):
@@ -319,7 +319,7 @@ def _write_time(content: memoryview, p: int, micros: int) -> int:
     micros=cython.longlong,
 )
 def _write_moment(content: memoryview, p: int, value: int, kind: int) -> int:
-    """Write a date or timestamp at ``p``; the new position, or -1 if out of range."""
+    """Write a date or timestamp at ``p``; return the new position, or -1 if out of range."""
     if value == (2147483647 if kind == 0 else _GREATEST):
         return _write_word(content, p, b"infinity")
     if value == (_DATE_LEAST if kind == 0 else _LEAST):
@@ -366,7 +366,7 @@ def _write_word(content: memoryview, p: int, word: bytes) -> int:
     width=cython.int,
 )
 def _write_civil(content: memoryview, p: int, days: int, micros: int, kind: int) -> int:
-    """Inverse of ``_days`` with the time and zone after it."""
+    """Write the date of ``days`` (the inverse of ``_days``), then time and zone."""
     days += 730425
     era = days // 146097
     day = days - era * 146097

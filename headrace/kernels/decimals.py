@@ -1,9 +1,9 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
-"""One Postgres numeric in Python's integers: exact, with Postgres' display scale.
+"""Exact arithmetic on Postgres numerics in Python integers, with Postgres' display scale.
 
-NaN and the infinities follow Postgres 14 and later.  ``OverflowError`` is a value Postgres cannot
-hold (22003), ``ZeroDivisionError`` a division by zero (22012).
+NaN and the infinities follow Postgres 14 and later.  ``OverflowError`` is a value that Postgres
+cannot represent (22003), ``ZeroDivisionError`` a division by zero (22012).
 
 Source of the scales: Postgres ``numeric.c`` (``add_var``, ``mul_var``, ``select_div_scale``).
 """
@@ -19,7 +19,7 @@ Number = tuple[int, int, int]
 
 SCALE_MAX: Final = 16383
 DIGITS_MAX: Final = 131072
-"""Most digits before the point."""
+"""Maximum digits before the point."""
 _LIMIT: Final = 10**DIGITS_MAX
 _SPECIAL: Final = {"NaN": NAN, "Infinity": PLUS_INF, "-Infinity": MINUS_INF}
 _WORDS: Final = {NAN: "NaN", PLUS_INF: "Infinity", MINUS_INF: "-Infinity"}
@@ -27,7 +27,7 @@ _ZERO: Final[Number] = (SMALL, 0, 0)
 
 
 def read(text: str) -> Number:
-    """The number that Postgres' text ``text`` names."""
+    """Parse Postgres' text of a number."""
     special = _SPECIAL.get(text)
     if special is not None:
         return (special, 0, 0)
@@ -47,7 +47,7 @@ def _integer(digits: str) -> int:
 
 
 def _digits(value: int) -> str:
-    """Decimal digits of ``value`` >= 0, however many."""
+    """Return the decimal digits of ``value`` >= 0, of any size."""
     if value.bit_length() <= 13000:
         return str(value)
     half = int(value.bit_length() * 0.30103) // 2
@@ -56,7 +56,7 @@ def _digits(value: int) -> str:
 
 
 def write(number: Number) -> str:
-    """Postgres' text of ``number``; OverflowError if Postgres cannot hold it."""
+    """Return Postgres' text of ``number``; OverflowError if Postgres cannot represent it."""
     kind, mantissa, scale = number
     if kind != SMALL:
         return _WORDS[kind]
@@ -72,14 +72,14 @@ def write(number: Number) -> str:
 
 
 def rounded(mantissa: int, scale: int, target: int) -> int:
-    """Mantissa at the lower scale ``target``, half away from zero."""
+    """Round a mantissa to the lower scale ``target``, half away from zero."""
     unit = 10 ** (scale - target)
     size = (abs(mantissa) * 2 + unit) // (2 * unit)
     return -size if mantissa < 0 else size
 
 
 def plus(a: Number, b: Number) -> Number:
-    """``a + b``."""
+    """Return ``a + b``."""
     if a[0] != SMALL or b[0] != SMALL:
         if a[0] == NAN or b[0] == NAN or {a[0], b[0]} == {PLUS_INF, MINUS_INF}:
             return (NAN, 0, 0)
@@ -90,14 +90,14 @@ def plus(a: Number, b: Number) -> Number:
 
 
 def negative(a: Number) -> Number:
-    """``-a``."""
+    """Return ``-a``."""
     if a[0] == SMALL:
         return (SMALL, -a[1], a[2])
     return ({NAN: NAN, PLUS_INF: MINUS_INF, MINUS_INF: PLUS_INF}[a[0]], 0, 0)
 
 
 def minus(a: Number, b: Number) -> Number:
-    """``a - b``."""
+    """Return ``a - b``."""
     return plus(a, negative(b))
 
 
@@ -112,7 +112,7 @@ def _infinity(sign: int) -> Number:
 
 
 def times(a: Number, b: Number) -> Number:
-    """``a * b``."""
+    """Return ``a * b``."""
     if a[0] != SMALL or b[0] != SMALL:
         if a[0] == NAN or b[0] == NAN or _sign(a) * _sign(b) == 0:
             return (NAN, 0, 0)
@@ -124,7 +124,7 @@ def times(a: Number, b: Number) -> Number:
 
 
 def _first_digit(a: Number) -> tuple[int, int]:
-    """Weight and value of the first non-zero base-10000 digit ((0, 0) of a zero)."""
+    """Return weight and value of the first non-zero base-10000 digit ((0, 0) for zero)."""
     if a[1] == 0:
         return 0, 0
     text = _digits(abs(a[1]))
@@ -135,7 +135,7 @@ def _first_digit(a: Number) -> tuple[int, int]:
 
 
 def quotient_scale(a: Number, b: Number) -> int:
-    """Display scale of ``a / b``; Source: ``select_div_scale``."""
+    """Return the display scale of ``a / b``; Source: ``select_div_scale``."""
     weight_a, first_a = _first_digit(a)
     weight_b, first_b = _first_digit(b)
     weight = weight_a - weight_b - (1 if first_a <= first_b else 0)
@@ -143,7 +143,7 @@ def quotient_scale(a: Number, b: Number) -> int:
 
 
 def divided(a: Number, b: Number) -> Number:
-    """``a / b``; ZeroDivisionError."""
+    """Return ``a / b``; ZeroDivisionError."""
     if a[0] == NAN or b[0] == NAN:
         return (NAN, 0, 0)
     if a[0] != SMALL:
@@ -168,7 +168,7 @@ def divided(a: Number, b: Number) -> Number:
 
 
 def order(a: Number, b: Number) -> int:
-    """-1, 0 or 1 as Postgres sorts: -Infinity, numbers, Infinity, NaN."""
+    """Compare as Postgres sorts (-Infinity, numbers, Infinity, NaN); return -1, 0 or 1."""
     if a[0] != SMALL or b[0] != SMALL:
         ranks = {MINUS_INF: 0, SMALL: 1, PLUS_INF: 2, NAN: 3}
         return (ranks[a[0]] > ranks[b[0]]) - (ranks[a[0]] < ranks[b[0]])

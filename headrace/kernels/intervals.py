@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import cython
 
-# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+# Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _GREATEST = cython.declare(cython.longlong, 9223372036854775807)
 _DAY = cython.declare(cython.longlong, 86400000000)
 _HOUR = cython.declare(cython.longlong, 3600000000)
@@ -27,7 +27,7 @@ _HOURS_MAX = cython.declare(cython.longlong, 2562047788)
 def key_contents(
     data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, starts: memoryview
 ) -> int:
-    """Write the keys of a column, 13 bytes each; the bytes used, or -1 if a text is malformed."""
+    """Write a column's keys, 13 bytes each; return the bytes used, or -1 if a text is malformed."""
     n = len(valid)
     p = 0
     for i in range(n):
@@ -59,7 +59,7 @@ def key_contents(
 def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -> bool:
     """Write the key of one interval (IntervalStyle postgres) at ``p``; False if malformed.
 
-    Eight bytes of whole days and five of the microseconds left, as Postgres' interval_cmp.
+    Eight bytes of whole days and five of the remaining microseconds, as in Postgres' interval_cmp.
     """
     days = 0
     micros = 0
@@ -84,7 +84,7 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
         if data[q] == 58:
             if not _clock_good(data, q, end) or value > _HOURS_MAX:
                 return False
-            micros = _clock(data, q, end, value)  # negated: the least has no positive twin
+            micros = _clock(data, q, end, value)  # negated, for the least int64
             if not negative:
                 micros = -micros
             break
@@ -138,7 +138,7 @@ def _infinite(data: memoryview, q: int, end: int) -> bool:
     data=cython.const_uchar[::1], q=cython.Py_ssize_t, end=cython.Py_ssize_t, j=cython.Py_ssize_t
 )
 def _clock_good(data: memoryview, q: int, end: int) -> bool:
-    """Whether ``:MM:SS[.f{1,6}]`` stands at ``q`` and nothing after it."""
+    """Return whether the text from ``q`` to the end is ``:MM:SS[.f{1,6}]``."""
     if end - q != 6 and (end - q < 8 or end - q > 13):
         return False
     for j in range(q, end):
@@ -166,9 +166,9 @@ def _clock_good(data: memoryview, q: int, end: int) -> bool:
     scale=cython.longlong,
 )
 def _clock(data: memoryview, q: int, end: int, hours: int) -> int:
-    """Negated microseconds of ``hours`` and the good clock text at ``q``."""
+    """Return the negated microseconds of ``hours`` and the valid clock text at ``q``."""
     total = -_HOUR * hours
-    # NB: through a 64-bit variable; octets times a constant would be a 32-bit product.
+    # NB: use a 64-bit variable; bytes times a constant would be a 32-bit product.
     part = (data[q + 1] - 48) * 10 + data[q + 2] - 48
     total -= 60000000 * part
     part = (data[q + 4] - 48) * 10 + data[q + 5] - 48

@@ -29,24 +29,25 @@ _DECIMALS = {
     **dict.fromkeys((1231, 3906, 3907, 4532), _NUMERICS),
     **dict.fromkeys((1021, 1022), _FLOATS),
 }
-"""Texts with numbers in them: jsonb (which has strings too); numeric[], numrange, numrange[] and
-nummultirange; float4[] and float8[]."""
+"""Types whose text contains numbers: jsonb (with strings, too); numeric[], numrange, numrange[]
+and nummultirange; float4[] and float8[]."""
 
 
 def encode_keys(
     columns: Sequence[pa.Array], oids: Sequence[int], *, nulls: bool
 ) -> list[bytes | None]:
-    """Canonical key of each row: equal keys = equal in Postgres, byte order = ascending order.
+    """Return the canonical key of each row.
 
-    Whole keys are prefix-free.  Integers of all widths share one form, as do float4 and float8;
-    numerics ignore their scale, bpchar its trailing blanks; intervals are compared as Postgres
-    does (a month is 30 days, a day 24 hours); NaN is greatest and all NaN are equal; -0.0 is
-    0.0.  All other types: their text, bytewise.  NULLs are equal to each other and sort last;
-    with ``nulls=False`` a row with any NULL has no key (None).  Raises ValueError for
-    text that is not a value of its type, and without columns.
+    Keys are equal if the rows are equal in Postgres; their byte order is Postgres' ascending order.
+    Whole keys are prefix-free.  Integers of all widths share one form, as do float4 and float8.
+    Numerics ignore their scale, bpchar its trailing blanks.  In intervals, as in Postgres, a month
+    is 30 days and a day 24 hours.  NaN is greatest and all NaN are equal; -0.0 is 0.0.  All other
+    types: their text, bytewise.  NULLs are equal to each other and sort last; with ``nulls=False``
+    a row with any NULL has no key (None).  Raises ValueError for text that is not a value of its
+    type, and without columns.
 
-    Arrays and ranges of numbers, and jsonb, equal each other whatever the scale of the numbers in
-    them (1.0 and 1.00, in a float array -0 and 0); the order of such keys means nothing.
+    In arrays and ranges of numbers, and jsonb, the scale of numbers is ignored (1.0 and 1.00, in a
+    float array -0 and 0).  The order of such keys is arbitrary.
     """
     joined, bounds = _encoded(columns, oids)
     keys: list[bytes | None] = list(buffers.cut(bytes(joined), buffers.view(bounds)))
@@ -59,7 +60,7 @@ def encode_keys(
 
 
 def pack_keys(columns: Sequence[pa.Array], oids: Sequence[int]) -> Packed:
-    """``encode_keys`` in one piece, NULLs being equal."""
+    """Return the keys of ``encode_keys`` packed; NULLs are equal."""
     joined, bounds = _encoded(columns, oids)
     return Packed(np.frombuffer(joined, np.uint8), bounds)
 
@@ -81,7 +82,7 @@ def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearra
     every = buffers.view(buffers.all_valid(n))
     bounds = np.empty(n + 1, np.int64)
     limits = buffers.view(bounds)
-    # What columns without NULLs and of one width take is the same in every row.
+    # Fixed-width columns without NULLs take the same bytes in every row.
     size = len(columns) + sum([width for _, _, some, width in parts if some is None])
     limits[0] = 0
     for i in range(n):
@@ -118,7 +119,7 @@ def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearra
 
 
 def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
-    """For each key one of ``count`` numbers, the same everywhere and always; -1 for None."""
+    """Return one of ``count`` numbers for each key, the same in every process; -1 for None."""
     out = np.empty(len(keys), np.int32)
     _divide(list(keys), count, buffers.view(out))
     return out
@@ -138,7 +139,7 @@ def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
     h=cython.ulonglong,
 )
 def _divide(keys: list[bytes | None], count: int, out: memoryview) -> int:
-    """FNV-1a over 30 bits, folded: what is low in it depends on what is low in the bytes."""
+    """Hash with FNV-1a over 30 bits, folded: its low bits depend only on the bytes' low bits."""
     n = len(keys)
     for i in range(n):
         key = keys[i]
@@ -153,8 +154,8 @@ def _divide(keys: list[bytes | None], count: int, out: memoryview) -> int:
 
 
 _Part = tuple[memoryview, memoryview | None, memoryview | None, int]
-"""Contents of a column: bools (of width 1), numbers that sort as their bits (of width 8), or bytes
-with the bounds of each row; and where there are values, if not everywhere."""
+"""A column: content, bounds, validity, width.  Content is bools (width 1), numbers that sort as
+their bits (width 8), or bytes, which have bounds; validity is None without NULLs."""
 
 
 def _part(column: pa.Array, oid: int) -> _Part:
@@ -174,7 +175,7 @@ def _part(column: pa.Array, oid: int) -> _Part:
 
 
 def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
-    """Per row the key bytes of one text column, without marker: contents and n + 1 bounds."""
+    """Return the key bytes of a text column, without markers: contents and n + 1 bounds."""
     if oid in structures.FORMS:
         return structures.contents(column, structures.FORMS[oid], encode_keys)
     n = len(column)
@@ -215,7 +216,7 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
     i=cython.Py_ssize_t,
 )
 def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
-    """Add to the size of each row, which stands one place further, what its value takes."""
+    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
     for i in range(len(valid)):
         if valid[i]:
             sizes[i + 1] += width
@@ -231,7 +232,6 @@ def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
     i=cython.Py_ssize_t,
 )
 def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
-    """As ``_size_fixed``."""
     for i in range(len(valid)):
         if valid[i]:
             sizes[i + 1] += starts[i + 1] - starts[i]
@@ -273,7 +273,7 @@ def _put_bools(out: memoryview, cursor: memoryview, data: memoryview, valid: mem
     bits=cython.longlong,
 )
 def _put_eights(out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview) -> None:
-    """Numbers, highest byte first, with the sign turned over: negative ones come first."""
+    """Write numbers big-endian with inverted sign bit, so that negative ones come first."""
     for i in range(len(cursor)):
         p = cursor[i]
         out[p] = 0 if valid[i] else 1
@@ -345,7 +345,7 @@ def _key_texts(
     starts: memoryview,
     padded: bool,
 ) -> int:
-    """Bytes and a 0x00; a 0x00 or 0x01 inside becomes 0x01 0x01 or 0x01 0x02."""
+    """Write texts, each ended by 0x00; 0x00 and 0x01 in it become 0x01 0x01 and 0x01 0x02."""
     n = len(valid)
     p = 0
     for i in range(n):
@@ -401,9 +401,9 @@ def _key_decimals(
     starts: memoryview,
     mode: int,
 ) -> int:
-    """Texts as in ``_key_texts``, without zeros at the end of a fraction outside of strings.
+    """Write texts as ``_key_texts`` does, without trailing zeros of fractions outside of strings.
 
-    In mode 2 (floats) the sign of a zero goes instead.
+    In mode 2 (floats) the sign of a zero is removed instead.
     """
     n = len(valid)
     p = 0
@@ -507,7 +507,7 @@ def _key_numerics(
     negative=cython.bint,
 )
 def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) -> int:
-    """Write the key of one numeric at ``p``; the new position, or -1 if malformed.
+    """Write the key of one numeric at ``p``; return the new position, or -1 if malformed.
 
     Sign class, then for numbers 0.d1d2d3... * 10**exponent (d1 > 0): the exponent, digits in
     pairs, each plus one, and a 0x00; complemented for negative numbers.
@@ -565,7 +565,7 @@ def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) ->
 def _key_digits(
     data: memoryview, q: int, end: int, point: int, out: memoryview, p: int, flip: int
 ) -> int:
-    """Exponent and digits of the number whose first non-zero digit is at ``q``."""
+    """Write exponent and digits of the number whose first non-zero digit is at ``q``."""
     exponent = point - q if point > q else point - q + 1
     if -127 <= exponent <= 126:
         out[p] = (exponent + 128) ^ flip

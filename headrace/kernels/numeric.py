@@ -3,8 +3,8 @@
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
 """Columns of Postgres numerics as text: exact arithmetic, with Postgres' display scale.
 
-A value is mantissa x 10**-scale.  Values of up to 18 digits are computed in 64-bit integers;
-whatever does not fit (operand or result) is computed row by row in Python's (``decimals``).
+A value is mantissa x 10**-scale.  Values of up to 18 digits are computed in 64-bit integers.
+Rows whose operands or result do not fit are computed one by one in Python (``decimals``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _POWERS = np.array([10**i for i in range(19)], np.int64)
 class Parsed:
     """A numeric column as machine integers.
 
-    ``kinds`` per row, as in ``decimals``: ``NULL``, ``SMALL`` (``mantissas`` and ``scales`` hold
-    it), ``BIG`` (only ``column`` does), ``NAN``, ``PLUS_INF``, ``MINUS_INF``.
+    ``kinds`` per row, as in ``decimals``: ``NULL``, ``SMALL`` (in ``mantissas`` and ``scales``),
+    ``BIG`` (only in ``column``), ``NAN``, ``PLUS_INF``, ``MINUS_INF``.
     """
 
     column: pa.StringArray
@@ -38,7 +38,7 @@ class Parsed:
 
 
 def parse(column: pa.StringArray) -> Parsed:
-    """Read a column of Postgres' numeric texts; ValueError if one is none."""
+    """Parse a column of Postgres' numeric texts; ValueError if one is malformed."""
     n = len(column)
     kinds = np.zeros(n, np.uint8)
     mantissas = np.zeros(n, np.int64)
@@ -135,10 +135,10 @@ def _parse(
 def render(
     kinds: npt.NDArray[np.uint8], mantissas: npt.NDArray[np.int64], scales: npt.NDArray[np.int32]
 ) -> pa.StringArray:
-    """Text of the ``SMALL`` rows; every other row is NULL."""
+    """Return the texts of the ``SMALL`` rows; every other row is NULL."""
     n = len(kinds)
     valid = (kinds == decimals.SMALL).astype(np.uint8)
-    # 19 digits, sign, point and a leading zero; or zeros up to the scale.
+    # Room for 19 digits, sign, point and a leading zero; or for zeros up to the scale.
     content = np.empty(int((22 + scales[valid == 1]).sum(dtype=np.int64)), np.uint8)
     starts = np.zeros(n + 1, np.int32)
     used = _render(
@@ -212,22 +212,22 @@ def _render(
 
 
 def add(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
-    """``a + b`` of numeric columns."""
+    """Return ``a + b`` of numeric columns."""
     return _binary(a, b, 0, decimals.plus)
 
 
 def sub(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
-    """``a - b`` of numeric columns."""
+    """Return ``a - b`` of numeric columns."""
     return _binary(a, b, 1, decimals.minus)
 
 
 def mul(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
-    """``a * b`` of numeric columns."""
+    """Return ``a * b`` of numeric columns."""
     return _binary(a, b, 2, decimals.times)
 
 
 def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
-    """``a / b`` of numeric columns; ZeroDivisionError."""
+    """Return ``a / b`` of numeric columns; ZeroDivisionError."""
     left, right = parse(a), parse(b)
     kinds, out = quotient.divide(
         (left.kinds, left.mantissas, left.scales), (right.kinds, right.mantissas, right.scales)
@@ -237,7 +237,7 @@ def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
 
 
 def neg(a: pa.StringArray) -> pa.StringArray:
-    """``-a`` of a numeric column."""
+    """Return ``-a`` of a numeric column."""
     parsed = parse(a)
     if _plain(parsed):
         return render(parsed.kinds, -parsed.mantissas, parsed.scales)
@@ -245,12 +245,12 @@ def neg(a: pa.StringArray) -> pa.StringArray:
 
 
 def absolute(a: pa.StringArray) -> pa.StringArray:
-    """``abs(a)`` of a numeric column."""
+    """Return ``abs(a)`` of a numeric column."""
     return pc.utf8_ltrim(a, characters="-")
 
 
 def compare(a: pa.StringArray, b: pa.StringArray) -> npt.NDArray[np.int8]:
-    """-1, 0 or 1 per row (0 where one is NULL)."""
+    """Compare two numeric columns: -1, 0 or 1 per row (0 if a value is NULL)."""
     left, right = parse(a), parse(b)
     out = np.zeros(len(a), np.int8)
     slow = np.zeros(len(a), np.uint8)
@@ -315,7 +315,7 @@ def _completed(
     b: pa.StringArray,
     slow: Callable[[decimals.Number, decimals.Number], decimals.Number],
 ) -> pa.StringArray:
-    """``out`` with the rows of kind ``SLOW`` computed one by one."""
+    """Return ``out`` with the rows of kind ``SLOW`` computed one by one."""
     mask = kinds == decimals.SLOW
     texts = [
         decimals.write(slow(*(decimals.read(x[i].as_py()) for x in (a, b))))
@@ -360,7 +360,7 @@ def _compute(
     mantissas: memoryview,
     scales: memoryview,
 ) -> int:
-    """Rows that fit into 64 bits; the others are marked ``SLOW``, and counted."""
+    """Compute the rows that fit into 64 bits; mark the others ``SLOW`` and return their number."""
     n = len(kinds)
     slow = 0
     limit = 4611686018427387903  # the sum of two of these still fits

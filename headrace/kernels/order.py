@@ -1,10 +1,10 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="untyped-decorator"
-"""Sort keys of ORDER BY, and index rows that stand in that order.
+"""Sort keys of ORDER BY, and index rows in that order.
 
-An *entry* is sort key, tiebreak and row behind each other, then the lengths of the sort key and of
-the row (4 bytes each, big-endian).  Sort keys and tiebreaks are prefix-free, so entries stand in
-the order of their sort keys, then of their tiebreaks, then of their rows.
+An *entry* is sort key, tiebreak and row, then the lengths of the sort key and of the row (4 bytes
+each, big-endian).  Sort keys and tiebreaks are prefix-free, so entries sort by their sort keys,
+then by their tiebreaks, then by their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VALUE, _NULL = b"\x00", b"\x01"
 
 @cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, body=bytes)
 def directed(keys: list[bytes], *, descending: bool, nulls_first: bool) -> list[bytes]:
-    """Canonical keys of one column (``kernels.keys``) as sort keys of one ORDER BY item."""
+    """Convert canonical keys of a column (``kernels.keys``) to sort keys of an ORDER BY item."""
     value, null = (_NULL, _VALUE) if nulls_first else (_VALUE, _NULL)
     out: list[bytes] = [b""] * len(keys)
     for i in range(len(keys)):
@@ -37,7 +37,7 @@ def directed(keys: list[bytes], *, descending: bool, nulls_first: bool) -> list[
 
 @cython.locals(parts=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
 def joined(parts: list[list[bytes]], count: int) -> list[bytes]:
-    """Per row its parts behind each other."""
+    """Concatenate the parts of each row."""
     if not parts:
         return [b""] * count
     out = list(parts[0])
@@ -50,7 +50,7 @@ def joined(parts: list[list[bytes]], count: int) -> list[bytes]:
 
 @cython.locals(orders=list, rests=list, rows=list, out=list, i=cython.Py_ssize_t)
 def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[bytes]:
-    """Entries of sort keys, tiebreaks and rows; ValueError if they differ in number."""
+    """Return entries of sort keys, tiebreaks and rows; ValueError if they differ in number."""
     if not len(orders) == len(rests) == len(rows):
         message = "sort keys, tiebreaks and rows differ in length"
         raise ValueError(message)
@@ -66,7 +66,7 @@ def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[
     found=list, orders=list, rows=list, i=cython.Py_ssize_t, end=cython.Py_ssize_t, entry=bytes
 )
 def split(found: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """(sort keys, rows) of entries."""
+    """Return (sort keys, rows) of entries."""
     unpack = _LENGTHS.unpack
     orders: list[bytes] = [b""] * len(found)
     rows: list[bytes] = [b""] * len(found)

@@ -1,7 +1,7 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
-"""Many byte strings in one buffer: what a population keeps until it is written, in order."""
+"""Many byte strings in one buffer, which a population collects and writes in order."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ _TIES_PART = 8
 
 @dataclass(frozen=True)
 class Packed:
-    """Byte strings one behind the other; number i lies between ``bounds[i]`` and the next."""
+    """Consecutive byte strings; number i is between ``bounds[i]`` and ``bounds[i + 1]``."""
 
     data: Bytes
     bounds: Int64s
 
     def __len__(self) -> int:
-        """How many strings."""
         return len(self.bounds) - 1
 
     def strings(self) -> list[bytes]:
-        """The strings one by one."""
+        """Return the strings one by one."""
         return buffers.cut(self.data.tobytes(), buffers.view(self.bounds))
 
     def taken(self, order: Int64s) -> list[bytes]:
-        """The strings of these numbers."""
+        """Return the strings with these numbers."""
         return _taken(buffers.view(self.data), buffers.view(self.bounds), buffers.view(order))
 
 
 def pack(strings: Sequence[bytes]) -> Packed:
-    """The strings, one behind the other."""
+    """Pack strings."""
     found = list(strings)
     return Packed(np.frombuffer(b"".join(found), np.uint8), buffers.lengths(found))
 
 
 def joined(pieces: Sequence[Packed]) -> Packed:
-    """All strings of the pieces."""
+    """Concatenate the strings of all pieces."""
     if len(pieces) == 1:
         return pieces[0]
     sizes = [np.diff(piece.bounds) for piece in pieces]
@@ -56,10 +55,10 @@ def joined(pieces: Sequence[Packed]) -> Packed:
 
 
 def sorted_order(packed: Packed) -> Int64s:
-    """The numbers of the strings in ascending order, equal ones in the order in which they stand.
+    """Return the numbers of the strings in ascending order; the sort is stable.
 
-    REQUIRES: none is empty.  Cheap where the strings differ soon behind their first byte and what
-    all have in common after it, cheaper where they ascend already but for the first byte.
+    REQUIRES: none is empty.  The sort is fast if strings differ soon after their first byte and the
+    bytes common to all; it is faster if they ascend already apart from the first byte.
     """
     n = len(packed)
     data, bounds = buffers.view(packed.data), buffers.view(packed.bounds)
@@ -88,7 +87,7 @@ def sorted_order(packed: Packed) -> Int64s:
 
 
 def repeated(packed: Packed, order: Int64s) -> Bytes:
-    """Where in ``order`` a string equals the one before it: one byte per place."""
+    """Return one byte per position in ``order``: 1 if the string equals the previous one."""
     out = np.zeros(len(order), np.uint8)
     _repeated(
         buffers.view(packed.data),
@@ -113,7 +112,7 @@ def repeated(packed: Packed, order: Int64s) -> Bytes:
     begin=cython.Py_ssize_t,
 )
 def _common(data: memoryview, bounds: memoryview) -> int:
-    """How many bytes all strings have in common after their first byte."""
+    """Return how many bytes all strings have in common after their first byte."""
     n = len(bounds) - 1
     if n == 0:
         return 0
@@ -148,7 +147,7 @@ def _common(data: memoryview, bounds: memoryview) -> int:
 def _heads(
     data: memoryview, bounds: memoryview, skipped: int, heads: memoryview, groups: memoryview
 ) -> None:
-    """First byte of each string, and what follows the ``skipped`` ones as a number."""
+    """Set ``groups`` to first bytes, ``heads`` to the number after ``skipped`` more bytes."""
     for i in range(len(bounds) - 1):
         p = bounds[i]
         groups[i] = data[p]
@@ -180,7 +179,7 @@ def _repeated(data: memoryview, bounds: memoryview, order: memoryview, out: memo
         size = bounds[order[i] + 1] - b
         if bounds[order[i - 1] + 1] - a != size:
             continue
-        # From the end: what is in order differs there first.
+        # Compare from the end: sorted neighbours differ there first.
         k = size - 1
         while k >= 0 and data[a + k] == data[b + k]:
             k -= 1

@@ -3,12 +3,12 @@
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
 """Decodes Postgres' logical replication output (pgoutput, protocol 1, text values) into Arrow.
 
-Row messages are kept as they come, per relation, and looked at together at ``flush``: one pass
-that finds every value; then one copy per column that somebody asks for.  So a row costs no Python
-object but its own message, and transactions of any size share one change batch.
+Row messages are stored undecoded per relation, and ``flush`` decodes them together.  One pass finds
+all values; then each requested column is copied once.  So a row costs no Python object but its own
+message, and transactions of any size share one change batch.
 
-Whatever is unknown or malformed raises ContinuityLost: nothing is ever skipped by guess.  After
-that, or when the connection is gone, the decoder must not be used again.
+Unknown or malformed messages raise ContinuityLost: no message is skipped by guess.  After that, or
+when the connection is closed, the decoder must not be used again.
 
 Source: Postgres manual, "Logical Replication Message Formats".
 """
@@ -35,7 +35,7 @@ DELETE: Final = 2
 TRUNCATE: Final = 3
 
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Most raw bytes decoded into one batch: no text column can then outgrow 32-bit offsets."""
+"""Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +91,29 @@ class RelationChanged:
 
 
 class Changes:
-    """Changes of one relation, rows in stream order; values are decoded as they are asked for.
+    """Changes of one relation, rows in stream order; values are decoded when requested.
 
     A change batch has ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64
     (``Begin.final_lsn`` of its transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole
-    row); then for each column of the relation ``n:<name>`` and ``o:<name>``: string (Postgres'
-    text; NULL also where absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in
-    the batch is unchanged. Views get it with column *numbers* in the place of names (``n:3``):
-    names change, numbers never do.
+    row).  Then follow, for each column, ``n:<name>`` and ``o:<name>``: string (Postgres' text; NULL
+    also where absent).  ``u:<name>``: bool (unchanged TOAST value) exists only if it is true in
+    some row.  Batches for views have column *numbers* instead of names (``n:3``), since names
+    change and numbers never do.
     """
 
     def __init__(self, relation: Relation, found: Cells) -> None:
         self.relation: Final = relation
         self.last_lsn: Final = int(found.lsns[len(found.lsns) - 1])
-        """``Begin.final_lsn`` of the last one's transaction."""
+        """``Begin.final_lsn`` of the last row's transaction."""
         self._found = found
 
     @functools.cached_property
     def batch(self) -> pa.RecordBatch:
-        """The change batch, of all columns."""
+        """Change batch of all columns."""
         return self.select([(c.name, at) for at, c in enumerate(self.relation.columns)])
 
     def select(self, columns: Sequence[tuple[str, int]]) -> pa.RecordBatch:
-        """A change batch of these columns: what each is called, and its place in the relation."""
+        """Return a change batch of ``columns``: (name in the batch, position in the relation)."""
         found = self._found
         names = ["__op", "__lsn", "__old"]
         arrays = [pa.array(found.ops), pa.array(found.lsns), pa.array(found.olds)]
@@ -161,7 +161,6 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        """Start before the first message of a connection."""
         self._relations: dict[int, _Pending] = {}
         self._lsn = -1
         self.pending_bytes = 0
@@ -180,9 +179,9 @@ class Decoder:
         volume=cython.longlong,
     )
     def feed(self, messages: Sequence[bytes]) -> list[Event]:
-        """Take pgoutput messages (payloads of 'w'); returns what is known at once, in order.
+        """Take pgoutput messages (payloads of 'w'); return their events, in order.
 
-        Row messages stay inside until ``flush``, or until their relation is described anew:
+        Row messages are stored until ``flush``, or until their relation is described again:
         then its ``Changes`` come just before the ``RelationChanged``.
         """
         events: list[Event] = []
@@ -219,7 +218,7 @@ class Decoder:
         return events
 
     def flush(self) -> list[Changes]:
-        """Decode and return all rows held, one batch per relation (two if it is very large)."""
+        """Decode and return all stored rows, one batch per relation (several if it is large)."""
         out: list[Changes] = []
         for pending in self._relations.values():
             out.extend(self._drain(pending))
@@ -320,12 +319,12 @@ def _malformed() -> ContinuityLost:
 
 
 def _unpack(layout: str, message: bytes) -> tuple[int, ...]:
-    """All of ``message`` after its type byte; struct.error if it has another length."""
+    """Unpack ``message`` after its type byte; struct.error if it has another length."""
     return struct.unpack(layout, message[1:])
 
 
 def _read_relation(message: bytes) -> Relation:
-    """ValueError or struct.error if malformed."""
+    """Read a Relation message; ValueError or struct.error if malformed."""
     (oid,) = struct.unpack_from(">I", message, 1)
     namespace, at = _read_name(message, 5)
     name, at = _read_name(message, at)
@@ -351,7 +350,7 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
 
 
 def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int) -> Cells:
-    """All values of the row messages that ``bounds`` tell apart, of ``width`` columns each."""
+    """Find the values of the row messages between ``bounds``, with ``width`` columns each."""
     n = len(lsns)
     source = np.frombuffer(joined, np.uint8)
     kinds = source[bounds[:n]]
@@ -403,7 +402,7 @@ def _scan(
 ) -> int:
     """Find every value of every message: ``places`` and ``sizes`` by column, then row.
 
-    New values come first, old ones (if there is room for them) after.  A size of -1 is NULL or
+    New values come first, then old ones, if there is room for them.  A size of -1 is NULL or
     absent, -2 unchanged TOAST.  Returns 0, -1 if malformed, -2 if there are binary values.  Never
     reads outside a message.
     """
@@ -466,10 +465,10 @@ def _tuple(
     width: int,
     toast: bool,
 ) -> int:
-    """Read the tuple at ``p``, with slots ``at``, ``at + step``…; the position after it.
+    """Read the tuple at ``p`` into slots ``at``, ``at + step``…; return the position after it.
 
-    -1 if it is malformed, or has an unchanged value where there can be none (``toast`` false);
-    -2 if it has binary values.
+    Returns -1 if it is malformed or has an unchanged value without ``toast``; -2 if it has binary
+    values.
     """
     if end - p < 2 or ((data[p] << 8) | data[p + 1]) != width:
         return -1
@@ -510,7 +509,7 @@ def _tuple(
     column=cython.Py_ssize_t,
 )
 def _mark(sizes: memoryview, found: memoryview, n: int) -> None:
-    """By column of ``sizes``: 1 if there is a value in it, plus 2 if an unchanged one."""
+    """Set flags by column of ``sizes``: 1 if it has a value, plus 2 if an unchanged one."""
     for column in range(len(sizes) // n):
         for i in range(column * n, column * n + n):
             if sizes[i] >= 0:

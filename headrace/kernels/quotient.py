@@ -17,14 +17,14 @@ import pyarrow as pa
 from headrace.kernels import buffers
 
 Numbers = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int32]]
-"""Kinds, mantissas and scales, as of ``numeric.Parsed``."""
+"""Kinds, mantissas and scales, as in ``numeric.Parsed``."""
 
 _POWERS = np.array([10**i for i in range(19)], np.int64)
 _SMALL = 1
 
 
 def divide(left: Numbers, right: Numbers) -> tuple[npt.NDArray[np.uint8], pa.Array]:
-    """(kind of each quotient, text of those that are ``SMALL``).
+    """Divide; return the kinds of the quotients, and the texts of the ``SMALL`` ones.
 
     A row is ``SLOW`` if a number is special or has more digits, or if the divisor is zero.
     """
@@ -46,7 +46,7 @@ def divide(left: Numbers, right: Numbers) -> tuple[npt.NDArray[np.uint8], pa.Arr
     )
     shifts = scales + right[2] - left[2]
     valid = (kinds == _SMALL).astype(np.uint8)
-    # A carry and 19 digits, the shift, sign and point.
+    # Room for a carry, 19 digits, the shift, sign and point.
     room = 22 + shifts[valid == 1].astype(np.int64)
     content = np.empty(int(room.sum()), np.uint8)
     starts = np.zeros(n + 1, np.int32)
@@ -96,9 +96,9 @@ def _quotient_scales(
     kinds: memoryview,
     scales: memoryview,
 ) -> None:
-    """``quotient_scale`` of the rows that fit into 64 bits; the others are ``SLOW``.
+    """Compute ``quotient_scale`` of rows that fit into 64 bits; mark the others ``SLOW``.
 
-    ``ma`` and ``mb`` are without their signs.
+    ``ma`` and ``mb`` are absolute values.
     """
     n = len(kinds)
     for i in range(n):
@@ -130,7 +130,7 @@ def _quotient_scales(
     value=cython.longlong, scale=cython.int, powers=cython.const_longlong[::1], digits=cython.int
 )
 def _weight(value: int, scale: int, powers: memoryview) -> int:
-    """Weight of the first non-zero base-10000 digit."""
+    """Return the weight of the first non-zero base-10000 digit."""
     if value == 0:
         return 0
     digits = 1
@@ -150,7 +150,7 @@ def _weight(value: int, scale: int, powers: memoryview) -> int:
     below=cython.int,
 )
 def _leading(value: int, scale: int, weight: int, powers: memoryview) -> int:
-    """That digit: what is left of place ``4 * weight``."""
+    """Return the first non-zero base-10000 digit, which has ``weight``."""
     below = scale + 4 * weight  # decimal digits of the mantissa below it
     if below >= 0:
         return value // powers[below]
@@ -194,9 +194,9 @@ def _divide(
     content: memoryview,
     starts: memoryview,
 ) -> int:
-    """Texts of ``tops * 10**shifts / bottoms / 10**scales``, half away from zero.
+    """Write texts of ``tops * 10**shifts / bottoms / 10**scales``, rounded half away from zero.
 
-    Long division: a rest is below 10**18, so ten times as much fits into 64 bits.
+    Long division: a remainder is below 10**18, so ten times as much fits into 64 bits.
     """
     n = len(valid)
     p = 0
@@ -207,7 +207,7 @@ def _divide(
         bottom = bottoms[i]
         whole = tops[i] // bottom
         rest = tops[i] % bottom
-        end = 20 + shifts[i]  # digits[0] takes a carry, 19 are of the whole part
+        end = 20 + shifts[i]  # digits[0] is for a carry, the next 19 for the whole part
         k = 19
         while k >= 0:
             digits[k] = whole % 10

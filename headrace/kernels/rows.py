@@ -5,9 +5,9 @@
 
 *Row*: a bitmap of NULLs (one bit per column, set = NULL, rounded up to bytes), then every
 non-NULL column: fixed-width values little-endian, bools one byte, text as a varint length and
-its bytes.  Equal bytes = the same row as a user sees it, display scale of numerics included.
+its bytes.  Rows have equal bytes if a user sees the same row, display scale of numerics included.
 
-*Key*: see ``kernels.keys``; ``encode_keys`` is offered here too, where callers look for it.
+*Key*: see ``kernels.keys``; ``encode_keys`` is exported here too, where callers look for it.
 
 Rows are written column by column into one buffer, with one write position per row.
 """
@@ -39,9 +39,9 @@ __all__ = [
 
 
 def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
-    """Exact identity of each row; ``decode_rows`` is the inverse.
+    """Encode the exact identity of each row; ``decode_rows`` is the inverse.
 
-    A float NaN becomes the one canonical NaN (Postgres knows no other); -0.0 stays -0.0.
+    A float NaN becomes the canonical NaN (Postgres has no other); -0.0 stays -0.0.
     Raises ValueError without columns (the number of rows would be unknown).
     """
     joined, bounds = _encoded(columns)
@@ -50,7 +50,7 @@ def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
 
 
 def pack_rows(columns: Sequence[pa.Array]) -> Packed:
-    """``encode_rows`` in one piece."""
+    """Return the rows of ``encode_rows`` packed."""
     joined, bounds = _encoded(columns)
     return Packed(np.frombuffer(joined, np.uint8), bounds)
 
@@ -73,7 +73,7 @@ def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
     every = buffers.view(buffers.all_valid(n))
     bounds = np.empty(n + 1, np.int64)
     limits = buffers.view(bounds)
-    # What columns without NULLs and of one width take is the same in every row.
+    # Fixed-width columns without NULLs take the same bytes in every row.
     size = bitmap_bytes + sum([width for _, _, nulls, width in parts if nulls is None])
     limits[0] = 0
     for i in range(n):
@@ -107,7 +107,7 @@ def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
 
 
 def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """Columns of rows that ``encode_rows`` made of columns of these types.
+    """Decode rows that ``encode_rows`` made of columns of these types.
 
     Raises ValueError if the bytes are not such rows.
     """
@@ -172,11 +172,10 @@ class Consolidator:
     """``consolidate`` over many calls: rows with summed weights, in first-seen order."""
 
     def __init__(self) -> None:
-        """Start with no rows."""
         self._weights: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Number of distinct rows seen, those of weight zero included (for bounding memory)."""
+        """Return the number of distinct rows seen, also of weight zero (to limit memory)."""
         return len(self._weights)
 
     @cython.locals(known=dict)
@@ -187,7 +186,7 @@ class Consolidator:
             known[row] = known.get(row, 0) + weight
 
     def items(self) -> tuple[list[bytes], list[int]]:
-        """(rows, weights) without zero weights; the consolidator keeps its contents."""
+        """Return (rows, weights) without zero weights; the consolidator keeps its contents."""
         rows = []
         weights = []
         for row, weight in self._weights.items():
@@ -197,12 +196,12 @@ class Consolidator:
         return rows, weights
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove all rows."""
         self._weights.clear()
 
 
 def group(keys: Sequence[bytes]) -> tuple[list[bytes], Int64s]:
-    """Distinct keys in first-seen order, and for each position the index of its key there."""
+    """Return distinct keys in first-seen order, and for each position the index of its key."""
     seen: dict[bytes, int] = {}
     ids = np.empty(len(keys), np.int64)
     _number(list(keys), seen, buffers.view(ids))
@@ -210,7 +209,7 @@ def group(keys: Sequence[bytes]) -> tuple[list[bytes], Int64s]:
 
 
 def number(keys: Sequence[bytes], slots: dict[bytes, int]) -> tuple[Int64s, Int64s]:
-    """The slot of each key, a new one getting the next; and at which positions new ones stand."""
+    """Return each key's slot, the next one for a new key, and the first positions of new keys."""
     known = len(slots)
     ids = np.empty(len(keys), np.int64)
     _number(list(keys), slots, buffers.view(ids))
@@ -222,11 +221,11 @@ def number(keys: Sequence[bytes], slots: dict[bytes, int]) -> tuple[Int64s, Int6
 _CORRUPT = "bytes are not rows of these types"
 _BYTE = np.dtype(np.uint8)
 _Part = tuple[memoryview, memoryview | None, memoryview | None, int]
-"""Bytes of a column; offsets of a text; where there are values, if not everywhere; width."""
+"""A column: bytes; offsets if it is a text; validity, None without NULLs; width."""
 
 
 def _integers(weights: Iterable[int]) -> Iterable[int]:
-    # numpy and Arrow integers would wrap, and would end up in the results
+    # numpy and Arrow integers would wrap, and would leak into the results
     if isinstance(weights, np.ndarray):
         return list(weights.tolist())
     if isinstance(weights, pa.Array):
@@ -235,7 +234,7 @@ def _integers(weights: Iterable[int]) -> Iterable[int]:
 
 
 def _content(column: pa.Array) -> _Part:
-    """A column, of which a float's NaN are made canonical."""
+    """Return the parts of a column, with canonical NaN in floats."""
     nulls = buffers.view(buffers.validity(column)) if column.null_count else None
     if buffers.is_text(column.type):
         offsets = buffers.view(buffers.offsets(column))
@@ -270,7 +269,7 @@ def _number(keys: list[bytes], seen: dict[bytes, int], ids: memoryview) -> None:
     n=cython.Py_ssize_t,
 )
 def _firsts(ids: memoryview, firsts: memoryview, known: int) -> None:
-    """Where each id from ``known`` on stands first; they come in ascending order."""
+    """Find the first position of each id from ``known`` on; they first occur in ascending order."""
     n = 0
     for i in range(len(ids)):
         if ids[i] == known + n:
@@ -307,7 +306,7 @@ def _put_nulls(out: memoryview, cursor: memoryview, valid: memoryview, index: in
     found=cython.int,
 )
 def _bitmaps(data: memoryview, ends: memoryview, width: int) -> int:
-    """1 if no bit is set in the bitmaps, of ``width`` bytes; 0 if one is; -1: a row is shorter."""
+    """Return 1 if no bit of the bitmaps (``width`` bytes) is set, else 0; -1: row too short."""
     found = 0
     for i in range(len(ends) - 1):
         if ends[i] + width > ends[i + 1]:
@@ -328,7 +327,7 @@ def _bitmaps(data: memoryview, ends: memoryview, width: int) -> int:
     i=cython.Py_ssize_t,
 )
 def _take_nulls(data: memoryview, cursor: memoryview, valid: memoryview, index: int) -> None:
-    """Where the bit of column ``index``, in the bitmaps at ``cursor``, says NULL."""
+    """Fill ``valid`` from the bits of column ``index`` in the bitmaps at ``cursor``."""
     for i in range(len(valid)):
         valid[i] = 1 - ((data[cursor[i] + (index >> 3)] >> (index & 7)) & 1)
 
@@ -356,7 +355,7 @@ def _at_end(cursor: memoryview, ends: memoryview) -> bool:
     i=cython.Py_ssize_t,
 )
 def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
-    """Add to the size of each row, which stands one place further, what its value takes."""
+    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
     for i in range(len(valid)):
         if valid[i]:
             sizes[i + 1] += width
@@ -374,7 +373,6 @@ def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
     length=cython.longlong,
 )
 def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> None:
-    """As ``_size_fixed``."""
     n = len(valid)
     for i in range(n):
         if valid[i]:
@@ -503,7 +501,7 @@ def _take_text(
     valid: buffers.Bytes,
     kind: pa.DataType,
 ) -> pa.Array:
-    """A text column; ``there`` is what ``valid`` holds."""
+    """Read a text column; ``there`` is a view of ``valid``."""
     starts = np.zeros(len(there) + 1, np.int32)
     limits = buffers.view(starts)
     total = _take_lengths(data, cursor, ends, there, limits)
@@ -537,7 +535,7 @@ def _take_text(
 def _take_lengths(
     data: memoryview, cursor: memoryview, ends: memoryview, valid: memoryview, starts: memoryview
 ) -> int:
-    """Read the varints and fill ``starts``; the bytes needed, or -1 if malformed."""
+    """Read the varints and fill ``starts``; return the bytes needed, or -1 if malformed."""
     n = len(valid)
     total = 0
     for i in range(n):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Hot loops of the source collection: ops on keys, in stream order, to what each key became."""
+"""Hot loops of the source collection: replay ops in stream order to the last row of each key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TRUNCATE = 3
 NO_ROW = -1
 """``after`` of a key that has no row any more."""
 UNTOUCHED = -2
-"""``after`` of a key that still has the row it had."""
+"""``after`` of a key whose row is unchanged."""
 
 MISSING = 1
-"""A row that should be changed or deleted is not there."""
+"""The row to change or delete does not exist."""
 PRESENT = 2
-"""A row that should be added is there already."""
+"""The row to add exists already."""
 
 
 def segments(
@@ -27,10 +27,10 @@ def segments(
     new_keys: list[bytes | None],
     unchanged: list[bool] | None,
 ) -> list[int]:
-    """Where to cut the ops, so that each piece can be looked up in the state at once.
+    """Return where to cut the ops, so that the keys of each piece can be looked up together.
 
-    A TRUNCATE stands alone.  An op with unchanged TOAST values needs its old row, so it may not
-    follow an op on the same key within a piece.  Ends with ``len(ops)``.
+    A TRUNCATE is a separate piece.  An op with unchanged TOAST values needs its old row, so it may
+    not follow an op on the same key within a piece.  The last cut is ``len(ops)``.
     """
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(ops)
@@ -62,7 +62,7 @@ def segments(
 
 
 def keyless(ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]) -> bool:
-    """Whether an op that leaves a row has no new key, or a DELETE no old one."""
+    """Return whether an INSERT or UPDATE has no new key, or a DELETE no old one."""
     i: cython.Py_ssize_t
     for i in range(len(ops)):
         if ops[i] <= 1 and new_keys[i] is None:
@@ -75,7 +75,7 @@ def keyless(ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes |
 def touched_keys(
     ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None], start: int, end: int
 ) -> dict[bytes, int]:
-    """Every key that ops ``start`` to ``end`` name, numbered in first-seen order."""
+    """Number the keys of ops ``start`` to ``end`` in first-seen order."""
     i: cython.Py_ssize_t
     slots: dict[bytes, int] = {}
     for i in range(start, end):
@@ -99,12 +99,12 @@ def replay(
     present: list[bool],
     partial: bool,
 ) -> tuple[list[int], int, int]:
-    """Carry out ops ``start`` to ``end`` in order.
+    """Replay ops ``start`` to ``end`` in order.
 
-    ``present`` says which keys have a row before; ``partial``: only of some rows it is known, so
-    that none can be missing.  Returns, per slot, the op whose new row the
-    key has afterwards (or ``NO_ROW``, ``UNTOUCHED``), then the position of the first op that does
-    not fit and what is wrong with it (``MISSING``, ``PRESENT``); -1 and 0 if all fit.
+    ``present`` flags keys with a row before.  With ``partial`` only some rows are known, so none
+    counts as missing.  Returns, per slot, the op whose new row the key has afterwards (or
+    ``NO_ROW``, ``UNTOUCHED``).  Then follow the position of the first wrong op and its error
+    (``MISSING``, ``PRESENT``); -1 and 0 if there is none.
     """
     i: cython.Py_ssize_t
     slot: cython.Py_ssize_t
@@ -139,12 +139,11 @@ def changes(
     wanted: list[bool] | None,
     start: int,
 ) -> tuple[list[bytes], list[int], list[bytes], list[bytes | None]]:
-    """What a replay did to the rows that are kept.
+    """Return the effect of a replay on the stored rows.
 
-    ``rows`` are the new rows of the ops from ``start`` on, of which the ``wanted`` ones are kept
-    (None: all).  Returns the rows that went, the
-    positions in ``rows`` of those that came, and the keys and values to store (None deletes).
-    A key that ends with the row it had takes no part.
+    ``rows`` are the new rows of the ops from ``start`` on; only the ``wanted`` ones are stored
+    (None: all).  Returns the removed rows, the positions in ``rows`` of the added ones, and the
+    keys and values to store (None deletes).  Keys whose row is unchanged are left out.
     """
     slot: cython.Py_ssize_t
     at: cython.Py_ssize_t

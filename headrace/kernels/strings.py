@@ -3,8 +3,8 @@
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
 """Functions over UTF-8 texts, by characters as Postgres counts them in a UTF8 database.
 
-Positions and lengths come as int64 columns that hold int4 values, so that sums of two never wrap.
-What a function cuts out of a text is first a span of bytes per row, then one copy of all of them.
+Positions and lengths are int64 columns with int4 values, so that sums of two never wrap.
+Functions that cut texts first compute a span of bytes per row, then copy all spans at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ONE, MANY = 256, 257
 
 
 def compile_like(pattern: str) -> Tokens | None:
-    """The tokens of a LIKE pattern; None if it ends in its escape character."""
+    """Return the tokens of a LIKE pattern; None if it ends in its escape character."""
     tokens: list[int] = []
     escaped = False
     for byte in pattern.encode():
@@ -41,7 +41,7 @@ def compile_like(pattern: str) -> Tokens | None:
 
 
 def like(column: pa.StringArray, tokens: Tokens) -> pa.Array:
-    """``column LIKE`` the pattern of ``compile_like``."""
+    """Return ``column LIKE pattern`` for a pattern of ``compile_like``."""
     out = np.zeros(len(column), np.uint8)
     _like(
         buffers.view(buffers.data(column)),
@@ -100,7 +100,7 @@ def _like(data: memoryview, offsets: memoryview, tokens: memoryview, out: memory
             elif mark >= 0:
                 hold += 1
                 if tokens[mark] < 256:
-                    # Only there can the rest begin; a character's bytes are never another's.
+                    # The rest begins with this byte, which is never inside another character.
                     while hold < end and data[hold] != tokens[mark]:
                         hold += 1
                 while hold < end and data[hold] & 192 == 128:
@@ -115,10 +115,10 @@ def _like(data: memoryview, offsets: memoryview, tokens: memoryview, out: memory
 
 
 def substring(column: pa.StringArray, start: pa.Array, size: pa.Array) -> pa.Array:
-    """``substring(column, start, size)``; a size that is NULL in a valid row goes to the end.
+    """Return ``substring(column, start, size)``; a NULL size in a valid row means to the end.
 
-    The caller has made the other NULLs of ``size``, and all of ``start``, NULLs of ``column``.
-    REQUIRES: no size is negative.
+    REQUIRES: no size is negative; ``column`` is NULL where ``start`` is, and where a NULL size
+    makes the result NULL.
     """
     n = len(column)
     begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
@@ -185,7 +185,7 @@ def _substring(
 
 
 def edge(column: pa.StringArray, size: pa.Array, *, right: bool) -> pa.Array:
-    """``left(column, size)`` or ``right(column, size)``; negative: all but so many."""
+    """Return ``left(column, size)`` or ``right(column, size)``; negative: all but ``-size``."""
     n = len(column)
     begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
     _edge(
@@ -229,7 +229,7 @@ def _edge(
         ends[i] = offsets[i + 1]
         wanted = size[i]
         if (wanted >= 0) == right:
-            # From the end: right(s, 2), or left(s, -2) which stops there.
+            # Count from the end: right(s, 2) begins there, left(s, -2) ends there.
             if wanted < 0:
                 wanted = -wanted
             at = offsets[i + 1]
@@ -257,7 +257,10 @@ def _edge(
 
 
 def split_part(column: pa.StringArray, separator: bytes, fields: pa.Array) -> pa.Array:
-    """``split_part(column, separator, fields)``, neither empty nor zero; negative: from the end."""
+    """Return ``split_part(column, separator, fields)``; negative fields count from the end.
+
+    REQUIRES: ``separator`` is not empty, no field is 0.
+    """
     n = len(column)
     begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
     _split_part(
@@ -284,7 +287,7 @@ def split_part(column: pa.StringArray, separator: bytes, fields: pa.Array) -> pa
     k=cython.Py_ssize_t,
 )
 def _find(data: memoryview, at: int, end: int, needle: memoryview, first: int, size: int) -> int:
-    """Where ``needle[first:first + size]`` begins in ``data[at:end]``, -1 if it does not."""
+    """Find ``needle[first:first + size]`` in ``data[at:end]``; return its position or -1."""
     while at + size <= end:
         k = 0
         while k < size and data[at + k] == needle[first + k]:
@@ -351,7 +354,7 @@ def _split_part(
 def _copied(
     column: pa.StringArray, begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]
 ) -> pa.Array:
-    """The bytes ``begins[i]`` … ``ends[i]`` of each row, as texts."""
+    """Return the bytes ``begins[i]`` … ``ends[i]`` of each row, as texts."""
     valid = buffers.validity(column)
     starts = np.zeros(len(begins) + 1, np.int32)
     np.cumsum(np.where(valid == 1, ends - begins, 0), out=starts[1:])
@@ -386,11 +389,11 @@ def _copy(data: memoryview, begins: memoryview, starts: memoryview, content: mem
             content[k] = data[k + shift]
 
 
-# --- numbers about a text
+# --- functions with numeric results
 
 
 def position(column: pa.StringArray, needle: pa.StringArray) -> pa.Array:
-    """``strpos(column, needle)``: the character where it begins, 0 if it does not."""
+    """Return ``strpos(column, needle)``: the number of its first character, 0 if absent."""
     out = np.zeros(len(column), np.int32)
     _position(
         buffers.view(buffers.data(column)),
@@ -435,7 +438,7 @@ def _position(
 
 
 def first_point(column: pa.StringArray) -> pa.Array:
-    """``ascii(column)``: the code point of the first character, 0 of an empty text."""
+    """Return ``ascii(column)``: the code point of the first character, 0 for an empty text."""
     out = np.zeros(len(column), np.int32)
     _first_point(
         buffers.view(buffers.data(column)), buffers.view(buffers.offsets(column)), buffers.view(out)

@@ -1,11 +1,11 @@
 # cython: language_level=3, annotation_typing=False
 # The decorators give C types to Cython, the annotations types to mypy.
-"""Keys of arrays and rows of which some part has several texts for one value: interval[], bpchar[].
+"""Keys of arrays and rows with parts whose text is not canonical, as in interval[] and bpchar[].
 
-A *form* says how the text of such a value is read:
+Equal values of such a part may have different texts.  A *form* describes the text of a value:
 
 =============  ====================================================================
-``1186``       a value of the type of that OID; its key is that of ``kernels.keys``
+``1186``       a value of the type with that OID; its key is that of ``kernels.keys``
 ``[form]``     an array, of any dimensions and bounds
 ``(form,…)``   a row with these columns
 =============  ====================================================================
@@ -29,7 +29,7 @@ from headrace.kernels.buffers import Int64s
 
 Form = str
 Shape = Any
-"""A form that was read: an OID, a list with the shape of the elements, a tuple of shapes."""
+"""A parsed form: an OID, a list with the shape of the elements, a tuple of shapes."""
 Encode = Callable[..., list[Any]]
 
 FORMS: Final[dict[int, Form]] = {
@@ -38,16 +38,15 @@ FORMS: Final[dict[int, Form]] = {
     3807: "[3802]",  # jsonb[]
     6151: "[4532]",  # nummultirange[]
 }
-"""Of the types of Postgres, by OID."""
+"""Forms of built-in types, by OID."""
 _NULL: Final = b"\x01"
 _MALFORMED: Final = "malformed text of an array or row"
 
 
 def contents(column: pa.Array, form: Form, encode: Encode) -> tuple[buffers.Bytes, Int64s]:
-    """Per row the key bytes of a column of that form, without marker: contents and n + 1 bounds.
+    """Return the key bytes of a column of a form, without markers: contents and n + 1 bounds.
 
-    ``encode`` is ``kernels.keys.encode_keys``.  Raises ValueError for a text that is not of the
-    form.
+    ``encode`` is ``kernels.keys.encode_keys``.  Raises ValueError for a text of another form.
     """
     shape = _shape(form)
     pieces: list[bytes | int | None] = []
@@ -104,7 +103,7 @@ def _read_form(form: Form, at: int) -> tuple[Shape, int]:
 
 @cython.locals(pieces=list, parts=dict)
 def _write(value: bytes | None, shape: Shape, pieces: list[Any], parts: dict[int, Any]) -> None:
-    """Append what the key of a value consists of: bytes, or the OID of a part to be encoded."""
+    """Append the pieces of a value's key: bytes, or the OID of a part to be encoded."""
     if isinstance(shape, int):
         parts.setdefault(shape, []).append(value)
         pieces.append(shape)
@@ -193,7 +192,7 @@ def _write_row(
 
 @cython.locals(quoted=bytes, out=bytearray, p=cython.Py_ssize_t, end=cython.Py_ssize_t)
 def _unescaped(quoted: bytes) -> bytes:
-    """An element of an array without its backslashes."""
+    """Return an array element without its backslashes."""
     if b"\\" not in quoted:
         return quoted
     out = bytearray()
@@ -208,7 +207,7 @@ def _unescaped(quoted: bytes) -> bytes:
 
 
 def _bare(field: bytes) -> bytes:
-    """A column of a row without its quotes: Postgres doubles quotes and backslashes in them."""
+    """Return a row's column without quotes, in which Postgres doubles quotes and backslashes."""
     if not field.startswith(b'"'):
         return field
     return field[1:-1].replace(b'""', b'"').replace(b"\\\\", b"\\")

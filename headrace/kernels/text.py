@@ -1,12 +1,12 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
-"""Postgres text to Arrow values and back, for the types that travel as machine values.
+"""Postgres text to Arrow values and back, for types represented as machine values.
 
-``parse`` reads everything Postgres prints under ``settings.PINNED_SETTINGS`` and nothing looser;
-``render`` writes text that Postgres' input function reads back to exactly the same value.
-Integers, bool, date, time and timestamps are rendered as Postgres itself prints them; floats as
-the shortest digits that read back exactly (the exponent form may differ from Postgres').
+``parse`` accepts exactly the output of Postgres under ``settings.PINNED_SETTINGS``.  ``render``
+writes text that Postgres' input function reads back to exactly the same value.  Integers, bool,
+date, time and timestamps are rendered as Postgres prints them.  Floats are the shortest digits
+that read back exactly; their exponent form may differ from Postgres'.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from headrace.kernels import buffers, datetimes
 from headrace.types import BOOL, FLOAT4, FLOAT8, INT2, INT4, INT8, OID, arrow_type
 
-# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+# Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _TENTH = cython.declare(cython.longlong, -922337203685477580)
 
 _DATE_WIDTH = 16
@@ -34,10 +34,10 @@ _RANGES = {
 
 
 def parse(column: pa.StringArray, oid: int) -> pa.Array:
-    """Values of Postgres' output text; ``arrow_type(oid)`` says in which Arrow type.
+    """Parse Postgres' output text into values of the Arrow type ``arrow_type(oid)``.
 
-    Raises ValueError, naming the type but never the value, if some text is not what Postgres
-    prints.  Types that travel as text come back as they are.
+    Raises ValueError, which names the type but never the value, if Postgres would not print a text.
+    Columns of types represented as text are returned unchanged.
     """
     target = arrow_type(oid)
     if pa.types.is_string(target):
@@ -68,7 +68,7 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
 
 
 def render(column: pa.Array, oid: int) -> pa.StringArray:
-    """Text of typed values: the inverse of ``parse``."""
+    """Render typed values as text, the inverse of ``parse``."""
     target = arrow_type(oid)
     if pa.types.is_string(target):
         return column
@@ -181,7 +181,7 @@ def _parse_ints(
             p += 1
         if p == end or end - p > 19:
             return False
-        value = 0  # kept negative: the least int64 has no positive twin
+        value = 0  # negated, since the least int64 has no positive counterpart
         while p < end:
             digit = data[p] - 48
             if digit < 0 or digit > 9:

@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-"""Messages of the Postgres protocol by their headers alone: type, length, and on to the next."""
+"""Fast passes over messages of the Postgres protocol, mostly by their headers: type and length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MESSAGE_BYTES_MAX: Final = 0x3FFF_FFFF
 
 
 def kinds(letters: bytes) -> bytes:
-    """A set of message types, as ``pass_by`` takes it: a byte for each type there may be."""
+    """Return a set of message types as ``pass_by`` takes it: one flag byte per possible type."""
     return bytes(kind in letters for kind in range(256))
 
 
@@ -30,10 +30,10 @@ def kinds(letters: bytes) -> bytes:
     most=cython.longlong,
 )
 def pass_by(data: bytearray, at: int, passed: bytes) -> int:
-    """Where messages of other types than ``passed`` (see ``kinds``) begin, from ``at`` on.
+    """Skip messages of the types ``passed`` (see ``kinds``); return the first other position.
 
-    That may be behind the end of ``data``, if the last message is not all there.  It is also where
-    a header is not all there, or its length is none.
+    It may be beyond the end of ``data``, if the last message is incomplete.  Skipping also ends at
+    an incomplete header or an invalid length.
     """
     size, header, most = len(data), HEADER_BYTES, MESSAGE_BYTES_MAX
     while size - at >= header and passed[data[at]]:
@@ -57,10 +57,10 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
     kind=cython.int,
 )
 def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) -> bytes | None:
-    """The types of a client's messages; None: some are not plain, or not all there.
+    """Return the types of a client's messages; None: some are not plain, or incomplete.
 
-    ``most`` has the length that a plain message of each type may have, 0 where none is plain, and
-    ``dull`` judges a text (of a Query: with its header) in small letters.
+    ``most`` has the maximum length of a plain message by type, 0 for types that are never plain.
+    ``dull`` returns whether a lower-case query text is plain (of a Query: with its header).
     """
     data, size, header, at = messages, len(messages), HEADER_BYTES, 0
     out = bytearray()
@@ -75,7 +75,7 @@ def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) 
         if kind == 81:  # Q
             if not dull(messages[at:end].lower()):
                 return None
-        elif kind == 80:  # P: name, text, how many types are declared, these
+        elif kind == 80:  # P: name, text, number of declared types, types
             query = _behind_zero(data, at + header, end)
             at = _behind_zero(data, query, end)
             if end - at < 2 or end - at - 2 < 4 * ((data[at] << 8) | data[at + 1]):
@@ -92,7 +92,7 @@ def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) 
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data=cython.p_const_uchar, at=cython.Py_ssize_t, end=cython.Py_ssize_t)
 def _behind_zero(data: bytes, at: int, end: int) -> int:
-    """Where what comes behind the next zero begins; ``end``: there is none."""
+    """Return the position after the next zero byte, or ``end`` if there is none."""
     while at < end:
         at += 1
         if data[at - 1] == 0:
@@ -115,11 +115,12 @@ def _behind_zero(data: bytes, at: int, end: int) -> int:
     status=cython.int,
 )
 def answers(messages: bytes, owed: deque[int], last: bytes, whole: bytes) -> int:
-    """Takes from ``owed`` what messages of the source answer; nothing if that is not plain (-1).
+    """Remove from ``owed`` the requests that messages of the source complete.
 
-    ``last`` has the type of what each is the last answer of, Z for those that answer Q, F or S
-    (``whole``) with everything in it, d for those that answer nothing, 0 where none is plain.
-    Returns the status that the last ReadyForQuery tells, 0 if there is none.
+    ``last`` has, by type of message: the type of request that it completes; Z for ReadyForQuery,
+    which completes S and the requests in ``whole`` (Q, F); d if it completes no request; 0 if it is
+    not plain.  Returns the status in the last ReadyForQuery, or 0 without one.  If the messages are
+    not plain, returns -1 and removes nothing.
     """
     data, size, header, at, count = messages, len(messages), HEADER_BYTES, 0, 0
     given, status = len(owed), 0

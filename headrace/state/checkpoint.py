@@ -1,17 +1,16 @@
 """Checkpoints: the changes since the last one, made durable atomically.
 
-A small checkpoint is one write batch.  A large one would hold the interpreter lock for seconds, since
-RocksDB's binding keeps it while a batch is written, and its batch in memory.  So it is written in
-steps:
+A small checkpoint is one write batch.  As one batch, a large one would take too much memory, and
+RocksDB's binding would hold the interpreter lock for seconds.  So it is written in steps:
 
     changes ─► sorted files in ``checkpoint/`` ─► one write batch: metadata and the list
-    of files, synced (from here on it counts) ─► RocksDB takes the files in ─► list deleted
+    of files, synced (the checkpoint is durable) ─► RocksDB ingests the files ─► list deleted
 
-After a kill before the batch the files are garbage.  After a kill later, opening ingests them, again
-if need be; their pairs are absolute, so repetition is harmless.
+After a kill before the batch the files are garbage.  After a later kill, the next start ingests
+them, if need be again.  Their pairs are absolute values, so repetition is harmless.
 
 * Invariant 1: nothing else writes to the column families of states, so the pairs of a listed
-  file are the newest until it is taken in.
+  file are the newest until it is ingested.
 * Invariant 2: memory is bounded, whatever the size of the checkpoint: at most ``_SORT_BYTES`` of
   changes are sorted at a time (their keys and values packed, twice).
 """
@@ -39,17 +38,17 @@ from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
 BATCH_PAIRS_MAX: Final = 8192
-"""Largest checkpoint that is one write batch: 10 to 20 ms under the interpreter lock.  By files it
-takes five times as long, and keeps the lock for as long in several pieces."""
+"""Largest checkpoint that is one write batch: 10 to 20 ms under the interpreter lock.  With files
+it takes five times as long, and holds the lock for as long in several pieces."""
 _BATCH_BYTES_MAX: Final = 1024 * 1024
 _SORT_BYTES: Final = 32 * columns.MIB
 _FILE_BYTES: Final = 4 * columns.MIB
-"""RocksDB takes a file in under the interpreter lock, in about 1 ms for 2 MiB."""
+"""RocksDB ingests a file under the interpreter lock, in about 1 ms for 2 MiB."""
 _SLICE_PAIRS: Final = 128
 """Pairs put into a file before other threads get their turn: 0.05 ms."""
 _SLICE_BYTES: Final = 1024 * 1024
 _PAUSE_S: Final = 0.001
-"""With the slice: what is written holds the interpreter lock for a twentieth of the time."""
+"""Pause after each slice: so writing holds the interpreter lock for a twentieth of the time."""
 _PAUSE_HURRIED_S: Final = 0.0001
 _FLUSH_POLL_S: Final = 0.002
 _FLUSH_S_MAX: Final = 20.0
@@ -103,18 +102,18 @@ class RocksCheckpoint:
         disk = self._disk
         try:
             made = self._make_files(disk.path / _FOLDER, changes)
-            # The order counts: what RocksDB has taken in may not reach the disk before the list.
+            # The list first: ingested pairs must not reach the disk before it.
             listed = msgspec.json.encode(made)
             disk.write([], {**self._meta, _LIST: listed}, sync=True)
         except HeadraceError:
             if disk.get_meta(_LIST) is None:
-                # Where a disk is full, this makes room.
+                # If the disk is full, this makes room.
                 shutil.rmtree(disk.path / _FOLDER, ignore_errors=True)
             raise
         finish(disk, self.pace)
 
     def _make_files(self, folder: Path, changes: Iterator[Changed]) -> list[tuple[str, str]]:
-        """Write sorted files of ``changes`` and sync them; returns (column family, file name)."""
+        """Write sorted files of ``changes`` and sync them; return (column family, file name)."""
         with columns.writing():
             folder.mkdir(exist_ok=True)
             made = [
@@ -128,14 +127,14 @@ class RocksCheckpoint:
 
 
 class Pace:
-    """How often the writing of a checkpoint leaves the interpreter lock to the data path."""
+    """Pauses in which the writer of a checkpoint leaves the interpreter lock to the data path."""
 
     def __init__(self) -> None:
         self.hurried = False
-        """Set from any thread, when somebody waits for the end: then for short moments only."""
+        """Whether pauses are short because a thread waits for the end; set from any thread."""
 
     def rest(self) -> None:
-        """Leave the lock, usually for longer than we have just held it."""
+        """Release the lock, usually for longer than the slice held it."""
         clock.sleep(_PAUSE_HURRIED_S if self.hurried else _PAUSE_S)
 
 
@@ -145,10 +144,10 @@ def under_way() -> BugError:
 
 
 def finish(disk: Disk, pace: Pace | None = None) -> None:
-    """Finish a large checkpoint that counts already; nothing happens if there is none.
+    """Finish a large checkpoint whose list is durable; nothing happens if there is none.
 
     Raises:
-        StateDamaged: a file of it is gone or damaged.
+        StateDamaged: a file of it is missing or damaged.
     """
     folder = disk.path / _FOLDER
     pace = pace or Pace()
@@ -207,7 +206,7 @@ def _files(
 
 
 class _File:
-    """A sorted file under way; sections that follow each other share one."""
+    """A sorted file being written; consecutive sections share one."""
 
     def __init__(self, disk: Disk, family: Family, path: Path) -> None:
         self._family = family
@@ -229,7 +228,7 @@ class _File:
     def add(
         self, section: Section, keys: list[bytes], values: list[bytes], valid: memoryview, size: int
     ) -> None:
-        """Append pairs in order, ``size`` bytes of them; where not ``valid``: removals."""
+        """Append pairs in order, ``size`` bytes in all; pairs not ``valid`` are removals."""
         self._bytes += size
         self._previous = keygroups.write_file(
             self._writer, section.prefix, keys, values, valid, self._previous

@@ -1,7 +1,7 @@
-"""Column families of RocksDB: reading them, their options, and RocksDB's errors as ours.
+"""Column families of RocksDB: reads, options, and conversion of RocksDB's errors.
 
-Invariant 1: what cannot be read is never taken for absent (H22): each block has a checksum, and
-whoever meets the end of an iterator asks for its status.
+Invariant 1: data that cannot be read is never taken for absent (H22): each block has a checksum,
+and every reader that reaches the end of an iterator checks its status.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from headrace.state.map import keygroups
 
 MIB: Final = 1024 * 1024
 DEFAULT: Final = "default"
-"""The family of metadata."""
+"""Family of the metadata."""
 SHARED: Final = "shared"
-"""The family of all views that have none for themselves; no view is called so."""
+"""Family of all views without a family of their own; no view has this name."""
 _WAL_BYTES_MAX: Final = 64 * MIB
 EVENTS_S_MAX: Final = 3600
-"""Seconds after which RocksDB begins another file to tell what it does.
+"""Seconds after which RocksDB begins another info log file.
 
-NB: a limit of bytes would be a trap: each file begins with the options of all families that were
-ever made, and once these alone are too many bytes, each line begins another file.
+NB: do not limit the bytes instead: each file begins with the options of all families ever made.
+Once these alone exceed the limit, each line begins another file.
 """
 EVENTS_FILES_MAX: Final = 4
 MANIFEST_BYTES_MAX: Final = 16 * MIB
-"""Bytes after which the manifest is written anew, without what is gone."""
+"""Bytes after which RocksDB rewrites the manifest without obsolete entries."""
 _NEVER: Final = 1 << 30
 _BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
 _ARENA_BYTES: Final = 64 * 1024
 NODE_BYTES: Final = 64
-"""About what an entry takes in memory besides key and value."""
+"""Approximate bytes of an entry in memory besides key and value."""
 _PAIRS_PER_READ: Final = 4096
 _BYTES_PER_READ: Final = MIB
 _PAIRS_PER_FILL: Final = 512
 _BYTES_PER_FILL: Final = 256 * 1024
 _DAMAGED: Final = ("Corruption: ", "IO error: No such file or directory", "Invalid argument: ")
-"""RocksDB's status codes, which its Python binding gives as the text's beginning only."""
+"""RocksDB's status codes; its Python binding has them only as the beginning of the message."""
 _ENTRIES: Final = re.compile(r"# entries=(\d+)")
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What RocksDB may use, in bytes; one for all column families."""
+    """Memory limits of RocksDB in bytes, shared by all column families."""
 
     cache: Any
     cache_bytes: int
@@ -62,7 +62,7 @@ class Memory:
 
     @classmethod
     def of(cls, cache_bytes: int) -> Memory:
-        """``cache_bytes`` for blocks, indexes, filters and (half of it) memtables."""
+        """Share ``cache_bytes`` among blocks, indexes, filters and (up to half) memtables."""
         cache = rocksdict.Cache(cache_bytes)
         memtables = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
             cache_bytes // 2, allow_stall=False, cache=cache
@@ -71,17 +71,17 @@ class Memory:
 
 
 class Family:
-    """One column family: states as of the last checkpoint, of one view or of many."""
+    """A column family: states of one view or many as of the last checkpoint."""
 
     def __init__(self, name: str, db: Any) -> None:
         self.name: Final = name
         self.rows: Any = db.get_column_family(name)
         """RocksDB's own handle for reading."""
         self.handle: Any = db.get_column_family_handle(name)
-        """The one that write batches take."""
+        """Handle for write batches."""
 
     def owners(self) -> list[str]:
-        """Names of the views that have pairs here, in order; REQUIRES: it is the shared family."""
+        """Return the sorted names of views with pairs here; REQUIRES: it is the shared family."""
         out: list[str] = []
         with reading(self.name):
             iterator = self.rows.iter()
@@ -100,9 +100,9 @@ class Family:
         return 2 * int(size) + NODE_BYTES * int(count)
 
     def entries(self) -> int:
-        """About how many entries the files and memtables have, what is written over included.
+        """Estimate the number of entries in files and memtables, overwritten ones included.
 
-        (``estimate-num-keys`` knows nothing of files that were there when it was opened.)
+        (``estimate-num-keys`` leaves out the files that existed when the database was opened.)
         """
         names = ("num-entries-active-mem-table", "num-entries-imm-mem-tables")
         with reading(self.name):
@@ -113,7 +113,7 @@ class Family:
     def ingest(self, path: Path) -> None:
         """Add the pairs of a sorted file, which stays.
 
-        By a link of it where that can be: RocksDB reads all of what it copies, under the
+        The file is linked where possible: RocksDB reads every byte that it copies, under the
         interpreter lock.
         """
         link = path.with_suffix(".link")
@@ -128,38 +128,38 @@ class Family:
             self.rows.ingest_external_file([str(link)], options)
 
     def flush_soon(self) -> None:
-        """Begin to write the memtable into a file, in the background."""
+        """Begin to flush the memtable, in the background."""
         with writing():
             self.rows.flush(wait=False)
 
     @property
     def in_memtable(self) -> bool:
-        """Whether some pairs stand in memtables only."""
+        """Whether some pairs are in memtables only."""
         names = ("num-entries-active-mem-table", "num-immutable-mem-table")
         with reading(self.name):
             return any(self.rows.property_int_value(f"rocksdb.{name}") for name in names)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the handles."""
         self.handle = None
         close(self.rows)
 
 
 class StatePlace:
-    """Where the states of one view are: a family, and what their names begin with there."""
+    """Location of the states of one view: a family, and the prefix of their names in it."""
 
     def __init__(self, family: Family, prefix: str) -> None:
         self.family: Final = family
         self.prefix: Final = prefix
-        """Empty in a family that the view has for itself."""
+        """Empty if the view has its own family."""
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
-        """The half-open range of its keys; REQUIRES: it has a prefix."""
+        """Half-open range of its keys; REQUIRES: it has a prefix."""
         return layout.owner_bounds(self.prefix)
 
     def section(self, state: str) -> Section:
-        """Return one of its states."""
+        """Return the section of a state."""
         return Section(self.family, self.prefix, state)
 
     def states(self) -> list[str]:
@@ -189,9 +189,9 @@ class StatePlace:
 
 
 class Section:
-    """One state on disk: the keys of a column family that begin with its place and its name.
+    """One state on disk: the keys of a column family with the prefix of its place and name.
 
-    Keys go in and come out without that beginning.
+    Callers pass and receive keys without that prefix.
     """
 
     def __init__(self, family: Family, place: str, state: str) -> None:
@@ -202,7 +202,7 @@ class Section:
         """Whether the family has states of other views."""
         self.prefix: Final = layout.section(place + state)
         self.end: Final = layout.section_end(place + state)
-        """The least bytes above every key of it."""
+        """Exclusive upper bound of its keys."""
         self._iterator: Any = None
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
@@ -250,21 +250,20 @@ class Section:
 
 
 class Groups:
-    """Pairs of key groups in order, at the cost of one call of the binding for each.
+    """A reader of the pairs of key groups in order, with one call of the binding for each pair.
 
-    Its ``items`` end silently at an error.  So where they end, an iterator that tells looks for
-    what comes next; that is also the case when a checkpoint has added something meanwhile.
+    The binding's ``items`` ends silently at an error.  So at its end a second iterator, which
+    reports errors, looks for a next pair.  It also finds pairs that a checkpoint has added since.
     """
 
     def __init__(self, section: Section, first: int, last: int) -> None:
-        """See ``Section.groups``."""
         self._section = section
         self._last = last
         self._next = bytes((first,))
         self._items: Any = None
 
     def read(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
-        """Up to ``count`` pairs, or about ``bytes_max`` bytes; none: that was all."""
+        """Return up to ``count`` pairs or about ``bytes_max`` bytes; empty at the end."""
         section = self._section
         with reading(section.name):
             while True:
@@ -286,7 +285,7 @@ class Groups:
                 self._items = None
 
     def fill(self, into: Any) -> bytes | None:
-        """Load the next pairs into a state map; returns their last key, None at the end."""
+        """Load the next pairs into a state map; return their last key, None at the end."""
         keys, values = self.read(_PAIRS_PER_FILL, _BYTES_PER_FILL)
         if not keys:
             return None
@@ -294,14 +293,14 @@ class Groups:
         return keys[-1]
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the iterator, which pins files."""
         self._items = None
 
 
 def close(database: Any) -> None:
-    """Close a handle of the binding, which first flushes the log: on a full disk that fails.
+    """Close a handle of the binding, which first flushes the log; ignore a failure (disk full).
 
-    What is lost then is in no checkpoint.
+    The writes lost then are in no checkpoint.
     """
     # The binding raises bare Exception.
     with contextlib.suppress(Exception):
@@ -332,7 +331,7 @@ def reading(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Errors of RocksDB and of files as ours: a full disk may have room again, damage stays."""
+    """Convert write errors of RocksDB and files: a full disk is transient, damage is not."""
     try:
         yield
     except HeadraceError:
@@ -362,7 +361,7 @@ def opening_error(path: Path, error: Exception) -> Exception:
 
 
 def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Pairs from where it stands; the binding's own ``items`` ends silently at an error."""
+    """Yield pairs from the iterator's position; the binding's ``items`` hides errors."""
     with reading(name):
         while True:
             keys, values = keygroups.read_pairs(iterator, _PAIRS_PER_READ, _BYTES_PER_READ)
@@ -373,7 +372,7 @@ def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def options(memory: Memory | None) -> Any:
-    """Options of a column family; the reasons are in ``state/README.md``."""
+    """Return the options of a column family; the reasons are in ``state/README.md``."""
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(_BLOOM_BITS, False)
     table.set_format_version(5)
@@ -406,6 +405,6 @@ def options(memory: Memory | None) -> Any:
     if memory is not None:
         out.set_write_buffer_size(memory.memtable_bytes)
         out.set_write_buffer_manager(memory.memtables)
-        # Many column families, most of them with a few pairs in memory.
+        # There are many column families, most of them with a few pairs in memory.
         out.set_arena_block_size(_ARENA_BYTES)
     return out

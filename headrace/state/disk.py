@@ -1,11 +1,11 @@
-"""RocksDB as a worker uses it: column families, batches that are whole, and metadata.
+"""RocksDB as a worker uses it: column families, atomic batches, and metadata.
 
 RocksDB rewrites and checks the options of all column families whenever one is made or dropped.  So
-small views share one family, and making a view costs the same however many there are.  A view that
-begins large has a family of its own: its sorted files are linked there and not copied.
+small views share one family, and a new view costs the same however many there are.  A view that
+begins large has a family of its own, into which its sorted files are linked instead of copied.
 
-* Invariant: what ``write`` has synced is there after a crash, and RocksDB's manifest was not cut
-  since (``files``).
+* Invariant: every write that ``write`` has synced survives a crash, and the manifest of RocksDB is
+  not truncated unnoticed (``files``).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _log = structlog.get_logger(__name__)
 class Disk:
     """The column families and the metadata, which is in the default one.
 
-    ``write`` and ``place`` are for any thread; of the rest one thread at a time.
+    Any thread may call ``write`` and ``place``; one thread at a time uses the rest.
     """
 
     def __init__(self, path: Path, cache_bytes: int) -> None:
         """Open or create the database at ``path``.
 
         Raises:
-            OSError: the files cannot be used now: another process has them open, say.
+            OSError: the files cannot be used now: another process has them open, for example.
             StateDamaged: the files are damaged, or in another format.
         """
         self.path: Final = path
@@ -71,7 +71,7 @@ class Disk:
                 column_families={name: columns.options(self._memory) for name in names},
             )
         except Exception as error:
-            # rocksdict raises bare Exception whatever RocksDB says.
+            # rocksdict raises bare Exception for every error of RocksDB.
             raise columns.opening_error(self.path, error) from error
         for name in names:
             self._families[name] = Family(name, db)
@@ -79,26 +79,26 @@ class Disk:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Bytes in use of what all families have, and what that may be; from any thread."""
+        """Bytes of the cache in use, and its capacity; from any thread."""
         return int(self._memory.cache.get_usage()), self._memory.cache_bytes
 
     # --- column families
 
     def place(self, name: str) -> StatePlace:
-        """Return where the states of ``name`` are: its own family if it has one, or the shared."""
+        """Return the place of the states of ``name``: its own family, else the shared one."""
         family = self._families.get(name)
         if family is not None and family is not self._shared:
             return StatePlace(family, "")
         return StatePlace(self._shared, f"{name}{layout.OWNER_END}")
 
     def own(self, name: str) -> StatePlace:
-        """Make a family for ``name``, which has no states yet, unless it has one."""
+        """Create a family for ``name`` unless it has one; REQUIRES: it has no states yet."""
         self._make(name)
         return self.place(name)
 
     @property
     def families(self) -> int:
-        """Number of column families that views have for themselves."""
+        """Number of column families of single views."""
         return len(self._families) - 1
 
     def _make(self, name: str) -> Family:
@@ -132,8 +132,8 @@ class Disk:
                 batch.delete_range(*place.bounds, place.family.handle)
                 self._write(batch, {place.family.name}, {}, sync=False)
             return
-        # First, for closing would flush what is gone.  If this fails (a full disk), it is still
-        # there, and is found when it is tried again.
+        # Drop before closing, which would flush dropped pairs.  If this fails (disk full), the
+        # family is still listed, so that the caller can retry.
         with writing():
             self._db.drop_column_family(name)
         del self._families[name]
@@ -141,7 +141,7 @@ class Disk:
         place.family.close()
 
     def clear(self, name: str, keep: Callable[[str], bool], meta: Meta) -> None:
-        """Delete the states of ``name`` but for those to ``keep``, and write ``meta``; no sync."""
+        """Delete the states of ``name`` that do not match ``keep``, and write ``meta``; no sync."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         place = self.place(name)
         touched: set[str] = set()
@@ -160,12 +160,11 @@ class Disk:
         touched = set()
         for section, keys, values in pairs:
             touched.add(section.family.name)
-            # No name for the handle: the traceback of an error would keep the database open.
+            # No variable for the handle: the traceback of an error would keep the database open.
             keygroups.write_batch(batch, section.family.handle, section.prefix, keys, values)
         self._write(batch, touched, meta, sync=sync)
 
     def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:
-        """Write a batch, of pairs for the families ``touched``, and ``meta``."""
         if meta:
             keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
             touched.add(columns.DEFAULT)
@@ -183,19 +182,19 @@ class Disk:
                 self._noted = files.note_manifest(self.path, self._noted)
         except OSError as error:
             if error.errno == errno.EIO:
-                # What the disk has now is unknown, and asking again would not tell.
+                # The content of the disk is unknown now, and a second sync would not report it.
                 raise StateDamaged("the disk cannot keep the state", detail=f"{error}.") from error
             raise
 
     def _flush(self, name: str) -> None:
-        """Have the memtable of a family written, which keeps old files of the log."""
+        """Begin to flush a family whose memtable retains old log files."""
         family = self._default if name == columns.DEFAULT else self._families.get(name)
         if family is None:
             return
         try:
             family.flush_soon()
         except TransientError as error:
-            # What was to be durable is; the files of the log can wait.
+            # The data is synced; only old log files stay longer.
             self._logs.wrote([name])
             _log.warning("log of the state kept", family=name, reason=error.message)
 
@@ -224,8 +223,8 @@ class Disk:
             family.close()
         self._families.clear()
         columns.close(self._db)
-        # Closing writes memtables to files, and deletes the log that had their pairs.
+        # Closing flushes the memtables and deletes their log.
         with self._noting, contextlib.suppress(OSError):
             self._noted = files.note_manifest(self.path, self._noted)
-        # Where closing failed, the lock is released with the last reference.
+        # If closing failed, the lock is released with the last reference.
         del self._db

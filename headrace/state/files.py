@@ -1,6 +1,6 @@
-"""Files beside RocksDB's: ``MANIFEST.length`` says how long the manifest was.
+"""Files beside RocksDB's: ``MANIFEST.length`` records the length of the manifest.
 
-RocksDB opens a manifest that was cut: this notices.  (``FORMAT`` is ``formats``'s.)
+RocksDB opens a truncated manifest without an error; this module detects it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOTE: Final = "MANIFEST.length"
 
 
 def _manifest(path: Path) -> tuple[str, int]:
-    """Name and length of the manifest, RocksDB's log of which files count."""
+    """Return name and length of the manifest, RocksDB's log of its current set of files."""
     name = (path / "CURRENT").read_text().strip()
     try:
         return name, (path / name).stat().st_size
@@ -36,23 +36,23 @@ def _manifest(path: Path) -> tuple[str, int]:
 
 
 def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
-    """Write down how long the manifest is: it only grows, or gets a higher number."""
+    """Record the length of the manifest: it only grows, or gets a higher number."""
     now = _manifest(path)
     if now != noted:
-        # What is noted must not outlive what it speaks of.
+        # The manifest first: the note must not survive a crash that cuts the manifest.
         durable.sync(path / now[0])
         durable.replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
     return now
 
 
 def check_manifest(path: Path) -> tuple[str, int] | None:
-    """The length noted last.
+    """Check the manifest against the note; return the recorded name and length, if any.
 
-    RocksDB takes a manifest that was cut for one whose last write was torn, and would open an
-    earlier set of files, some of which may be newer than others.
+    RocksDB takes a truncated manifest for one whose last write was torn.  It would open an earlier
+    set of files, some of which may be newer than others.
 
     Raises:
-        StateDamaged: it is shorter now.
+        StateDamaged: the manifest is older or shorter than recorded.
     """
     if not (path / _NOTE).exists():
         return None
@@ -74,10 +74,10 @@ def check_manifest(path: Path) -> tuple[str, int] | None:
 
 
 def sync_log(path: Path) -> list[int]:
-    """Wait until everything RocksDB has been told is on disk; the numbers of its log's files.
+    """Sync RocksDB's log, and return the numbers of its files.
 
-    What it is told stands in its log when ``write`` returns, unsynced; its own way to sync holds
-    the interpreter lock all the while.
+    ``write`` returns when its batch is in the log, unsynced.  RocksDB's own sync would hold the
+    interpreter lock meanwhile.
     """
     numbers = []
     for file in sorted(path.glob("*.log")):
@@ -91,10 +91,10 @@ def sync_log(path: Path) -> list[int]:
 
 
 def write_run(path: Path, states: Mapping[str, Pieces], pack: PackWriter | None = None) -> int:
-    """Write an SST file of states, the pairs of each in ascending key order; returns how many.
+    """Write an SST file of states, with pairs in ascending key order; add them to ``pack``, too.
 
-    Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.  They go
-    into ``pack``, too.
+    Returns:
+        The number of pairs; for 0 no file is written (RocksDB has no empty ones).
     """
     writer: Any = None
     count = 0
@@ -116,9 +116,9 @@ def write_run(path: Path, states: Mapping[str, Pieces], pack: PackWriter | None 
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged state database: nothing of it may be used, all of it may be looked at.
+    """Rename a damaged state database, so that it can be examined but not used.
 
-    The last two are kept: who mends by itself may not fill the disk with them.
+    Only the last two are kept, so that automatic repairs do not fill the disk.
     """
     name = f"{path.name}.damaged-"
     ends = [found.name.removeprefix(name) for found in path.parent.glob(f"{name}*")]

@@ -3,13 +3,13 @@
 ===========  ==================================================================================
 format       what happens
 ===========  ==================================================================================
-ours         it is used
-4            it is used, and gets our number: every view has a column family of its own, which
-                          is one of the two places where states are looked up
-an earlier   the worker sets it aside and refills every view by itself: the log says
-             why, and views show their last contents until then
+current      it is used
+4            it is used, and gets the current number: every view has a column family of its own,
+             which is one of the two places where states are looked up
+an earlier   the worker sets it aside and refills every view: the log gives the reason, and
+             views show their last contents until then
 a later      the server does not start (55000), so that states of a later version are not
-                          refilled by mistake
+             refilled by mistake
 ===========  ==================================================================================
 
 ``layout.FORMAT`` is the current number.  Everything in the database can be rebuilt from the source.
@@ -29,12 +29,12 @@ from headrace.state import layout
 _FILE: Final = "FORMAT"
 _BEFORE_NUMBERS: Final = b"1"
 _CONTAINED: Final = b"4"
-"""An earlier format; each database of that format is also valid in ours."""
+"""An earlier format; each database of that format is also valid in the current one."""
 _SHOWN: Final = 20
 
 
 def check(path: Path) -> None:
-    """Check that the state at ``path`` has our format; a new one gets it.
+    """Check that the state at ``path`` has the current format; record the format of a new one.
 
     Raises:
         OtherFormat: it has another format.

@@ -36,7 +36,7 @@ class Homes:
     def hand_over(self, name: str, taker: str) -> dict[bytes, bytes | None]:
         """Return the metadata that gives ``taker`` the home of ``name``; see ``moved``."""
         home = self.home(name)
-        # By its own name: two stores that have had one home must not both get that of its rest.
+        # Two stores that have had one home must not both get ``home + _LEFT``.
         left = home if home.rstrip(_LEFT) == name else name
         return {_key(taker): home.encode(), _key(name): (left + _LEFT).encode()}
 

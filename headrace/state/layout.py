@@ -9,7 +9,7 @@ state          physical key                   value
 ``IndexState`` key group, key, then the row   the weight: int64, little-endian, never 0
 =============  =============================  ==========================================
 
-The key group is one byte, a hash of the key (``kernels.keygroups``).  A group is in memory or
+The key group is one byte, a hash of the key (``state.map.keygroups``).  A group is in memory or
 spilled as a whole.  A key and all its rows are in one group.
 
 On disk the physical key is preceded by the state's name and a NUL; those keys are the state's

@@ -1,6 +1,6 @@
 """Pairs that a population loads into a state, packed in arrival order and sorted when written.
 
-A read of one of the entries before that unpacks all of them first.
+An earlier read of any entry unpacks all of them first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def map_pieces(keys: Packed, values: Packed) -> Pieces:
 
 
 def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
-    """Yield the sorted pairs of an ``IndexState`` of these rows; weights of equal ones are summed.
+    """Yield the sorted pairs of an ``IndexState`` of these rows; sum the weights of equal rows.
 
     Raises:
         BugError: a sum is negative.

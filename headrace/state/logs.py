@@ -5,7 +5,7 @@ family has flushed its pairs in it.  RocksDB limits only the bytes of the log.  
 unflushed pair would keep a thousand small files, and each sync goes through all of them.
 
 * Invariant 1: a family whose unflushed pairs are older than the last sync has an entry.  Its
-    number is that of the file with these pairs, or of one soon after it.
+  number is that of the file with these pairs, or of one soon after it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Logs:
     def wrote(self, families: Iterable[str]) -> None:
         """Record that ``families`` have pairs in the newest file; called after the write.
 
-        So a flush that begins meanwhile does not remove an entry whose pairs it does not flush.
+        So a flush that begins during the write does not remove an entry whose pairs it misses.
         """
         with self._lock:
             for name in families:
                 self._since.setdefault(name, self._newest)
 
     def sync(self) -> list[str]:
-        """Sync the log; returns the families to flush, whose entries are removed."""
+        """Sync the log; return the families to flush, and remove their entries."""
         numbers = files.sync_log(self._path)
         with self._lock:
             self._newest = max([self._newest, *numbers])

@@ -1,6 +1,6 @@
 """State in dictionaries: for tests, Spark executors and in-process population.
 
-The same contract and, through ``dump``, the very same pairs as ``state.rocks``.
+They have the contract of ``state.rocks`` and, through ``dump``, exactly the same pairs.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class MemoryMap:
         if self._undo is None:
             raise BugError("rollback of a state that keeps no undo entries")
         while self._undo:
-            # A key may stand twice in one batch: both carry the value from before the batch.
+            # A key may be twice in a batch: both entries have the value from before the batch.
             self._put(*self._undo.pop())
 
     def pieces(self) -> Pieces:
-        """All pairs in physical key order; as they are now, if nothing is written meanwhile."""
+        """Return all pairs in physical key order; REQUIRES: no write until they are read."""
         if self._loaded and not self._entries:
             self._loaded = [_joined(self._loaded)]
             return loaded.map_pieces(*self._loaded[0])
@@ -81,7 +81,7 @@ class MemoryMap:
         return loaded.pieces(keygroups.physical([*self._entries]), [*self._entries.values()])
 
     def _settle(self) -> None:
-        """Bring what was loaded to the entries."""
+        """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, values in found:
             count = len(self._entries) + len(keys)
@@ -116,7 +116,7 @@ class MemoryIndex:
         self._undo: list[tuple[list[bytes], list[bytes], list[int]]] | None = [] if undo else None
         self._negative = 0
         self._ordered: dict[bytes, list[bytes]] = {}
-        """Rows of large keys in order, until they are written to."""
+        """Sorted rows of large keys, each until the next write to the key."""
         self._loaded: list[tuple[Packed, Packed, Int64s]] = []
         """Keys, rows and weights that are not among the entries yet."""
 
@@ -139,7 +139,7 @@ class MemoryIndex:
         bounds = [b""] * len(keys) if starts is None else list(starts)
         if len(keys) != 1 or len(self._entries.get(keys[0], ())) < _SORTED_ROWS_MIN:
             return overlay.first(self._entries, list(keys), bounds, count)
-        # Read page by page: sorted once.
+        # The key is read page by page, so its rows are sorted once.
         [key], [bound] = keys, bounds
         entry = self._entries[key]
         if key not in self._ordered:
@@ -198,7 +198,7 @@ class MemoryIndex:
             self._add(keys, rows, [-weight for weight in weights])
 
     def pieces(self) -> Pieces:
-        """All pairs in physical key order; BugError if a weight is negative."""
+        """Return all pairs in physical key order; BugError if a weight is negative."""
         if self._loaded and not self._entries:
             keys, rows, weights = zip(*self._loaded, strict=True)
             whole = packed.joined(keys), packed.joined(rows), np.concatenate(weights)
@@ -212,7 +212,7 @@ class MemoryIndex:
         return loaded.pieces(found, [one if w == 1 else layout.encode_weight(w) for w in numbers])
 
     def _settle(self) -> None:
-        """Bring what was loaded to the entries."""
+        """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, rows, weights in found:
             self.add_many(keys.strings(), rows.strings(), weights.tolist())
@@ -264,12 +264,12 @@ class MemoryStore:
             state.rollback()
 
     def dump(self) -> dict[str, layout.Pairs]:
-        """The pairs of every state in physical key order, as RocksDB holds them."""
+        """Return the pairs of every state in physical key order, as RocksDB holds them."""
         states = self._states()
         return {name: [*loaded.pairs(states[name].pieces())] for name in sorted(states)}
 
     def runs(self) -> dict[str, Pieces]:
-        """What ``dump`` gives, for one who reads it once: made state by state, when it is read."""
+        """Return the pairs of ``dump`` as iterators, each of which sorts its state when read."""
         states = self._states()
         return {name: _lazily(states[name]) for name in sorted(states)}
 

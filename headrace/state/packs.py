@@ -1,16 +1,16 @@
-"""A *pack*: the pairs of a run once more, as memory takes them, so that a new view begins in it.
+"""A *pack*: a second copy of the pairs of a run, from which a new view's states load into memory.
 
-RocksDB hands pairs out one by one, as objects; a piece of a pack goes into a state map whole and
-compiled.  A pack is a copy for the way into memory only: the run is what is durable and counts.
+RocksDB returns pairs one by one, as Python objects; compiled code loads a piece of a pack into a
+state map at once.  A pack only speeds up loading: the run is the durable copy.
 
     pieces ..., index (JSON), size of the index: 8 bytes, its CRC: 4 bytes, ``_MAGIC``
 
-A piece holds key sizes and value sizes (4 bytes each), then keys, then values.  The index tells
-where each state's pieces are, how many pairs each has, and the CRC of its bytes.
+A piece holds key sizes and value sizes (4 bytes each), then keys, then values.  The index has the
+position, the number of pairs and the CRC of each state's pieces.
 
-Invariant 1: pairs of a state stand in ascending order of the physical keys, as in the run.
-Invariant 2: what is given out was written so, and is all of the state; or it is ``StateDamaged``.
-Invariant 3: it is right over a run that was ingested, until the first checkpoint.
+Invariant 1: pairs of a state are in ascending order of the physical keys, as in the run.
+Invariant 2: a read returns all pairs of the state as written, or raises ``StateDamaged``.
+Invariant 3: a pack matches its ingested run until the first checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIZE_BYTES: Final = 4
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Where some pairs of a state are in a pack."""
+    """Position of some pairs of a state in a pack."""
 
     offset: int
     size: int
@@ -52,12 +52,12 @@ _INDEXES: Final = msgspec.json.Decoder(_Index)
 
 
 def of_run(run: Path) -> Path:
-    """Where the pack of a run is, if it has one."""
+    """Return the path of a run's pack, which need not exist."""
     return run.with_suffix(".pack")
 
 
 class PackWriter:
-    """Writes a pack; it is one only if it was left without an error."""
+    """Writer of a pack, which is valid only if the context was left without an error."""
 
     def __init__(self, path: Path) -> None:
         self._file: Final = path.open("wb")
@@ -65,7 +65,7 @@ class PackWriter:
         self._offset = 0
 
     def add(self, state: str, keys: list[bytes], values: list[bytes]) -> None:
-        """The next pairs of a state."""
+        """Append the next pairs of a state."""
         if not keys:
             return
         data = [_sized(keys), _sized(values), b"".join(keys), b"".join(values)]
@@ -95,15 +95,15 @@ class PackWriter:
 
 
 class Pack:
-    """A pack that was left for us; nothing is open between two calls."""
+    """A reader of a pack; no file is open between two calls."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is in it.
+        """Read the index.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no pack.
             OSError: it cannot be read now.
-            StateDamaged: it is not as it was written.
+            StateDamaged: it is damaged.
         """
         self.path: Final = path
         with path.open("rb") as file:
@@ -127,11 +127,11 @@ class Pack:
         return list(self._index)
 
     def pieces(self, state: str) -> Pieces:
-        """All pairs of one of its states in order, some at a time.
+        """Yield all pairs of a state in order, in chunks.
 
         Raises:
-            OSError: it cannot be read now.
-            StateDamaged: it is not as it was written.
+            OSError: the pack cannot be read now.
+            StateDamaged: it is damaged.
         """
         pairs = self.pairs(state)
         try:
@@ -141,16 +141,16 @@ class Pack:
             pairs.close()
 
     def pairs(self, state: str) -> PackedPairs:
-        """All pairs of one of its states.
+        """Return a reader of all pairs of a state.
 
         Raises:
-            OSError: it cannot be read now.
+            OSError: the pack cannot be read now.
         """
         return PackedPairs(self.path, self._index[state])
 
 
 class PackedPairs:
-    """The pairs of one state of a pack, piece by piece; the file may be removed meanwhile."""
+    """A reader of one state of a pack, piece by piece; the file may be removed meanwhile."""
 
     def __init__(self, path: Path, pieces: list[Piece]) -> None:
         self._path: Final = path
@@ -158,10 +158,10 @@ class PackedPairs:
         self._file: Final = path.open("rb", buffering=0)
 
     def fill(self, into: Any) -> bytes | None:
-        """Load the next piece into a state map; returns its last key, None at the end.
+        """Load the next piece into a state map; return its last key, None at the end.
 
         Raises:
-            StateDamaged: it is not as it was written; nothing of it is in the map.
+            StateDamaged: the piece is damaged; none of its pairs is in the map.
         """
         piece = self.next()
         if piece is None:
@@ -173,15 +173,15 @@ class PackedPairs:
         return last
 
     def next(self) -> tuple[Packed, Packed] | None:
-        """Keys and values of the next piece; None at the end.
+        """Return keys and values of the next piece; None at the end.
 
         Raises:
-            StateDamaged: it is not as it was written.
+            StateDamaged: the piece is damaged.
         """
         return self._read(self._pieces.pop()) if self._pieces else None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _read(self, piece: Piece) -> tuple[Packed, Packed]:

@@ -1,25 +1,25 @@
 """The memory regulator: which key groups are in memory (F-22), for all states of all views.
 
-Source: Flink's spillable state backend.  There the heap's garbage collector says when to spill;
-here the bytes of all maps against their share of ``Settings.memory.states``:
+Source: Flink's spillable state backend.  Flink spills when the garbage collector reports a full
+heap.  The regulator compares the bytes of all maps with their share of ``Settings.memory.states``:
 
 =======  ==============================  ===================================================
-action   when the maps take more / less  what
+action   condition                       groups
 =======  ==============================  ===================================================
-spill    more than 100 %                 greatest spill weight first, 20 % of what is there
+spill    more than 100 %                 greatest spill weight first, 20 % of all bytes
                                          (or the excess, if that is more)
-fill     less than 60 %, a state has     all of it, but up to 50 % only: the rest is for what is
-         just come: a start, a new view  asked for
-load     less than 60 %, groups asked    greatest load weight first, up to 80 %;
-         for are spilled                 how large they are is known when they are there
+fill     less than 60 %, and a state is  all of it, up to 50 %: the rest is for requested
+         new: a start, a new view        groups
+load     less than 60 %, and requested   greatest load weight first, up to 80 %;
+         groups are spilled              their size is known only once they are loaded
 =======  ==============================  ===================================================
 
-The gap between 80 % (after spilling, after loading) and both thresholds keeps it from flapping;
-so does a second between two decisions (a load may follow a load at once, behind a long batch).
-What was decided is done between batches, in slices of a few milliseconds or as long as the batch.
+The gap between 80 % (after a spill or load) and both thresholds prevents flapping.  So does the
+second between two decisions, but a load may follow a load at once after a long batch.  The work is
+done between batches, in slices of a few milliseconds or as long as the batch.
 
-What no checkpoint holds cannot be spilled.  So beyond 100 % the one under way hurries, and beyond
-125 % no batch is taken until it is written and what it holds has been spilled.
+Entries that are in no checkpoint cannot be spilled.  So above 100 % the running checkpoint hurries.
+Above 125 % no batch is accepted until it is written and its entries have been spilled.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from headrace.state.packs import PackedPairs
 from headrace.state.tiers import Tier
 
 INTERVAL_S: Final = 1.0
-"""Least time between two decisions."""
+"""Minimum time between two decisions."""
 SPILL_RATIO: Final = 0.2
 LOAD_BELOW: Final = 0.6
 LOAD_UP_TO: Final = 0.8
 FILL_UP_TO: Final = 0.5
 CROWDED: Final = 1.25
-"""Beyond it, what is being made durable is waited for: only then can it be spilled."""
+"""Above it, batches wait for the running checkpoint: only then can its entries be spilled."""
 _STEP_S: Final = 0.003
 _STEP_S_MAX: Final = 0.25
 _LONG_S: Final = 0.05
-"""A batch that took so long may be followed by a decision at once: a decision takes far less."""
+"""After a batch this long a decision may follow at once: it takes far less time."""
 _CLEAN_NODES: Final = 4096
 _SPILL_NODES: Final = 4096
 
@@ -60,7 +60,7 @@ Numbers = Sequence[float] | npt.NDArray[Any]
 
 
 def normalised(values: Numbers) -> Floats:
-    """``values`` moved and scaled to 0 … 1; all 0 if they are equal."""
+    """Return ``values`` shifted and scaled to 0 … 1; all 0 if they are equal."""
     array = np.asarray(values, np.float64)
     if len(array) == 0:
         return array
@@ -72,17 +72,17 @@ def normalised(values: Numbers) -> Floats:
 
 
 def spill_weights(sizes: Numbers, requests: Numbers) -> Floats:
-    """How much each group should be spilled: large and little used first (F-22)."""
+    """Return the spill weights of groups: large and rarely used ones first (F-22)."""
     return (0.7 * normalised(sizes) - 0.3 * normalised(requests)) / 0.4
 
 
 def load_weights(sizes: Numbers, requests: Numbers) -> Floats:
-    """How much each group should be loaded: much used and small first (F-22)."""
+    """Return the load weights of groups: often used and small ones first (F-22)."""
     return (-0.3 * normalised(sizes) + 0.7 * normalised(requests)) / 0.4
 
 
 def choose_spill(sizes: Numbers, requests: Numbers, target: float) -> list[int]:
-    """Positions of the groups to spill, in order, until ``target`` bytes are reached."""
+    """Return positions of the groups to spill, in order, until ``target`` bytes are reached."""
     chosen: list[int] = []
     total = 0.0
     for at in np.argsort(-spill_weights(sizes, requests), kind="stable").tolist():
@@ -94,7 +94,7 @@ def choose_spill(sizes: Numbers, requests: Numbers, target: float) -> list[int]:
 
 
 def choose_load(sizes: Numbers, requests: Numbers, room: float) -> list[int]:
-    """Positions of the groups to load, in order, as long as they fit into ``room`` bytes."""
+    """Return positions of the groups to load, in order, while they fit into ``room`` bytes."""
     chosen: list[int] = []
     total = 0.0
     for at in np.argsort(-load_weights(sizes, requests), kind="stable").tolist():
@@ -107,7 +107,7 @@ def choose_load(sizes: Numbers, requests: Numbers, room: float) -> list[int]:
 
 @dataclass(slots=True)
 class Spill:
-    """A group on its way out of memory."""
+    """The spill of a group."""
 
     tier: Tier
     group: int
@@ -115,10 +115,10 @@ class Spill:
     begun: bool = False
     freed: int = 0
     given_up: bool = False
-    """Whether it is a load that was not finished."""
+    """Whether it undoes a load that was not finished."""
 
     def step(self) -> bool:
-        """Do a slice; True: done."""
+        """Do a slice; return whether the spill is complete."""
         if not self.begun:
             self.begun = True
             self.tier.make_spilled(self.group)
@@ -133,7 +133,7 @@ class Spill:
 
 @dataclass(slots=True)
 class Load:
-    """Spilled groups on their way into memory: ``group`` and those behind it, up to ``last``."""
+    """The load of the spilled groups from ``group`` to ``last``, inclusive."""
 
     tier: Tier
     group: int
@@ -146,29 +146,29 @@ class Load:
 
     @classmethod
     def packed(cls, tier: Tier, pairs: PackedPairs) -> Load:
-        """All groups of a new state, out of its pack.  REQUIRES: nothing was written yet."""
+        """Return a load of all groups of a new state from its pack; REQUIRES: no write so far."""
         job = cls(tier, 0, layout.GROUPS - 1, unasked=True, pairs=pairs)
         tier.fresh = False
         for group in job.groups:
-            # From now on: the pack does not know what checkpoints will.
+            # Begin now: the pack does not get the changes of later checkpoints.
             tier.map.begin_load(group)
         return job
 
     @property
     def groups(self) -> range:
-        """Those that are not resident yet."""
+        """Groups that are not resident yet."""
         return range(self.group, self.last + 1)
 
     def step(self) -> bool:
-        """Do a slice; True: done."""
+        """Do a slice; return whether the load is complete."""
         tier = self.tier
         if self.pairs is None:
             for group in self.groups:
                 tier.map.begin_load(group)
-            # Only now: it must show whatever the map does not keep.
+            # Only now: the reader must show every entry that the map does not keep.
             self.pairs = tier.section.groups(self.group, self.last)
         key = self.pairs.fill(tier.map)
-        # They come in order: all before the last one's are complete.
+        # Pairs are in order, so all groups before the last key's are complete.
         reached = key[0] if key is not None else self.last + 1
         if reached > self.group:
             sizes = tier.map.group_bytes()
@@ -181,12 +181,12 @@ class Load:
         return key is None
 
     def close(self) -> None:
-        """Let go of files; the tier is going away."""
+        """Release the files; the tier is about to be closed."""
         if self.pairs is not None:
             self.pairs.close()
 
     def give_up(self) -> list[Spill]:
-        """Stop; what was loaded has to go again, but for whole groups."""
+        """Stop; return the jobs that spill the incomplete groups again."""
         if self.pairs is None:
             return []
         self.pairs.close()
@@ -198,23 +198,23 @@ class Load:
 
 
 class Regulator:
-    """Decides and does; one for all states of a worker."""
+    """Spills and loads key groups; one for all states of a worker."""
 
     def __init__(self, budget_bytes: int, monotonic: Callable[[], float] = clock.monotonic) -> None:
-        """``budget_bytes`` is the share of the maps."""
         self.budget_bytes: Final = budget_bytes
+        """Share of the maps in the memory budget."""
         self.full = 0.0
-        """The maps' part of the budget, as of the last step."""
+        """Bytes of the maps divided by the budget, as of the last step."""
         self.spilled_groups = 0
         self.loaded_groups = 0
         self._monotonic = monotonic
         self._next_at = monotonic()
         self.postponed = False
-        """Whether the last decision was put off, for it is too soon after the one before."""
+        """Whether a decision was postponed because it is too soon after the previous one."""
         self._spilled_at = -math.inf
         self._work: deque[Spill | Load] = deque()
         self._bytes: Final[dict[Tier, int]] = {}
-        """Bytes of each tier, as of the last look at it."""
+        """Bytes of each tier, as of its last inspection."""
         self._total = 0
         self._cleaning: Final[dict[Tier, None]] = {}
         self._fresh: Final[dict[Tier, None]] = {}
@@ -222,12 +222,12 @@ class Regulator:
         """Tiers with groups that are not in memory."""
 
     def step(self, tiers: Iterable[Tier], worked_s: float = 0.0) -> bool:
-        """A few milliseconds of work, between batches; returns whether there is more.
+        """Work for a few milliseconds between batches; return whether work is left.
 
-        ``tiers`` are those that are new, or were used since the last step.
+        ``tiers`` are new, or were used since the last step.
 
-        Up to ``worked_s`` after a batch that took so long: what it has asked RocksDB for costs a
-        third when it is loaded, and the next one finds it.
+        After a batch that took ``worked_s``, work for up to that long: to load the entries that it
+        read from RocksDB costs a third of its reads, and the next batch finds them in memory.
         """
         long = _STEP_S_MAX if self.crowded else min(worked_s, _STEP_S_MAX)
         until = clock.monotonic() + max(_STEP_S, long)
@@ -252,7 +252,7 @@ class Regulator:
         return self.busy or bool(self._cleaning)
 
     def _look_at(self, tier: Tier) -> None:
-        """Note what there is to know of a tier that may have changed."""
+        """Update the record of a tier that may have changed."""
         if tier.closed:
             self._leave(tier)
             return
@@ -276,24 +276,24 @@ class Regulator:
 
     @property
     def crowded(self) -> bool:
-        """Whether the maps were so far beyond the budget that more may have to wait."""
+        """Whether the maps were so far above the budget that batches may have to wait."""
         return self.full > CROWDED
 
     @property
     def busy(self) -> bool:
-        """Whether something that was decided is not done yet."""
+        """Whether jobs are left."""
         return bool(self._work)
 
     def reconsider(self) -> None:
-        """What could not be spilled may be now: decide at once."""
+        """Set the next decision due at once, since more can be spilled now."""
         self._next_at = self._monotonic()
 
     def add(self, job: Spill | Load) -> None:
-        """Do this, too."""
+        """Add a job."""
         self._work.append(job)
 
     def forget(self, tiers: Iterable[Tier]) -> None:
-        """Tiers are going away."""
+        """Remove tiers that are about to be closed, and their jobs."""
         gone = set(tiers)
         for tier in gone:
             self._leave(tier)
@@ -310,7 +310,7 @@ class Regulator:
         try:
             done = job.step()
         except HeadraceError:
-            # Nobody has asked for this group just now: who reads it will meet the error himself.
+            # No caller waits for this group; a later reader of it gets the error.
             assert isinstance(job, Load), "only loading reads files"
             self._work.popleft()
             job.tier.fresh = isinstance(job.pairs, PackedPairs)
@@ -332,7 +332,7 @@ class Regulator:
                 self._work.append(job)
                 continue
             if job.pairs is not None and not job.unasked:
-                # It is larger than it was thought to be: it must not be tried again at once.
+                # The group is larger than estimated: do not retry it at once.
                 loaded = job.tier.map.group_bytes()[job.group]
                 job.tier.learn(job.group, 2 * max(loaded, job.tier.estimate(job.group)))
             self._work.extend(job.give_up())
@@ -387,7 +387,7 @@ class Regulator:
 
 
 def _numbers(tiers: list[Tier]) -> tuple[Any, Any, Any]:
-    """Bytes, requests and residence of every group of every tier."""
+    """Return bytes, requests and residency of every group of every tier, as flat arrays."""
     sizes = np.array([tier.map.group_bytes() for tier in tiers], np.int64)
     requests = np.array([tier.map.group_requests() for tier in tiers], np.int64)
     resident = np.array([tier.resident for tier in tiers], np.bool_)

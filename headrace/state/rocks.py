@@ -1,7 +1,7 @@
-"""State in RocksDB: one database per worker, whose views have places in its column families.
+"""State in RocksDB: one database per worker, with the states of all its views.
 
 The writes of txids are in memory (``tiers``) until a checkpoint (``checkpoint``) makes them
-durable atomically, for all views together with metadata.  After a kill at any moment the last
+durable atomically, for all views together with metadata.  After a kill at any time the last
 checkpoint is complete (the write-ahead log is always on).
 
 * Invariant 1: the column families hold only checkpointed states: nothing else writes to them,
@@ -34,26 +34,26 @@ from headrace.state.tiers import Tier
 __all__ = ["BUDGET_BYTES", "RocksCheckpoint", "RocksDatabase", "RocksStore", "write_run"]
 
 BUDGET_BYTES: Final = 512 * columns.MIB
-"""Memory when the caller does not say otherwise (``Settings.memory.states``)."""
+"""Default memory budget (``Settings.memory.states``)."""
 _CACHE_SHARE: Final = 0.25
 _MAPS_SHARE: Final = 0.625
-"""The rest is for a checkpoint at work and for gaps in the maps' memory."""
+"""The rest is for a running checkpoint and for gaps in the maps' memory."""
 _PENDING_SHARE: Final = 0.1
 _SYNCED: Final = b"synced"
+"""Key of a metadata entry without meaning, written to sync the log."""
 _PAIRS_PER_PIECE: Final = 4096
 _BYTES_PER_PIECE: Final = 1 << 20
-"""An entry that says nothing."""
 _BUDGET_BYTES_MIN: Final = 4 * columns.MIB
 _COPIED_BYTES: Final = columns.MIB
 _COPIED_BYTES_PER_FAMILY: Final = 32 * 1024
-"""Making a column family costs about 0.35 ms for each that is there, copying a MiB 10 ms."""
+"""To make a column family costs about 0.35 ms for each existing one, to copy a MiB 10 ms."""
 
 
 class RocksDatabase:
     """The states of all views of a worker, and small metadata (a ``VersionedDatabase``).
 
-    Metadata lives in the default column family.  One thread at a time uses it; only
-    ``Checkpoint.write`` may run beside on another, and stores of different views on different ones.
+    Metadata is in the default column family.  One thread at a time uses the database.  Meanwhile
+    ``Checkpoint.write`` may run in another thread, and stores of different views in different ones.
     """
 
     def __init__(self, path: Path, *, memory_bytes: int = BUDGET_BYTES) -> None:
@@ -62,7 +62,7 @@ class RocksDatabase:
         ``memory_bytes`` is a budget for maps, caches and write buffers of all states together.
 
         Raises:
-            OSError: the files cannot be used now: another process has them open, say.
+            OSError: the files cannot be used now: another process has them open, for example.
             StateDamaged: the files are damaged, or in another format.
         """
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
@@ -70,7 +70,7 @@ class RocksDatabase:
         self.schedule: Final = RegulatorSchedule(self._regulator)
         self._stores: dict[str, RocksStore] = {}
         self._packs: dict[str, Pack] = {}
-        """By store: of what was just ingested, until it is given out."""
+        """Packs of ingested runs by store, until ``view`` returns the store."""
         self._checkpoint: RocksCheckpoint | None = None
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
@@ -138,7 +138,7 @@ class RocksDatabase:
     ) -> None:
         """Give the states of a view that match ``keep`` to ``taker``; see ``hand_over``.
 
-        A repetition after a crash is harmless, as long as ``meta`` is not written.
+        A repetition after a crash is harmless, as long as ``meta`` was not written.
 
         REQUIRES: as ``hand_over``.
         """
@@ -152,9 +152,9 @@ class RocksDatabase:
     def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
         """Drop the states of a view that do not match ``keep``, and write ``meta``, atomically.
 
-        It is not synced: a crash of the machine may undo it all.
+        It is not synced: a crash of the machine may undo all of it.
 
-        REQUIRES: its store was given out, nothing of it is in flight, no checkpoint is under way.
+        REQUIRES: ``view`` returned its store, no txid of it is in flight, no checkpoint is running.
         """
         checkpoint.finish(self.disk)
         self.demand_rest()
@@ -170,8 +170,8 @@ class RocksDatabase:
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
         The files are linked or copied and stay.  Not synced: the next sync makes it durable.
-        REQUIRES: no key of a state is in two runs.
-        The pack of an only run goes into memory when the store is given out, which must be next.
+        The pack of a single run is loaded into memory when ``view`` returns the store.
+        REQUIRES: no key of a state is in two runs; ``view`` is the next call.
         """
         self.drop_view(view_id)
         name = f"v{view_id}"
@@ -179,13 +179,13 @@ class RocksDatabase:
         listed = list(runs)
         pack: Pack | None = None
         if len(listed) == 1:
-            with contextlib.suppress(OSError, StateDamaged):  # the run has it all
+            with contextlib.suppress(OSError, StateDamaged):  # the run is complete without it
                 pack = self._packs[name] = Pack(packs.of_run(listed[0]))
         if pack is not None and listed[0].stat().st_size <= _copied_bytes_max(self.disk):
             with contextlib.suppress(OSError, StateDamaged):
                 _copy(self.disk, home, pack, keep)
                 return
-            # The run has it all; what was copied before the damage was met goes.
+            # The run is complete; drop the pairs copied before the damage was found.
             self._packs.pop(name)
             self.disk.drop(home)
         if not listed:
@@ -201,19 +201,18 @@ class RocksDatabase:
     ) -> int:
         """Write the states of a view that match ``keep``, as of the last checkpoint, as a run.
 
-        Returns the pairs.  From any thread.  REQUIRES: no checkpoint that has it is written
-        meanwhile.
+        Returns the number of pairs.  From any thread.  REQUIRES: no checkpoint of the view is
+        written meanwhile.
         """
         place = self.disk.place(self._homes.home(f"v{view_id}"))
         names = filter(keep, place.states())
         return write_run(path, {name: _pieces(place.section(name)) for name in names})
 
     def regulate(self, worked_s: float = 0.0) -> bool:
-        """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
+        """Spill or load states between batches, so that memory is used but within the budget.
 
-        Or as long as the last batch took (``worked_s``).  Returns whether it should be called
-        again soon, though nothing else is to be done.  States that nobody has used since the last
-        look are not looked at.
+        Takes a few milliseconds, or as long as the last batch took (``worked_s``).  Returns whether
+        an idle caller should call again soon.  States not used since the last call are skipped.
         """
         self.schedule.step(worked_s)
         if self._checkpoint is not None and self._regulator.full > 1:
@@ -222,16 +221,16 @@ class RocksDatabase:
 
     @property
     def crowded(self) -> bool:
-        """Whether memory is so full that nothing more should come, and is about to become less."""
+        """Whether batches should wait because memory is full and is about to be freed."""
         return self._regulator.crowded and (self.schedule.more or self._checkpoint is not None)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all states in memory now."""
+        """Bytes of all states in memory."""
         return sum(tier.map.live_bytes for tier in self._tiers())
 
     def memory(self) -> dict[str, tuple[int, int | None]]:
-        """What memory goes to, and how much it may be (None: nothing says); from any thread."""
+        """Return bytes in use and limit (None: not known) by purpose; from any thread."""
         maps = [tier.map for store in list(self._stores.values()) for tier in store.listed()]
         live = sum(one.live_bytes for one in maps)
         return {
@@ -242,7 +241,7 @@ class RocksDatabase:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether so much has been written since the last one that memory needs a checkpoint."""
+        """Whether the writes since the last checkpoint take so much memory that one is needed."""
         used = self.schedule.used()
         written = sum(tier.pending_bytes for store in used for tier in store.listed())
         return written > _PENDING_SHARE * self._regulator.budget_bytes
@@ -251,7 +250,7 @@ class RocksDatabase:
         return [tier for s in list(self._stores.values()) for tier in s.listed()]
 
     def demand_rest(self) -> None:
-        """Raise BugError if a checkpoint is under way: it changes column families."""
+        """Raise BugError if a checkpoint is running: it changes column families."""
         if self._checkpoint is not None:
             raise checkpoint.under_way()
 
@@ -301,7 +300,7 @@ class RocksDatabase:
             for store, txid in done.stores:
                 store.durable = txid
                 if store.txid == txid:
-                    self.schedule.leave(store)  # nothing of it has to be written
+                    self.schedule.leave(store)  # all its writes are durable
             if self._regulator.crowded:
                 self.schedule.hurry()
         for tier, snapshot in done.parts:
@@ -329,7 +328,7 @@ class RocksDatabase:
     def close(self) -> None:
         """Close; nothing made from this database may be used any more.
 
-        What is in no written checkpoint is lost.  REQUIRES: none is being written.
+        Writes that are in no written checkpoint are lost.  REQUIRES: none is being written.
         """
         if self._checkpoint is not None:
             self.end_checkpoint(self._checkpoint)
@@ -339,7 +338,7 @@ class RocksDatabase:
 
 
 def _copied_bytes_max(disk: Disk) -> int:
-    """Return the size up to which a run is copied, for one more column family would cost more."""
+    """Return the size up to which to copy a run costs less than one more column family."""
     return max(_COPIED_BYTES, disk.families * _COPIED_BYTES_PER_FAMILY)
 
 
@@ -355,7 +354,6 @@ def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None)
 
 
 def _pieces(section: Section) -> Pieces:
-    """Yield all pairs of a state on disk."""
     groups = section.groups(0, layout.GROUPS - 1)
     try:
         while (piece := groups.read(_PAIRS_PER_PIECE, _BYTES_PER_PIECE))[0]:

@@ -1,8 +1,8 @@
-"""How large states are, at a bounded cost: what is in memory is counted, of the rest a part.
+"""Sizes of states at a bounded cost: exact in memory, estimated from a sample on disk.
 
-A state that is wholly in memory knows how many entries it has.  Of one that is not, the first key
-groups are looked at on disk: groups are by a hash of the key, so that they are about equally large,
-and as many as were seen whole stand for all.  That is as of the last checkpoint, and an estimate.
+A state that is wholly in memory counts its entries.  For another one, the first key groups are
+read from disk.  Groups are by a hash of the key and so about equally large: the size is
+extrapolated from the groups read to their end.  It is an estimate as of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
 PAIRS_MAX: Final = 32_768
-"""Pairs that are looked at for all states of a store."""
+"""Pairs read for all states of a store together."""
 _BYTES_PER_READ: Final = 1 << 20
 _PAIRS_PER_READ: Final = 1024
 
 
 class StoredSize(msgspec.Struct, frozen=True):
-    """``rows`` entries; ``bytes``: in memory if all is there, else of keys and values."""
+    """Size of a state: entries, and bytes in memory, or of keys and values if not ``exact``."""
 
     rows: int
     bytes: int
@@ -35,7 +35,7 @@ class StoredSize(msgspec.Struct, frozen=True):
 
 
 def sizes(store: RocksStore) -> dict[str, StoredSize]:
-    """Of each state of a store, by name; without those that cannot be read; from any thread."""
+    """Return the sizes of a store's states by name, without unreadable ones; from any thread."""
     tiers = dict(store.tiers)
     share = PAIRS_MAX // max(sum(bool(tier.spilled) for tier in tiers.values()), 1)
     out: dict[str, StoredSize] = {}
@@ -58,20 +58,20 @@ def sizes(store: RocksStore) -> dict[str, StoredSize]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What was seen of a state: of ``groups`` whole groups; 0: not even one to its end."""
+    """A sample of a state: pairs of ``groups`` whole groups; 0: the first has no end in it."""
 
     rows: int
     octets: int
     groups: int
 
     def whole(self) -> StoredSize:
-        """What all groups are like, if they are like these."""
+        """Return the size extrapolated to all groups."""
         scale = layout.GROUPS / self.groups
         return StoredSize(round(self.rows * scale), round(self.octets * scale), exact=False)
 
 
 def _seen(tier: Tier, pairs_max: int) -> _Part:
-    """The first pairs of a state, as far as they are of groups that end among them."""
+    """Sample the first pairs of a state, limited to groups that end among them."""
     counts: dict[int, list[int]] = {}
     reader = tier.section.groups(0, layout.GROUPS - 1)
     left, ended = max(pairs_max, 1), False
@@ -92,10 +92,9 @@ def _seen(tier: Tier, pairs_max: int) -> _Part:
 def _unseen(
     family: Family, parts: Mapping[str, _Part], known: Mapping[str, StoredSize]
 ) -> dict[str, StoredSize]:
-    """What states may have whose first group is longer than anybody looks.
+    """Estimate states whose first group is larger than the sample.
 
-    As many entries as the files of the family count, but for those of the other states, in equal
-    shares.
+    They get equal shares of the entries in the family's files, minus those of the other states.
     """
     counted = family.entries() - sum(size.rows for size in known.values() if not size.exact)
     out = {}

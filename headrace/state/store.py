@@ -20,14 +20,14 @@ class Database(Protocol):
 
     @property
     def disk(self) -> Disk:
-        """Its column families."""
+        """Column families of the database."""
 
     @property
     def schedule(self) -> RegulatorSchedule:
         """The regulator's record of which states are used."""
 
     def demand_rest(self) -> None:
-        """Raise BugError if a checkpoint is under way."""
+        """Raise BugError if a checkpoint is running."""
 
     def forget(self, tiers: Iterable[Tier]) -> None:
         """Forget tiers that are about to be closed."""
@@ -154,7 +154,7 @@ class RocksStore:
         return {name: list(place.section(name).pairs()) for name in names}
 
     def forget(self, names: Iterable[str]) -> list[Tier]:
-        """Forget states that are gone from disk; returns their tiers, which are closed.
+        """Forget states that were deleted from disk; close and return their tiers.
 
         REQUIRES: nothing is in flight, and no collection uses these states any more.
         """

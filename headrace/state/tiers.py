@@ -4,11 +4,11 @@
     writes ─► state map ──changes──► checkpoint ──► section
 
 The keys of a state form 256 groups.  The map holds every entry of a *resident* group, and of a
-*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the
-section: what it knows (removals too) counts; what it does not know is absent in a resident group,
-and in a spilled one the section says.
+*spilled* group only the entries that are in no checkpoint yet.  So entries and removals in the map
+always override the section.  A key without an entry in the map is absent if its group is resident;
+in a spilled group it is looked up in the section.
 
-Batches are brought into physical order first: neighbours in the map and on disk are read together.
+Batches are sorted physically first, so that neighbours in the map and on disk are read together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.state.map import keygroups
 from headrace.state.map.skiplist import SkipList
 
 _CLEAN_PER_WRITE: Final = 2
-"""Superfluous entries dropped for each one written, so that they never pile up."""
+"""Superfluous entries dropped for each one written, so that they do not accumulate."""
 _SAMPLE_PAIRS: Final = 256
 _SAMPLE_BYTES: Final = 64 * 1024
 _SAMPLES_IN_SHARED: Final = 16
@@ -36,25 +36,25 @@ class Tier:
     """The two tiers of one state, below ``TieredMap`` and ``TieredIndex``."""
 
     def __init__(self, section: Section, txid: int) -> None:
-        """``txid`` is of the checkpoint that ``section`` holds."""
+        """Open the state in ``section``, which holds the checkpoint of ``txid``."""
         self.section: Final = section
         self.map = SkipList(txids=True, durable=txid)
         self.name: Final = section.name
         self.resident = [True] * layout.GROUPS
         """Per group: whether all its entries are in the map."""
         self.spilled = 0
-        """Groups that are not."""
+        """Number of groups that are not resident."""
         self.written = 0
-        """Entries written since the last checkpoint began, roughly."""
+        """Approximate number of entries written since the last checkpoint began."""
         self.cleaning = False
-        """Whether entries are left that a checkpoint has made superfluous."""
+        """Whether the map has entries that a checkpoint has made superfluous."""
         self.closed = False
         self.fresh = not section.empty()
-        """Whether it has just come: nobody has tried to bring all of it into memory."""
+        """Whether the regulator has not yet tried to load all of the state into memory."""
         self._written_before = 0
         self._known: dict[int, int] = {}
         self._typical: int | None = None
-        """About how many bytes a group has, once one was met."""
+        """Approximate bytes of a group, once one is known."""
         if self.fresh:
             for group in range(layout.GROUPS):
                 self.make_spilled(group)
@@ -62,7 +62,7 @@ class Tier:
     # --- reading and writing, in physical keys of any order
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Newest values of physical keys."""
+        """Return the newest values of physical keys."""
         order = in_order(keys)
         ordered = keygroups.gather(keys, order)
         values, missing = self.map.get_many(ordered)
@@ -91,7 +91,7 @@ class Tier:
         self.map.add_many(ordered, keygroups.gather(weights, order), missing, bases)
 
     def scan(self, prefixes: list[bytes]) -> tuple[list[int], list[bytes], list[int]]:
-        """(position, rest of the key, weight) of everything under each prefix."""
+        """Return (position, rest of the key, weight) of every entry under each prefix."""
         order = in_order(prefixes)
         with reading(self.name):
             found = self.map.scan_many(keygroups.gather(prefixes, order), self._base())
@@ -101,7 +101,7 @@ class Tier:
     def first(
         self, prefixes: list[bytes], starts: list[bytes], count: int
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """Like ``scan``, up to ``count`` of each prefix, from ``starts`` (with prefix) on."""
+        """Scan up to ``count`` entries of each prefix, from ``starts`` (with prefix) on."""
         order = in_order(starts)
         with reading(self.name):
             found = self.map.first_many(
@@ -114,7 +114,7 @@ class Tier:
         return out
 
     def before(self, prefixes: list[bytes], bounds: list[bytes]) -> list[bytes | None]:
-        """Last rest of a key under each prefix that is before a bound (with prefix)."""
+        """Return the last rest of a key under each prefix before a bound (with prefix)."""
         order = in_order(bounds)
         with reading(self.name):
             found = self.map.extreme_many(
@@ -127,7 +127,7 @@ class Tier:
         return out
 
     def extreme(self, prefixes: list[bytes], *, last: bool) -> list[bytes | None]:
-        """First or last rest of a key under each prefix."""
+        """Return the first or last rest of a key under each prefix."""
         order = in_order(prefixes)
         ordered = keygroups.gather(prefixes, order)
         ends = keygroups.prefix_ends(ordered) if last else []
@@ -137,7 +137,7 @@ class Tier:
         return out
 
     def items(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All entries in physical order, in bounded chunks."""
+        """Yield all entries in physical order, in bounded chunks."""
         base = self.section.own_iterator() if self.spilled else None
         with reading(self.name):
             yield from self.map.items(base)
@@ -145,16 +145,16 @@ class Tier:
     def _base(self) -> Any:
         return self.section.iterator() if self.spilled else None
 
-    # --- residence, for the regulator
+    # --- residency, for the regulator
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes have been written since the last checkpoint began."""
+        """Approximate bytes written since the last checkpoint began."""
         held: int = self.map.live_bytes
         return min(held, self.written * held // max(self.map.total, 1))
 
     def estimate(self, group: int) -> int:
-        """Bytes that a spilled group would take in memory, roughly."""
+        """Estimate the bytes that a spilled group would take in memory."""
         known = self._known.get(group)
         if known is not None:
             return known
@@ -163,35 +163,35 @@ class Tier:
         return self._typical
 
     def _sample(self, group: int) -> int:
-        """Look at the beginning of a group: the groups of a state are about equally large."""
-        # In the shared family the fallback below says little, so more is looked at.
+        """Read the beginning of a group: the groups of a state are about equally large."""
+        # In the shared family the fallback below is a poor estimate, so read more.
         times = _SAMPLES_IN_SHARED if self.section.shared else 1
         pairs_max, bytes_max = times * _SAMPLE_PAIRS, times * _SAMPLE_BYTES
         keys, values = self.section.groups(group, group).read(pairs_max, bytes_max)
         seen: int = keygroups.pair_bytes(keys, values) + columns.NODE_BYTES * len(keys)
         if len(keys) < pairs_max and seen < bytes_max:
             return seen
-        # As if the whole column family were this state.
+        # Assume that this state is the whole column family.
         return max(seen, self.section.family.estimate() // layout.GROUPS)
 
     def learn(self, group: int, size: int) -> None:
-        """Note how many bytes a group takes in memory."""
+        """Record how many bytes a group takes in memory."""
         self._known[group] = size
         before = size if self._typical is None else self._typical
         self._typical = (before + size) // 2
 
     def forbid(self, group: int) -> None:
-        """Note that a group cannot be read: it fits nowhere."""
+        """Mark a group that cannot be read as too large to be loaded."""
         self._known[group] = _NEVER
 
     def make_spilled(self, group: int) -> None:
-        """Say that the section must be asked for the group."""
+        """Mark a group as spilled: reads of it need the section."""
         self.map.set_resident(group, False)
         self.resident[group] = False
         self.spilled += 1
 
     def make_resident(self, group: int) -> None:
-        """Say that all entries of the group are in the map."""
+        """Mark a group as resident: all its entries are in the map."""
         self.map.set_resident(group, True)
         self.resident[group] = True
         self.spilled -= 1
@@ -199,14 +199,14 @@ class Tier:
     # --- txids and checkpoints
 
     def commit(self, txid: int) -> None:
-        """``txid`` is final; what was written pays for the cleaning."""
+        """Commit ``txid``, and clean in proportion to the entries that it wrote."""
         self.map.commit(txid)
         if self.cleaning:
             self.clean(_CLEAN_PER_WRITE * (self.written - self._written_before))
         self._written_before = self.written
 
     def rollback(self, txid: int) -> None:
-        """Forget what ``txid`` and later ones wrote."""
+        """Discard the writes of ``txid`` and later txids."""
         self.map.rollback(txid)
         self.written = self._written_before
 
@@ -217,12 +217,12 @@ class Tier:
         return snapshot
 
     def release(self, snapshot: int) -> None:
-        """The checkpoint was not written: its changes belong to the next."""
+        """End a checkpoint that was not written: its changes belong to the next."""
         self.map.release(snapshot)
         self.cleaning = True
 
     def retire(self, snapshot: int) -> None:
-        """The checkpoint of ``snapshot`` is in the section."""
+        """End the checkpoint of ``snapshot``, which is in the section now."""
         self.section.refresh()
         self.map.retire(snapshot)
         self.cleaning = True
@@ -232,7 +232,7 @@ class Tier:
         self.cleaning = self.map.clean(limit) > 0
 
     def close(self) -> None:
-        """Free the map; REQUIRES: no checkpoint of it is under way."""
+        """Free the map; REQUIRES: no checkpoint of it is running."""
         if not self.closed:
             self.closed = True
             self.section.refresh()
@@ -318,5 +318,5 @@ class TieredIndex:
 
 
 def in_order(keys: list[bytes]) -> list[int]:
-    """Positions of ``keys`` in ascending order; equal keys stay as they stand."""
+    """Return positions of ``keys`` in ascending order; the sort is stable."""
     return sorted(range(len(keys)), key=keys.__getitem__)

@@ -11,7 +11,7 @@ cdef struct Slab:
     unsigned int live  # blocks in use
     unsigned int zone
     unsigned int kind  # index of its block size
-    bint listed  # stands in the list of slabs with room
+    bint listed  # is in the list of slabs with room
 
 
 cdef struct Segment:

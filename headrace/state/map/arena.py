@@ -1,17 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,name-defined,no-any-return,untyped-decorator"
 # ruff: noqa: F821  Slab and Segment are structs of arena.pxd
-"""Blocks of bytes for the state map: small, by size, and given back to the system.
+"""Slab allocator for the small blocks of the state map, which returns free memory to the system.
 
 Memory comes in *segments*, from the system or mapped from an unlinked file in a directory.  A
-segment is cut into *slabs*; a slab holds blocks of one size, for one *zone* (a key group, say, so
-that what is freed together stood together).  A slab whose blocks are all free is given back to
-the system at once; its addresses are used again.  What is larger than a quarter of a slab is a slab
-of its own.
+segment is cut into *slabs*.  A slab holds blocks of one size for one *zone*, such as a key group:
+blocks that are freed together share slabs.  A slab without used blocks is returned to the system at
+once; its addresses are reused.  A block larger than a quarter of a slab is a separate slab.
 
-A block is known by its *handle*: 32 bits, (slab, unit of 8 bytes in it), never 0.  It does not
-move.  One arena holds up to 32 GiB with slabs of 64 KiB.  Nothing here takes the interpreter
-lock; callers see to it that one thread at a time changes an arena.
+A block is identified by its *handle*: 32 bits, (slab, unit of 8 bytes in it), never 0.  It does
+not move.  One arena holds up to 32 GiB with slabs of 64 KiB.  No function takes the interpreter
+lock; callers ensure that one thread at a time changes an arena.
 
 This module works compiled only (see kernels/README.md); its types are in arena.pxd.
 """
@@ -50,7 +49,7 @@ class Arena:
     """See the module.
 
     ``slab_bytes`` 0: every block comes from the C library, so that a memory checker sees each.
-    ``directory``: where segments are mapped from; None: from anonymous memory.
+    ``directory``: for the file from which segments are mapped; None: anonymous memory.
     """
 
     def __cinit__(self, slab_bytes: int, directory: str | None) -> None:
@@ -65,7 +64,7 @@ class Arena:
         self.mask = self.units - 1
         self.shift = self.units.bit_length() - 1
         self.block_bytes_max = 0 if watched else slab_bytes >> 2
-        # Sizes: every 8 bytes up to 128, then eight steps to each doubling.
+        # Block sizes: every 8 bytes up to 128, then eight steps to each doubling.
         sizes: list[int] = []
         size = 8
         while size < slab_bytes >> 2:
@@ -94,7 +93,7 @@ class Arena:
         if self._new_entry() != 0:  # slab 0 stays empty: no handle is 0
             raise MemoryError
         if directory is not None:
-            self.file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  unlinked; lives with us
+            self.file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  unlinked
             self.descriptor = self.file.fileno()
 
     def __dealloc__(self) -> None:
@@ -112,7 +111,7 @@ class Arena:
         free(self.sizes)
 
     def split(self, zones: cython.uint) -> cython.bint:
-        """From now on there are so many zones, not one; False if there is no memory."""
+        """Increase the number of zones from one to ``zones``; False if out of memory."""
         more: cython.pointer[cython.uint] = cython.cast(
             cython.pointer[cython.uint],
             realloc(
@@ -134,7 +133,7 @@ class Arena:
         return True
 
     def alloc(self, zone: cython.uint, size: cython.size_t) -> cython.uint:
-        """A block of at least ``size`` bytes, its contents undefined; 0 if there is no memory."""
+        """Allocate a block of at least ``size`` bytes, uninitialised; 0 if out of memory."""
         if size > self.block_bytes_max:
             return self._alloc_large(size)
         kind: cython.uint = self.kinds[(size + 7) >> 3]
@@ -166,12 +165,12 @@ class Arena:
         return (number << self.shift) | unit
 
     def free(self, handle: cython.uint) -> None:
-        """Give a block back; its handle is invalid from now on."""
+        """Free a block; its handle is invalid afterwards."""
         number: cython.uint = handle >> self.shift
         unit: cython.uint = handle & self.mask
         slab: cython.pointer[Slab] = self.slabs + number
         if not (0 < number < self.slab_count and slab.live):
-            abort()  # a block that is not in use: memory would be damaged
+            abort()  # the block is not in use: memory would be corrupted
         self.blocks -= 1
         if slab.kind == _LARGE:
             self.live_bytes -= slab.size
@@ -190,26 +189,26 @@ class Arena:
             self._list(number)
 
     def fits(self, handle: cython.uint, size: cython.size_t) -> cython.bint:
-        """Whether a new block of ``size`` bytes would be just like this one."""
+        """Return whether a new block of ``size`` bytes would have the same size as this one."""
         slab: cython.pointer[Slab] = self.slabs + (handle >> self.shift)
         if slab.kind == _LARGE or size > self.block_bytes_max:
             return slab.size == size
         return slab.kind == self.kinds[(size + 7) >> 3]
 
     def block_bytes(self, handle: cython.uint) -> cython.size_t:
-        """Bytes that the block takes: what was asked for, rounded up."""
+        """Return the bytes that the block takes: the requested size, rounded up."""
         slab: cython.pointer[Slab] = self.slabs + (handle >> self.shift)
         if slab.kind == _LARGE:
             return slab.size
         return self.sizes[slab.kind]
 
     def _new_slab(self, zone: cython.uint, kind: cython.uint) -> cython.uint:
-        """An empty slab with room for blocks of that kind; 0 if there is no memory."""
+        """Allocate an empty slab for blocks of a zone and kind; 0 if out of memory."""
         if self.unused == 0 and not self._map():
             return 0
         number: cython.uint = self.unused
         slab: cython.pointer[Slab] = self.slabs + number
-        # A hole in a file may have no disk block behind it: writing would be SIGBUS.
+        # If the disk is full, a write to a hole in the file would raise SIGBUS.
         if self.descriptor >= 0 and posix_fallocate(self.descriptor, slab.offset, self.slab_bytes):
             return 0
         self.unused = slab.next
@@ -221,7 +220,7 @@ class Arena:
         return number
 
     def _new_entry(self) -> cython.uint:
-        """The number of a new entry in the table of slabs; all ones if there is no memory."""
+        """Add an entry to the table of slabs and return its number; all ones: out of memory."""
         capacity: cython.size_t
         slabs: cython.pointer[Slab]
         bases: cython.pointer[cython.pointer[cython.uchar]]
@@ -251,7 +250,7 @@ class Arena:
         return cython.cast(cython.uint, self.slab_count - 1)
 
     def _map(self) -> cython.bint:
-        """Make a segment's slabs unused ones; False if there is no memory."""
+        """Map a segment and add its slabs to the unused ones; False if out of memory."""
         size: cython.size_t = self.slab_bytes * _SEGMENT_SLABS
         capacity: cython.size_t
         segments: cython.pointer[Segment]
@@ -295,7 +294,7 @@ class Arena:
         for i in range(_SEGMENT_SLABS):
             number = self._new_entry()
             if number == 0 or number > self.slab_count:
-                break  # the rest of the segment is lost until the end
+                break  # the rest of the segment stays unused
             self.bases[number] = cython.cast(cython.p_uchar, data) + i * self.slab_bytes
             self.slabs[number].offset = self.file_bytes + i * self.slab_bytes
             self.slabs[number].next = self.unused
@@ -304,7 +303,7 @@ class Arena:
         return self.unused != 0
 
     def _alloc_large(self, size: cython.size_t) -> cython.uint:
-        """A block that is a slab of its own, from the C library."""
+        """Allocate a block as a separate slab, from the C library."""
         number: cython.uint
         size = (size + 15) & ~cython.cast(cython.size_t, 15)
         number = self.spare
@@ -337,7 +336,7 @@ class Arena:
         self.spare = number
 
     def _list(self, number: cython.uint) -> None:
-        """Enter a slab first in the list of its zone and kind with room."""
+        """Insert a slab at the head of its zone's and kind's list of slabs with room."""
         slab: cython.pointer[Slab] = self.slabs + number
         at: cython.size_t = slab.zone * self.kind_count + slab.kind
         slab.previous = 0
@@ -358,7 +357,7 @@ class Arena:
         slab.listed = False
 
     def _give_back(self, number: cython.uint) -> None:
-        """Return an empty slab's memory to the system; its addresses are unused ones again."""
+        """Return an empty slab's memory to the system; its addresses can be reused."""
         slab: cython.pointer[Slab] = self.slabs + number
         used: cython.size_t = cython.cast(cython.size_t, slab.bump) << 3
         if slab.listed:

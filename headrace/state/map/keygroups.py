@@ -1,9 +1,9 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return,untyped-decorator"
-"""Physical keys of states: a byte that names the key group, then the key (then the row).
+"""Physical keys of states: one byte for the key group, then the key (then the row).
 
 The group is a hash of the key, so groups are about equally large; all rows of a key are in one
-group.  The hash is on disk: changing it needs a new state version.
+group.  The hash is on disk: changing it needs a new state format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _unpack = struct.Struct("<q").unpack
 @cython.returns(cython.Py_ssize_t)
 @cython.cfunc
 def _group(key: bytes) -> int:
-    """FNV-1a over 30 bits, folded to 8."""
+    """Return the key group: FNV-1a over 30 bits, folded to 8."""
     h = 0x11C9DC5
     for c in key:
         h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
@@ -30,7 +30,7 @@ def _group(key: bytes) -> int:
 
 @cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, first=bytes, groups=list)
 def physical(keys: list[bytes]) -> list[bytes]:
-    """The physical form of each key; of an index's key: the prefix of its rows."""
+    """Return the physical form of each key; for an index, it is the prefix of the key's rows."""
     out: list[bytes] = [b""] * len(keys)
     groups = _GROUPS
     for i in range(len(keys)):
@@ -51,7 +51,7 @@ def physical(keys: list[bytes]) -> list[bytes]:
     groups=list,
 )
 def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
-    """The physical form of each (key, row); ValueError if they differ in number."""
+    """Return the physical form of each (key, row); ValueError if they differ in number."""
     if len(keys) != len(rows):
         message = "keys and rows differ in length"
         raise ValueError(message)
@@ -80,9 +80,9 @@ def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
 def put_physical(
     keys: memoryview, limits: memoryview, rows: memoryview, row_limits: memoryview, out: memoryview
 ) -> None:
-    """Write the physical form of packed (key, row), one behind the other, into ``out``.
+    """Write the physical forms of packed (key, row) consecutively into ``out``.
 
-    Of keys alone if ``row_limits`` is empty.  REQUIRES: ``out`` has a byte more for each key.
+    If ``row_limits`` is empty, there are no rows.  REQUIRES: ``out`` has a byte more for each key.
     """
     p = 0
     for i in range(len(limits) - 1):
@@ -102,7 +102,7 @@ def put_physical(
 
 @cython.locals(found=list, out=list, i=cython.Py_ssize_t, key=bytes)
 def logical(found: list[bytes]) -> list[bytes]:
-    """Inverse of ``physical``."""
+    """Return keys without their group, the inverse of ``physical``."""
     out: list[bytes] = [b""] * len(found)
     for i in range(len(found)):
         key = found[i]
@@ -112,7 +112,7 @@ def logical(found: list[bytes]) -> list[bytes]:
 
 @cython.locals(prefix=bytes, keys=list, out=list, i=cython.Py_ssize_t, key=bytes)
 def prefixed(prefix: bytes, keys: list[bytes]) -> list[bytes]:
-    """``prefix`` before each key."""
+    """Return the keys with ``prefix`` before each."""
     out: list[bytes] = [b""] * len(keys)
     for i in range(len(keys)):
         key = keys[i]
@@ -122,9 +122,9 @@ def prefixed(prefix: bytes, keys: list[bytes]) -> list[bytes]:
 
 @cython.cclass
 class Within:
-    """An iterator over the keys between a prefix and ``end`` of another one, without the prefix.
+    """A view of an iterator, limited to keys with a prefix, which it removes from them.
 
-    ``end`` is above every key with the prefix, and no key itself.
+    ``end`` is above every key with the prefix, and not a key itself.
     """
 
     _base = cython.declare(object)
@@ -151,7 +151,7 @@ class Within:
         self._base.seek_for_prev(self._end)
 
     def valid(self) -> bool:
-        """Whether it stands on a key; otherwise ``status`` tells whether that is an error."""
+        """Return whether it is at a key; if not, ``status`` raises the error, if any."""
         if not self._base.valid():
             return False
         key: bytes = self._base.key()
@@ -161,29 +161,29 @@ class Within:
         return True
 
     def key(self) -> bytes:
-        """The key; REQUIRES: ``valid`` was asked since it moved, and True."""
+        """Return the key; REQUIRES: ``valid`` returned True since the last move."""
         return self._key
 
     def value(self) -> bytes:
-        """The value; REQUIRES: as ``key``."""
+        """Return the value; REQUIRES: as ``key``."""
         return self._base.value()
 
     def next(self) -> None:
-        """Go one on."""
+        """Move to the next key."""
         self._base.next()
 
     def prev(self) -> None:
-        """Go one back."""
+        """Move to the previous key."""
         self._base.prev()
 
     def status(self) -> None:
-        """Raise what reading met, if it met anything."""
+        """Raise the error of the last read, if any."""
         self._base.status()
 
 
 @cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
 def gather(items: list[Any], order: list[int]) -> list[Any]:
-    """``items[order[0]], items[order[1]], …``."""
+    """Return ``items[order[0]], items[order[1]], …``."""
     out = [None] * len(order)
     for i in range(len(order)):
         out[i] = items[order[i]]
@@ -192,7 +192,7 @@ def gather(items: list[Any], order: list[int]) -> list[Any]:
 
 @cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
 def scatter(items: list[Any], order: list[int]) -> list[Any]:
-    """Inverse of ``gather`` by a permutation."""
+    """Invert ``gather`` by a permutation."""
     out = [None] * len(order)
     for i in range(len(order)):
         out[order[i]] = items[i]
@@ -201,7 +201,7 @@ def scatter(items: list[Any], order: list[int]) -> list[Any]:
 
 @cython.locals(values=list, positions=list, found=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
 def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
-    """``values[positions[i]] = found[i]``; ValueError if they differ in number."""
+    """Set ``values[positions[i]] = found[i]``; ValueError if they differ in number."""
     if len(positions) != len(found):
         message = "positions and values differ in length"
         raise ValueError(message)
@@ -229,7 +229,7 @@ def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
 def regroup(
     positions: list[int], rows: list[bytes], weights: list[int], order: list[int]
 ) -> tuple[list[int], list[bytes], list[int]]:
-    """What a scan of keys in ``order`` found, as if they had been scanned as they stand."""
+    """Reorder the result of a scan of keys in ``order`` as if they had not been reordered."""
     n = len(order)
     starts = [0] * n
     ends = [0] * n
@@ -256,7 +256,7 @@ def regroup(
 
 @cython.locals(values=list, out=list, i=cython.Py_ssize_t)
 def weights_of(values: list[bytes | None]) -> list[int]:
-    """Weights that stand in values; 0 for None."""
+    """Decode values as weights; 0 for None."""
     out = [0] * len(values)
     for i in range(len(values)):
         value = values[i]
@@ -267,7 +267,7 @@ def weights_of(values: list[bytes | None]) -> list[int]:
 
 @cython.locals(prefixes=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t, prefix=bytes)
 def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
-    """Least byte string above every string that starts with each prefix; None: there is none."""
+    """Return the least string above all strings with each prefix; None: there is none."""
     out: list[bytes | None] = [None] * len(prefixes)
     for i in range(len(prefixes)):
         prefix = prefixes[i]
@@ -281,9 +281,9 @@ def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
 
 @cython.locals(n=cython.Py_ssize_t, left=cython.longlong, keys=list, values=list)
 def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
-    """Up to ``count`` pairs or ``bytes_max`` bytes from where the iterator stands.
+    """Read up to ``count`` pairs or ``bytes_max`` bytes from the iterator's position on.
 
-    The caller asks ``status``.
+    The caller checks ``status``.
     """
     keys = []
     values = []
@@ -315,9 +315,9 @@ def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], 
 def take_pairs(
     items: Any, prefix: bytes, last: int, count: int, bytes_max: int
 ) -> tuple[list[bytes], list[bytes]]:
-    """The next pairs of ``items`` that have the prefix and a key group up to ``last``, without it.
+    """Read the next pairs with the prefix, which is removed, and a key group up to ``last``.
 
-    Up to ``count``, or about ``bytes_max`` bytes; none: there are no more, or an error was met.
+    Up to ``count``, or about ``bytes_max`` bytes; none: the end or an error.
     """
     keys = []
     values = []
@@ -344,7 +344,7 @@ def take_pairs(
 )
 @cython.returns(cython.longlong)
 def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
-    """Bytes of keys and values."""
+    """Return the bytes of keys and values."""
     total = 0
     for i in range(len(keys)):
         key = keys[i]
@@ -359,7 +359,7 @@ def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
 def write_batch(
     batch: Any, handle: Any, prefix: bytes, keys: list[bytes], values: list[bytes | None]
 ) -> None:
-    """Put each pair into a write batch, ``prefix`` before its key; None deletes."""
+    """Add each pair to a write batch, with ``prefix`` before its key; None deletes."""
     put = batch.put
     delete = batch.delete
     for i in range(len(keys)):
@@ -387,10 +387,10 @@ def write_file(
     valid: memoryview,
     previous: bytes,
 ) -> bytes:
-    """Put each pair into a sorted file, ``prefix`` before its key; where not ``valid``: a removal.
+    """Append pairs to a sorted file, with ``prefix`` before keys; those not ``valid`` are removals.
 
-    Keys ascend; one that equals the one before it (``previous`` before the first) stands for the
-    same change and is left out.  Returns the last key, with the prefix.
+    Keys ascend.  A key equal to the previous one (``previous`` before the first) is the same change
+    and is skipped.  Returns the last key, with the prefix.
     """
     for i in range(len(keys)):
         key = keys[i]

@@ -16,7 +16,7 @@ Found = tuple[list[int], list[bytes], list[int]]
 def add(
     entries: dict[bytes, dict[bytes, int]], keys: list[bytes], rows: list[bytes], weights: list[int]
 ) -> int:
-    """Add ``weights``; returns by how many the rows of negative weight became more."""
+    """Add ``weights``; return the change of the number of rows with negative weight."""
     i: cython.Py_ssize_t
     negative: cython.Py_ssize_t = 0
     n: cython.Py_ssize_t = len(keys)
@@ -49,7 +49,7 @@ def add(
 def flat(
     entries: dict[bytes, dict[bytes, int]], prefixes: list[bytes]
 ) -> tuple[list[bytes], list[int]]:
-    """``prefixes[i] + row`` of each row under the i-th key, and its weight."""
+    """Return ``prefixes[i] + row`` of each row under the i-th key, and its weight."""
     keys: list[bytes] = []
     weights: list[int] = []
     for prefix, entry in zip(prefixes, entries.values(), strict=True):
@@ -60,7 +60,7 @@ def flat(
 
 
 def scan(entries: dict[bytes, dict[bytes, int]], keys: list[bytes]) -> Found:
-    """Rows under each key: (position in ``keys``, row, weight), rows in byte order."""
+    """Return (position in ``keys``, row, weight) of the rows under each key, in byte order."""
     i: cython.Py_ssize_t
     positions: list[int] = []
     rows: list[bytes] = []
@@ -80,7 +80,7 @@ def scan(entries: dict[bytes, dict[bytes, int]], keys: list[bytes]) -> Found:
 def first(
     entries: dict[bytes, dict[bytes, int]], keys: list[bytes], starts: list[bytes], count: int
 ) -> Found:
-    """Like ``scan``, up to ``count`` rows of each key, none before ``starts[i]``."""
+    """Scan up to ``count`` rows of each key, none before ``starts[i]``; see ``scan``."""
     i: cython.Py_ssize_t
     positions: list[int] = []
     rows: list[bytes] = []

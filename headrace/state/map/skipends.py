@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""The first and the last of what follows a prefix, alone or over a base; as ``skipreads``.
+"""First and last entries under prefixes, alone or over a base as in ``skipreads``.
 
 This module works compiled only; its types are in skipends.pxd.
 """
@@ -38,10 +38,10 @@ class Ends(Reads):
     def extreme_many(
         self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
     ) -> list[bytes | None]:
-        """First (or last) of what follows each prefix; None where nothing does.
+        """Return the rest of the first (or last) key under each prefix; None if it has no key.
 
-        If ``last``, ``ends`` bound it: the last one before the end; the least string above
-        everything that starts with the prefix bounds nothing (None: there is no such).
+        With ``last``, only keys before ``ends[i]`` count.  To set no limit, pass the least string
+        above all keys with the prefix, or None if there is no such string.
         """
         is_open(self)
         batch: Batch = prefixes_of(prefixes)
@@ -80,21 +80,21 @@ class Ends(Reads):
         return out
 
     def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
-        """Whether the node is under the prefix and not removed."""
+        """Return whether the node is under the prefix and not removed."""
         return (
             node != self.head and starts(node, prefix) and not is_removed(newest(self.arena, node))
         )
 
     def _last(self, path: PathRef, prefix: Slice, end: Slice) -> NodeRef:
-        """The last entry here under a prefix; NULL: none.
+        """Return the map's last entry under a prefix; NULL: none.
 
-        Level 0 leads forward only.  So behind removed nodes one looks again from where the path
-        enters the next higher level, each time about four times as far back.
+        Level 0 is linked forward only.  So while only removed nodes are found, the search starts
+        again at the path's node of the next higher level, each time about four times as far back.
         """
         best: NodeRef = cython.NULL
         node: NodeRef
         first: NodeRef
-        stop: NodeRef = cython.NULL  # here and behind it was looked already
+        stop: NodeRef = cython.NULL  # from here on, nodes were searched already
         level: cython.int = 0
         if end.data:
             self.seek(path, end)
@@ -117,7 +117,7 @@ class Ends(Reads):
             level += 1
 
     def _seek_end(self, path: PathRef) -> None:
-        """Move the path to behind everything."""
+        """Move the path to after the last node."""
         level: cython.int
         node: NodeRef = self.head
         self.start(path)
@@ -127,7 +127,7 @@ class Ends(Reads):
             path.at[level] = node
 
     def _first_over(self, prefix: bytes, mine: Any, base: Any) -> Any:
-        """The first of ``mine`` and the base's entries that are not removed here."""
+        """Return the first of ``mine`` and the base's entries that the map has not removed."""
         length: cython.Py_ssize_t = len(prefix)
         base.seek(prefix)
         while base.valid():
@@ -143,7 +143,7 @@ class Ends(Reads):
         return mine
 
     def _last_over(self, prefix: bytes, end: Any, mine: Any, base: Any) -> Any:
-        """The last of ``mine`` and the base's entries that are not removed here."""
+        """Return the last of ``mine`` and the base's entries that the map has not removed."""
         length: cython.Py_ssize_t = len(prefix)
         if end is None:
             base.seek_to_last()
@@ -164,7 +164,7 @@ class Ends(Reads):
         return mine
 
     def _is_removed(self, key: bytes) -> cython.bint:
-        """Whether the newest value here is a removal."""
+        """Return whether the key's newest value in the map is a removal."""
         handle: cython.uint = self._handle(key)
         node: NodeRef
         if handle == 0:

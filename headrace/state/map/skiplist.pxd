@@ -8,10 +8,10 @@ from headrace.state.map.skipsnapshots cimport Snapshots
 cdef class SkipList(Snapshots):
     cdef double ratio
     cdef list flights
-    cdef Handles changing  # by the checkpoint being written
-    cdef Handles held  # to prune when the checkpoint is over
-    cdef Handles cleaning  # to prune or remove by and by …
-    cdef size_t cleaned  # … from here
+    cdef Handles changing  # changes of the checkpoint being written
+    cdef Handles held  # nodes to prune after the checkpoint
+    cdef Handles cleaning  # nodes to prune or remove by ``clean`` …
+    cdef size_t cleaned  # … from this position on
     cdef object released
 
     cdef int _rerun(self) except? -1

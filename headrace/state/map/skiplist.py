@@ -2,24 +2,24 @@
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
 """The state map: a copy-on-write skip list of bytes, versioned, driven by batches.
 
-*Counter mode* (Flink's, seed F): ``snapshot()`` counts the version up and writes are stamped with
-it.  *Txid mode*: versions are txids; each txid in flight holds an implicit snapshot of what was
-before it, so it can be rolled back, and a checkpoint reads a committed txid while later ones
-write.  What the verbs mean, exactly, is said by the readable reference,
-``tests/state/reference_map.py``: same names, arguments, answers and errors.
+*Counter mode* (Flink's, seed F): ``snapshot()`` increments the version, with which writes are
+stamped.  *Txid mode*: versions are txids.  Each txid in flight holds an implicit snapshot of the
+state before it, so it can be rolled back.  A checkpoint reads a committed txid while later txids
+write.  The readable reference, ``tests/state/reference_map.py``, defines the exact behaviour: it
+has the same methods, arguments, results and errors.
 
     begin(n) ─ writes ─ commit(n)                     writer's thread
                  └── snapshot(n) ─► changes ─► retire     ``changes``: the checkpoint's thread
 
-A key's first byte is its *group*.  All entries of a *resident* group are here.  Of a *spilled*
-group only those are here that the base (RocksDB) does not have yet; ``get_many`` names the
-positions that the base must answer, and scans merge with an iterator of the base.
+A key's first byte is its *group*.  The map has all entries of a *resident* group.  Of a *spilled*
+group it has only the entries that the base (RocksDB) does not have yet.  ``get_many`` returns the
+positions to look up in the base, and scans merge with an iterator of the base.
 
-Threads: one writer calls everything but ``changes`` and ``entries``, which may run in other
+Threads: one writer calls every method but ``changes`` and ``entries``, which may run in other
 threads at the same time.  Loops run without the interpreter lock, in short slices under a mutex.
-Out of memory is a MemoryError with every key either written or not: roll the txid back.
+Out of memory is a MemoryError, and each key is either written or not: roll the txid back.
 
-This module works compiled only (raw memory: ``arena``, ``nodes``), though it reads as Python.
+This module works compiled only (raw memory: ``arena``, ``skipnodes``), though it reads as Python.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class SkipList(Snapshots):
         slab_bytes: int = 65536,
         directory: str | None = None,
     ) -> None:
-        """An empty map, all groups resident.
+        """Create an empty map with all groups resident.
 
-        ``durable``: the txid up to which everything is in the base.  ``ratio``: removed nodes that
-        a snapshot of counter mode leaves.  ``slab_bytes``, ``directory``: see ``arena``.
+        ``durable``: the txid up to which the base is complete.  ``ratio``: share of removed nodes
+        that a snapshot of counter mode leaves.  ``slab_bytes``, ``directory``: see ``arena``.
         """
         if self.arena is not None:
             raise BugError("a state map is made once")
@@ -98,7 +98,7 @@ class SkipList(Snapshots):
         free(self.held.data)
         free(self.cleaning.data)
 
-    # ---- what it holds -----------------------------------------------------------------------
+    # ---- contents ----------------------------------------------------------------------------
 
     @property
     def total(self) -> int:
@@ -112,7 +112,7 @@ class SkipList(Snapshots):
 
     @property
     def allocations(self) -> int:
-        """One for each key and each value or tombstone."""
+        """Number of blocks: one for each key and each value or tombstone."""
         return self.arena.blocks
 
     @property
@@ -132,17 +132,17 @@ class SkipList(Snapshots):
 
     @property
     def version(self) -> int:
-        """Of the next write."""
+        """Version of the next write."""
         return self.stamp
 
     @property
     def committed(self) -> int:
-        """The last committed txid."""
+        """Last committed txid."""
         return self.committed_txid
 
     @property
     def retired(self) -> int:
-        """The base holds everything up to this txid."""
+        """Txid up to which the base is complete."""
         return self.base_txid
 
     @property
@@ -156,7 +156,7 @@ class SkipList(Snapshots):
 
     @property
     def finished(self) -> int:
-        """Every snapshot up to this one is complete (F-8, F-17)."""
+        """Version up to which every snapshot is complete (F-8, F-17)."""
         return self.finished_version
 
     @property
@@ -165,7 +165,7 @@ class SkipList(Snapshots):
         return [self.where[group] for group in range(256)]
 
     def chain(self, key: bytes) -> list[tuple[int, bytes | None]]:
-        """Versions and values of a key, newest first (for tests)."""
+        """Return versions and values of a key, newest first (for tests)."""
         is_open(self)
         out: list[Any] = []
         value: ValueRef
@@ -181,11 +181,11 @@ class SkipList(Snapshots):
         return out
 
     def group_bytes(self) -> list[int]:
-        """Bytes per group; their sum is ``live_bytes``."""
+        """Return bytes per group; their sum is ``live_bytes``."""
         return [self.bytes_per_group[group] for group in range(256)]
 
     def group_requests(self) -> list[int]:
-        """Keys asked for per group; reading halves the counters, so that old use fades."""
+        """Return requested keys per group, and halve the counters, so that old use fades."""
         group: cython.int
         out: list[Any] = []
         for group in range(256):
@@ -196,7 +196,7 @@ class SkipList(Snapshots):
     # ---- snapshots -----------------------------------------------------------------------------
 
     def _rerun(self) -> cython.int:
-        """Bring what the loops know of running snapshots up to date."""
+        """Update the array of running snapshots that the loops read."""
         count: cython.size_t
         i: cython.size_t
         array: Integers
@@ -223,10 +223,10 @@ class SkipList(Snapshots):
         return 0
 
     def snapshot(self, txid: int | None = None) -> int:
-        """The number of a new snapshot, which sees the values of lesser versions (F-9).
+        """Return the number of a new snapshot, which sees the values of lower versions (F-9).
 
-        Counter mode: deletes the excess of removed nodes if nothing runs (F-4, F-16), then counts
-        the version up.  Txid mode: of committed ``txid``, for a checkpoint; one at a time.
+        Counter mode: delete excess removed nodes if no snapshot runs (F-4, F-16), then increment
+        the version.  Txid mode: a snapshot of committed ``txid``, for a checkpoint; one at a time.
         """
         is_open(self)
         if self.txids:
@@ -258,7 +258,7 @@ class SkipList(Snapshots):
         return txid + 1
 
     def _delete_removed(self, excess: cython.Py_ssize_t) -> None:
-        """Delete so many removed nodes, the first in key order.  REQUIRES: nothing runs."""
+        """Delete the first ``excess`` removed nodes in key order; REQUIRES: no running snapshot."""
         path = cython.declare(Path)
         node: NodeRef
         handle: cython.uint = links(self.head)[0]
@@ -275,9 +275,9 @@ class SkipList(Snapshots):
         self.mutex.release()
 
     def release(self, snapshot: int) -> None:
-        """End a snapshot, in any order (F-17).
+        """End a snapshot; snapshots may end in any order (F-17).
 
-        Txid mode: its checkpoint failed, so that all its changes belong to the next one.
+        Txid mode: its checkpoint failed, so all its changes belong to the next checkpoint.
         """
         self._is_running(snapshot)
         count: cython.size_t = self.changing.count
@@ -303,7 +303,7 @@ class SkipList(Snapshots):
     # ---- txids ---------------------------------------------------------------------------------
 
     def begin(self, txid: int) -> None:
-        """Writes belong to ``txid`` from now on; all lesser versions are protected."""
+        """Begin ``txid``, to which later writes belong; protect all lower versions."""
         is_open(self)
         if not self.txids or txid <= self.stamp:
             raise BugError(f"txid {txid} does not follow {self.stamp}")
@@ -314,14 +314,14 @@ class SkipList(Snapshots):
         self._rerun()
 
     def _first_flight(self) -> cython.longlong:
-        """The oldest txid in flight; beyond all if there is none."""
+        """Return the oldest txid in flight; the maximum if there is none."""
         flight: Flight
         for flight in self.flights:
             return flight.txid
         return _LONGLONG_MAX
 
     def commit(self, txid: int) -> None:
-        """``txid``, the oldest in flight, is final; values that nobody can ask for go."""
+        """Commit ``txid``, the oldest in flight, and free values that no read can reach."""
         is_open(self)
         if not self.flights or self._first_flight() != txid:
             raise BugError(f"txid {txid} is not the oldest in flight")
@@ -360,7 +360,7 @@ class SkipList(Snapshots):
             self.mutex.release()
 
     def rollback(self, txid: int) -> None:
-        """Forget every value of ``txid`` and later ones; removals are undone with them."""
+        """Discard every value and removal of ``txid`` and later txids."""
         is_open(self)
         if not self.txids or txid <= self.committed_txid:
             raise BugError(f"txid {txid} is committed")
@@ -404,10 +404,10 @@ class SkipList(Snapshots):
             self.mutex.release()
 
     def changes(self, snapshot: int) -> Iterator[Changed]:
-        """Entries that differ from the base as of the last ``retire``: (keys, values or None).
+        """Yield (keys, values or None) of the snapshot's changes since the last ``retire``.
 
-        Only what belongs to the snapshot, in no particular order, in bounded chunks; a key may
-        come twice (with the same value) after a failed checkpoint.  May run in another thread.
+        Chunks are bounded and in no particular order.  After a failed checkpoint a key may come
+        twice, with the same value.  May run in another thread.
         """
         self._is_running(snapshot)
         position: int | None = 0
@@ -417,7 +417,7 @@ class SkipList(Snapshots):
                 yield keys, values
 
     def _changes(self, snapshot: cython.longlong, position: cython.size_t) -> tuple[Any, ...]:
-        """(keys, values or None, where to go on or None): one chunk."""
+        """Return one chunk: (keys, values or None, next position or None)."""
         page: Page = Page()
         result: cython.int
         count: cython.size_t = self.changing.count
@@ -454,9 +454,9 @@ class SkipList(Snapshots):
         return result
 
     def retire(self, snapshot: int) -> None:
-        """The changes of the snapshot are in the base, which is complete up to it.
+        """End a snapshot whose changes are in the base, which is complete up to it.
 
-        Ends the snapshot.  Nodes that are no longer needed go by and by: see ``clean``.
+        ``clean`` removes the nodes that are no longer needed.
         """
         self._is_running(snapshot)
         if not self.txids:
@@ -467,7 +467,7 @@ class SkipList(Snapshots):
         self._end(snapshot)
 
     def _append_cleaning(self, handles: HandlesRef) -> cython.int:
-        """Move a list to the end of what is to be cleaned."""
+        """Move a list to the end of the nodes to clean."""
         if self.cleaning.count == 0:
             _swap(cython.address(self.cleaning), handles)
             return 0
@@ -484,7 +484,7 @@ class SkipList(Snapshots):
         return 0
 
     def clean(self, limit: int) -> int:
-        """Prune or remove up to ``limit`` nodes after checkpoints; how many are left to do."""
+        """Prune or remove up to ``limit`` nodes after checkpoints; return how many are left."""
         is_open(self)
         left: cython.size_t = self.cleaning.count - self.cleaned
         count: cython.size_t = min(limit, left)
@@ -522,7 +522,7 @@ class SkipList(Snapshots):
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until every snapshot is released or retired, then free everything (F-20).
 
-        Everything but properties and iterators raises BugError from now on.
+        Afterwards every method raises BugError; properties work and iterators end.
         """
         with self.released:
             if not self.released.wait_for(lambda: not self.sizes, timeout_s):
@@ -535,7 +535,6 @@ class SkipList(Snapshots):
             self.mutex.release()
 
     def _forget(self) -> cython.int:
-        """Give all memory back."""
         level: cython.int
         group: cython.int
         self.flights = []

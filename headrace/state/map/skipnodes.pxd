@@ -16,9 +16,9 @@ cdef class Nodes:
     cdef bint txids
     cdef long long stamp  # version of the next write
     cdef long long base_txid  # the base is complete up to it
-    cdef long long highest  # running snapshot; 0: none
+    cdef long long highest  # highest running snapshot; 0: none
     cdef long long finished_version
-    cdef long long *snapshots  # running, ascending
+    cdef long long *snapshots  # running ones, ascending
     cdef size_t snapshot_count
     cdef size_t snapshot_capacity
     cdef unsigned int epoch

@@ -7,10 +7,10 @@
              │
              └► version 7 ──► version 4 ──► ...   newest first
 
-Everything here is a step on one node, without the interpreter lock and under the caller's
-mutex; ``skiplist`` makes batches and Python objects of it.  A *path* holds per level the last
-node before a key.  Seeking a greater key goes on from there (a finger search: neighbours in a
-sorted batch cost few steps), a lesser one starts again at the head.
+Each method is a step on one node, without the interpreter lock and under the caller's mutex;
+``skiplist`` adds batches and Python objects.  A *path* holds per level the last node before a key.
+To seek a greater key continues from the path: a finger search, in which neighbours of a sorted
+batch cost few steps.  To seek a lesser key starts again at the head.
 
 This module works compiled only; its types are in skipnodes.pxd.
 """
@@ -55,7 +55,7 @@ _ZONED_BYTES = cython.declare(cython.size_t, 8388608)
 @cython.nogil
 @cython.exceptval(check=False)
 def reserve(handles: HandlesRef, more: cython.size_t) -> cython.bint:
-    """Make room for so many; False if there is no memory."""
+    """Make room for ``more`` handles; False if out of memory."""
     capacity: cython.size_t = handles.capacity
     if handles.count + more <= capacity:
         return True
@@ -107,15 +107,15 @@ class Nodes:
         free(self.changed.data)
 
     def start(self, path: PathRef) -> None:
-        """A path before everything."""
+        """Set the path before the first node."""
         level: cython.int
         for level in range(HEIGHT_MAX):
             path.at[level] = self.head
 
     def seek(self, path: PathRef, key: Slice) -> cython.uint:
-        """Move the path to before ``key``; the handle of its node, or 0.
+        """Move the path to before ``key``; return the handle of its node, or 0.
 
-        REQUIRES: no node of the path was removed since.
+        REQUIRES: no node of the path was removed since the last seek.
         """
         node: NodeRef = path.at[0]
         bases: cython.pointer[cython.p_uchar] = self.arena.bases
@@ -132,7 +132,7 @@ class Nodes:
             self.start(path)
             level = last
         else:
-            # Where the next node is not before the key, higher levels stay as they are.
+            # Climb to a level whose next node is not before the key; higher ones stay unchanged.
             while level < last:
                 handle = links(path.at[level])[level]
                 if handle == 0:
@@ -167,7 +167,7 @@ class Nodes:
         return stop if handle != 0 and equal else 0
 
     def step(self, path: PathRef, node: NodeRef) -> None:
-        """Move a path that is right before ``node`` to right behind it."""
+        """Move a path from directly before ``node`` to directly after it."""
         level: cython.int
         for level in range(cython.cast(cython.int, node.height)):
             path.at[level] = node
@@ -175,7 +175,7 @@ class Nodes:
     # ---- values ------------------------------------------------------------------------------
 
     def belonging(self, node: NodeRef, snapshot: cython.longlong) -> ValueRef:
-        """The value of the greatest version below ``snapshot`` (F-9), or NULL."""
+        """Return the value of the greatest version below ``snapshot`` (F-9), or NULL."""
         value: ValueRef = newest(self.arena, node)
         while value.version >= snapshot:
             if value.older == 0:
@@ -191,7 +191,7 @@ class Nodes:
         version: cython.longlong,
         older: cython.uint,
     ) -> cython.uint:
-        """A new value, complete with its link to the older one (F-18); 0 without memory."""
+        """Create a value complete with its link to the older one (F-18); 0 if out of memory."""
         size: cython.size_t = length & BYTES_MAX
         handle: cython.uint = self.arena.alloc(self._zone(group), size + cython.sizeof(Value))
         value: ValueRef
@@ -209,7 +209,7 @@ class Nodes:
         self.arena.free(handle)
 
     def _count(self, flags: cython.uint, by: cython.int) -> None:
-        """Count a newest value of these flags in (1) or out (-1)."""
+        """Add a newest value with these flags to the counters (1), or subtract it (-1)."""
         if flags & REMOVED:
             self.removed_count += by
         if flags & NEGATIVE:
@@ -218,11 +218,11 @@ class Nodes:
     def write(
         self, path: PathRef, handle: cython.uint, key: Slice, data: Bytes, length: cython.uint
     ) -> cython.int:
-        """Copy if a running snapshot may need the newest value, else replace (F-13).
+        """Add a value if a running snapshot may need the newest one, else replace it (F-13).
 
         A removal (``length`` is REMOVED) is physical without running snapshots, else logical (F-2,
-        F-3, F-14).  Returns -1, with nothing changed, without memory.  REQUIRES: ``handle`` is
-        what ``seek`` found; in txid mode, room in ``writing``.
+        F-3, F-14).  Out of memory: return -1 and change nothing.  REQUIRES: ``handle`` is the
+        result of ``seek``; in txid mode, room in ``writing``.
         """
         group: cython.uint = group_of(key)
         value: ValueRef
@@ -269,7 +269,7 @@ class Nodes:
     def _create(
         self, path: PathRef, key: Slice, data: Bytes, length: cython.uint, version: cython.longlong
     ) -> cython.int:
-        """A node where the path is; -1, with nothing changed, without memory."""
+        """Create a node after the path; out of memory: return -1 and change nothing."""
         group: cython.uint = group_of(key)
         height: cython.uint = self._height()
         level: cython.int
@@ -308,7 +308,7 @@ class Nodes:
     def load_one(
         self, path: PathRef, key: Slice, value: Slice, committed: cython.longlong
     ) -> cython.int:
-        """Enter what the base holds, under values in flight; -1 without memory."""
+        """Insert an entry of the base, below values in flight; -1 if out of memory."""
         handle: cython.uint = self.seek(path, key)
         oldest: ValueRef
         base: cython.uint
@@ -328,7 +328,7 @@ class Nodes:
     # ---- removal -----------------------------------------------------------------------------
 
     def remove(self, path: PathRef, handle: cython.uint) -> None:
-        """Free a node and all its values.  REQUIRES: nobody lists it."""
+        """Free a node and all its values.  REQUIRES: it is in no list."""
         node: NodeRef = node_at(self.arena, handle)
         group: cython.uint = group_of_node(node)
         value: cython.uint = node.value
@@ -351,7 +351,7 @@ class Nodes:
         self.node_count -= 1
 
     def _unlink(self, path: PathRef, handle: cython.uint) -> None:
-        """Take a node out of all levels.  REQUIRES: the path is right before it."""
+        """Unlink a node from all levels.  REQUIRES: the path is directly before it."""
         node: NodeRef = node_at(self.arena, handle)
         level: cython.int
         for level in range(cython.cast(cython.int, node.height)):
@@ -362,7 +362,7 @@ class Nodes:
             self.top -= 1
 
     def pop(self, node: NodeRef) -> cython.bint:
-        """Forget the newest value; whether an older one is left."""
+        """Free the newest value; return whether an older one is left."""
         value: ValueRef = newest(self.arena, node)
         handle: cython.uint = node.value
         self._count(value.length, -1)
@@ -374,7 +374,7 @@ class Nodes:
         return True
 
     def _cut(self, node: NodeRef, value: ValueRef) -> None:
-        """Free everything older than ``value``."""
+        """Free all values older than ``value``."""
         group: cython.uint = group_of_node(node)
         handle: cython.uint = value.older
         older: cython.uint
@@ -385,7 +385,7 @@ class Nodes:
             handle = older
 
     def prune_finished(self, node: NodeRef) -> None:
-        """Free what is older than the first version that is finished (F-10, F-11)."""
+        """Free the values older than the newest finished version (F-10, F-11)."""
         value: ValueRef = newest(self.arena, node)
         while value.older:
             if value.version <= self.finished_version:
@@ -394,10 +394,10 @@ class Nodes:
             value = value_at(self.arena, value.older)
 
     def prune(self, node: NodeRef) -> None:
-        """Keep the newest value and those that belong to a running snapshot.
+        """Free all values but the newest and those that belong to a running snapshot.
 
-        Stricter than F-10: a value between two snapshots goes, so that the chain of a hot key
-        does not grow while a checkpoint is written.
+        Stricter than F-10: a value between two snapshots is freed, too, so that the chain of a hot
+        key does not grow while a checkpoint is written.
         """
         group: cython.uint = group_of_node(node)
         kept: ValueRef = newest(self.arena, node)
@@ -424,9 +424,9 @@ class Nodes:
     # ---- lists of nodes ------------------------------------------------------------------------
 
     def list_changed(self, handle: cython.uint) -> None:
-        """Move one listing of the node to the changes of the next checkpoint.
+        """Move one listing of the node to ``changed``, the changes of the next checkpoint.
 
-        REQUIRES: room there.
+        REQUIRES: room in ``changed``.
         """
         node: NodeRef = node_at(self.arena, handle)
         if node.epoch == self.epoch:
@@ -436,7 +436,7 @@ class Nodes:
             push(cython.address(self.changed), handle)
 
     def remove_useless(self, path: PathRef, handle: cython.uint) -> None:
-        """Remove a node if nobody lists it and the base, or an absence, says the same.
+        """Remove a node that is in no list, if without it a read has the same result.
 
         REQUIRES: room in ``changed``: a group being loaded keeps its removed nodes for later.
         """
@@ -455,17 +455,20 @@ class Nodes:
                 self.list_changed(handle)
 
     def runs(self, snapshot: cython.longlong) -> cython.bint:
-        """Whether the snapshot was neither released nor retired."""
+        """Return whether the snapshot was neither released nor retired."""
         i: cython.size_t
         found: cython.bint = False
         for i in range(self.snapshot_count):
             found |= self.snapshots[i] == snapshot
         return found
 
-    # ---- small things --------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------
 
     def _height(self) -> cython.uint:
-        """1, and one more with a chance of a quarter each (xorshift64: the same in every run)."""
+        """Return a random height: each next level has probability 1/4.
+
+        The generator is xorshift64 with a fixed seed, so every run has the same heights.
+        """
         height: cython.uint = 1
         bits: cython.ulonglong = self.random
         bits ^= bits << 13
@@ -478,7 +481,7 @@ class Nodes:
         return height
 
     def _zone(self, group: cython.uint) -> cython.uint:
-        """Where the group's blocks stand: together, once the map is large enough to care."""
+        """Return the group's zone of the arena: its own once the map is large enough."""
         if self.arena.zone_count == 1 and (
             self.arena.live_bytes < _ZONED_BYTES or not self.arena.split(257)
         ):

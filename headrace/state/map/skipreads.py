@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""Reads of the newest state: points, prefixes, everything, alone or over a base.
+"""Reads of the newest state: points, prefixes, full scans, alone or over a base.
 
 Groups that are not resident are merged with the base, an iterator with ``seek``,
 ``seek_for_prev``, ``seek_to_last``, ``valid``, ``key``, ``value``, ``next``, ``prev`` and
-``status``; what is here wins.  An iterator that met a damaged block looks as if it were at the end:
-only ``status`` raises, so every end is asked.
+``status``.  Entries of the map override the base's.  An iterator at a damaged block looks as if it
+were at the end and only ``status`` raises, so ``status`` is called at every end.
 
-For the writer's thread: nobody else frees newest values, so no mutex is taken.  This module
+For the writer's thread: no other thread frees newest values, so no mutex is taken.  This module
 works compiled only; its types are in skipreads.pxd.
 """
 
@@ -60,7 +60,7 @@ def is_open(map: Reads) -> cython.int:  # noqa: A002
 @cython.cfunc
 @cython.exceptval(-1)
 def weight_of(value: ValueRef) -> cython.longlong:
-    """The weight a value stands for."""
+    """Decode a value as a weight; BugError if it is not 8 bytes."""
     weight: cython.longlong = 0
     if size_of(value) != 8:
         raise BugError("a value of the state map is not a weight")
@@ -73,7 +73,7 @@ class Reads(Nodes):
     """See the module."""
 
     def get_many(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
-        """Newest values, and the positions that only the base can answer."""
+        """Return the newest values, and the positions to look up in the base."""
         is_open(self)
         batch: Batch = Batch(keys)
         found: Found = Found(batch.count)
@@ -97,7 +97,7 @@ class Reads(Nodes):
         return out, missing
 
     def missing(self, keys: list[bytes]) -> list[int]:
-        """Positions that only the base can answer; counts no request."""
+        """Return the positions to look up in the base; count no request."""
         is_open(self)
         batch: Batch = Batch(keys)
         found: Found = Found(batch.count)
@@ -118,7 +118,7 @@ class Reads(Nodes):
         return [asked[i] for i in range(count) if handles[i] == 0]
 
     def _handle(self, key: bytes) -> cython.uint:
-        """The handle of a key's node; 0: none."""
+        """Return the handle of a key's node; 0: none."""
         path = cython.declare(Path)
         batch: Batch = Batch((key,))
         self.start(cython.address(path))
@@ -129,7 +129,7 @@ class Reads(Nodes):
     def scan_many(
         self, prefixes: list[bytes], base: Any
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """(position in ``prefixes``, what follows the prefix, weight), in key order of each.
+        """Return (position in ``prefixes``, rest of the key, weight), in key order per prefix.
 
         A prefix is not empty: its first byte is the group.  ``base`` may be None if all groups
         are resident.
@@ -162,7 +162,7 @@ class Reads(Nodes):
         rows: list[Any],
         weights: list[Any],
     ) -> cython.int:
-        """Scan resident groups: all entries are here."""
+        """Scan prefixes of resident groups."""
         hits: Hits = Hits()
         prefixes: SliceRef = batch.slices
         found: Found = Found(end - start)
@@ -190,7 +190,7 @@ class Reads(Nodes):
         firsts: Numbers,
         hits: Hits,
     ) -> cython.int:
-        """Nodes under each prefix, removed ones included; -1 without memory.
+        """Add the nodes under each prefix, removed ones included, to ``hits``; -1: out of memory.
 
         ``firsts``: the first nodes not before the prefixes.
         """
@@ -218,7 +218,7 @@ class Reads(Nodes):
         rows: list[Any],
         weights: list[Any],
     ) -> cython.int:
-        """Scan one prefix of a group that is not resident: ours over the base's."""
+        """Scan a prefix of a group that is not resident: entries of the map override the base's."""
         hits: Hits = Hits()
         prefix: bytes = batch.items[position]
         length: cython.Py_ssize_t = len(prefix)
@@ -266,7 +266,7 @@ class Reads(Nodes):
     def first_many(
         self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """Like ``scan_many``, but up to ``count`` entries of each prefix, from its start on.
+        """Scan up to ``count`` entries of each prefix, from its start on; see ``scan_many``.
 
         ``starts[i]`` begins with ``prefixes[i]``.
         """
@@ -314,7 +314,7 @@ class Reads(Nodes):
         rows: list[Any],
         weights: list[Any],
     ) -> cython.int:
-        """Entries of a group that is not resident: ours from a node on over the base's."""
+        """Append up to ``left`` merged entries, of the map from a node on and of the base."""
         prefix: bytes = batch.items[position]
         length: cython.Py_ssize_t = len(prefix)
         weight: cython.longlong
@@ -352,7 +352,7 @@ class Reads(Nodes):
         return 0
 
     def _first(self, handle: cython.uint, prefix: Slice) -> NodeRef:
-        """The first entry under a prefix from a node on; NULL: none."""
+        """Return the first entry under a prefix from a node on; NULL: none."""
         node: NodeRef
         while handle:
             node = node_at(self.arena, handle)
@@ -363,12 +363,12 @@ class Reads(Nodes):
             handle = links(node)[0]
         return cython.NULL
 
-    # ---- everything ----------------------------------------------------------------------------
+    # ---- full scans ----------------------------------------------------------------------------
 
     def items(self, base: Any) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Newest entries in key order, in bounded chunks.
+        """Yield the newest entries in key order, in bounded chunks.
 
-        Writes between two chunks are seen if they are above what was given out already.  Ends
+        A write between two chunks is seen if its key is above all yielded ones.  The iterator ends
         when the map is closed.
         """
         start: bytes | None = b""
@@ -390,7 +390,7 @@ class Reads(Nodes):
                 yield keys, values
 
     def _page(self, start: bytes, stop_group: cython.int) -> tuple[Any, ...]:
-        """(keys, values or None if removed, where to go on or None) of nodes before a group."""
+        """Return (keys, values or None if removed, next key or None) of nodes before a group."""
         path = cython.declare(Path)
         batch: Batch = Batch((start,))
         keys: list[Any] = []
@@ -414,12 +414,12 @@ class Reads(Nodes):
         return keys, values, bytes((stop_group,)) if stop_group < 256 else None
 
     def _page_over(self, start: bytes, stop_group: cython.int, base: Any) -> tuple[Any, ...]:
-        """Like ``_page``, of groups that are not resident: ours over the base's."""
+        """Return a page like ``_page``, of the map merged with the base."""
         merged: dict[bytes, bytes | None] = {}
         size: cython.size_t = 0
         key: bytes
         behind: Any
-        bound: Any = None  # up to here, exclusive, the base's entries are complete
+        bound: Any = None  # exclusive upper bound of the complete part of the page
         base.seek(start)
         while base.valid():
             key = base.key()
@@ -448,7 +448,7 @@ class Reads(Nodes):
 
 @cython.cfunc
 def prefixes_of(prefixes: Any) -> Batch:
-    """Prefixes, none of which is empty: such a one has no group."""
+    """Make a batch of prefixes; BugError if one is empty and so has no group."""
     batch: Batch = Batch(prefixes)
     i: cython.size_t
     for i in range(batch.count):

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""Many searches at once: while one waits for memory, the others go on.
+"""Interleaved searches: while one waits for memory, the others continue.
 
 A search in a large map is a chain of cache misses, each a tenth of a microsecond, and each
-address is known only when the one before has arrived.  So a batch is cut into lanes, each a part
-of the sorted keys with a finger search of its own; in turns each lane asks for its next node
-and gives way.  By the time it is its turn again the node is there.
+address is known only when the previous node has arrived.  So a batch is cut into lanes, each a
+part of the sorted keys with a separate finger search.  In turn, each lane prefetches its next node
+and yields to the next lane.  By its next turn the node is in the cache.
 
-For the writer's thread; nothing may be written meanwhile.  This module works compiled only.
+For the writer's thread; no write may happen meanwhile.  This module works compiled only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cython.cimports.headrace.state.map.skiptypes import (
 )
 
 _LANES_MAX = cython.declare(cython.size_t, 12)
-_SMALL = cython.declare(cython.int, 4)  # levels of a map that is in the cache anyway
+_SMALL = cython.declare(cython.int, 4)  # maps with fewer levels are in the cache anyway
 
 
 @cython.cfunc
@@ -47,10 +47,10 @@ def seek_many(
     exact: cython.bint,
     befores: NodeRefs,
 ) -> None:
-    """Handles of the keys' nodes, or (not ``exact``) of the first nodes not before them; 0: none.
+    """Set ``handles`` to the keys' nodes; 0: none.
 
-    ``befores``, if not NULL: the last nodes before the keys.  Right in any order of the keys, fast
-    in ascending order.
+    If not ``exact``, set them to the first nodes not before the keys.  ``befores``, if not NULL,
+    gets the last nodes before the keys.  Keys may be in any order; ascending order is fast.
     """
     lanes = cython.declare(Lane[12])
     path = cython.declare(Path)
@@ -88,7 +88,7 @@ def seek_many(
 @cython.exceptval(check=False)
 @cython.returns(cython.void)
 def _begin(map: Nodes, lane: LaneRef, keys: SliceRef) -> None:  # noqa: A002
-    """Climb from the last key's path to where the search of the next begins; see ``seek``."""
+    """Climb from the last key's path to the start of the next key's search; see ``seek``."""
     key: Slice = keys[lane.position]
     last: cython.int = map.top - 1
     level: cython.int = 0
@@ -127,7 +127,7 @@ def _advance(
     exact: cython.bint,
     befores: NodeRefs,
 ) -> cython.bint:
-    """Go on until a node is needed that may not be in the cache; False: the lane is done."""
+    """Continue up to the next node that may not be in the cache; False: the lane is done."""
     bases: cython.pointer[cython.p_uchar] = map.arena.bases
     shift: cython.uint = map.arena.shift
     mask: cython.uint = map.arena.mask
@@ -150,7 +150,7 @@ def _advance(
             return True
         if lane.level == 0:
             lane.path.at[0] = lane.node
-            # Here ``handle`` is 0 or where the search stopped.
+            # Here ``handle`` is 0 or ``lane.stop``.
             handles[lane.position] = handle if lane.equal or not exact else 0
             if befores:
                 befores[lane.position] = lane.node

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""Between Python's bytes and the map's: batches in, pages and hits out.
+"""Conversion between Python's bytes and the map's: batches in, pages and hits out.
 
-What is read under the mutex is copied (``Page``) or, by the writer itself, pointed at (``Found``,
-``Hits``); objects are made of it afterwards, with the interpreter lock and without the mutex.
+Data read under the mutex is copied (``Page``) or, by the writer itself, pointed at (``Found``,
+``Hits``).  Python objects are made later, with the interpreter lock and without the mutex.
 
 This module works compiled only; its types are in skipslices.pxd.
 """
@@ -42,7 +42,7 @@ from cython.cimports.libc.string import memcpy
 
 @cython.cfunc
 def value_bytes(value: ValueRef) -> bytes | None:
-    """A value as an object; None for a removed one."""
+    """Return a value as an object; None for a removed one."""
     if is_removed(value):
         return None
     return PyBytes_FromStringAndSize(cython.cast(cython.p_char, bytes_of(value)), size_of(value))
@@ -50,7 +50,7 @@ def value_bytes(value: ValueRef) -> bytes | None:
 
 @cython.cfunc
 def key_bytes(node: NodeRef, skipped: cython.size_t) -> bytes:
-    """A node's key behind its first ``skipped`` bytes."""
+    """Return a node's key without its first ``skipped`` bytes."""
     return PyBytes_FromStringAndSize(
         cython.cast(cython.p_char, key_of(node) + skipped), node.key_length - skipped
     )
@@ -58,7 +58,7 @@ def key_bytes(node: NodeRef, skipped: cython.size_t) -> bytes:
 
 @cython.cclass
 class Batch:
-    """Where the bytes of a list are; keeps the objects alive."""
+    """Addresses and sizes of a list's bytes objects, which it keeps alive."""
 
     def __cinit__(self, items: Any, *, nones: bool = False) -> None:
         i: cython.size_t
@@ -86,7 +86,7 @@ class Batch:
 
 @cython.cclass
 class Run:
-    """Where the strings are that stand one behind the other in a buffer of the caller's."""
+    """Addresses and sizes of packed strings in a buffer of the caller."""
 
     def __cinit__(self, data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -> None:
         i: cython.size_t
@@ -124,13 +124,13 @@ class Flight:
 
 @cython.cclass
 class Page:
-    """Copies of keys and values, made under the mutex; objects are made of them without it."""
+    """Copies of keys and values, made under the mutex and converted to objects without it."""
 
     def __dealloc__(self) -> None:
         free(self.data)
 
     def add(self, node: NodeRef, value: ValueRef) -> cython.bint:
-        """Append an entry; False without memory."""
+        """Append an entry; False if out of memory."""
         length: cython.size_t = size_of(value)
         lengths = cython.declare(cython.uint[2])
         needed: cython.size_t = self.used + 8 + node.key_length + length
@@ -153,11 +153,11 @@ class Page:
         return True
 
     def full(self) -> cython.bint:
-        """Whether the page is a whole chunk."""
+        """Return whether the page is a whole chunk."""
         return self.count >= CHUNK_ENTRIES or self.used >= CHUNK_BYTES
 
     def lists(self) -> tuple[Any, ...]:
-        """(keys, values or None for removed)."""
+        """Return (keys, values or None for removed)."""
         keys: list[Any] = []
         values: list[Any] = []
         lengths = cython.declare(cython.uint[2])
@@ -193,13 +193,13 @@ class Found:
 
 @cython.cclass
 class Hits:
-    """Nodes that a scan found, for the positions of its batch."""
+    """Nodes that a scan found, with the positions of their prefixes in the batch."""
 
     def __dealloc__(self) -> None:
         free(self.data)
 
     def add(self, position: cython.size_t, node: NodeRef, value: ValueRef) -> cython.bint:
-        """Append; False without memory."""
+        """Append; False if out of memory."""
         if self.count == self.capacity:
             capacity: cython.size_t = self.capacity * 2 if self.capacity else 256
             data: HitRef = cython.cast(HitRef, realloc(self.data, capacity * cython.sizeof(Hit)))

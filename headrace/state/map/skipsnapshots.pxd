@@ -6,7 +6,7 @@ from headrace.state.map.skiptypes cimport Node
 from headrace.state.map.skipwrites cimport Writes
 
 cdef class Snapshots(Writes):
-    cdef dict sizes  # snapshot taken and not released -> size then
+    cdef dict sizes  # running snapshot -> size when it was taken
 
     cdef int _is_running(self, object snapshot) except? -1
     cdef Node *_node(self, bytes key) except NULL

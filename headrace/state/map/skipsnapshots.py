@@ -1,9 +1,9 @@
 # cython: language_level=3, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""What a running snapshot of the state map shows; see ``skiplist``.
+"""Reads of running snapshots of the state map; see ``skiplist``.
 
-Several threads may each read a snapshot of their own while one writes: slices under the mutex.
-This module works compiled only; its types are in skipsnapshots.pxd.
+While one thread writes, several others may each read a different snapshot, in slices under the
+mutex.  This module works compiled only; its types are in skipsnapshots.pxd.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Snapshots(Writes):
         return self.sizes[snapshot]
 
     def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
-        """The values belonging to a snapshot: of the greatest version below it (F-9)."""
+        """Return the values in a snapshot: those of the greatest version below it (F-9)."""
         self._is_running(snapshot)
         batch: Batch = Batch(keys)
         path = cython.declare(Path)
@@ -69,10 +69,10 @@ class Snapshots(Writes):
         return out
 
     def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
-        """Entries of a snapshot in key order, in chunks; prunes on its way (F-6).
+        """Yield the entries of a snapshot in key order, in chunks; prune visited nodes (F-6).
 
-        ``through`` may drop or change entries of a chunk (F-21).  Ends when the map is closed.
-        Several threads may each read a snapshot of their own while one writes.
+        ``through`` may drop or change entries of a chunk (F-21).  The iterator ends when the map is
+        closed.
         """
         self._is_running(snapshot)
         position: int | None = 0
@@ -82,7 +82,7 @@ class Snapshots(Writes):
                 yield through(keys, values) if through else (keys, values)
 
     def _entries(self, snapshot: cython.longlong, position: cython.uint) -> tuple[Any, ...]:
-        """(keys, values, where to go on or None): one chunk behind a node."""
+        """Return one chunk after a node: (keys, values, next position or None)."""
         page: Page = Page()
         result: cython.int
         with cython.nogil:
@@ -106,7 +106,7 @@ class Snapshots(Writes):
             for _steps in range(SLICE_KEYS):
                 if result != DONE:
                     break
-                # No node goes while a snapshot runs, so the last one still leads on.
+                # No node is removed while a snapshot runs, so the last node is still linked.
                 node = self.head
                 if handle:
                     node = node_at(self.arena, handle)
@@ -129,11 +129,11 @@ class Snapshots(Writes):
         return result
 
     def survivors(self, snapshot: int, through: Through | None = None) -> int:
-        """How many entries ``entries`` with the same arguments gives (F-21: the first pass)."""
+        """Count the entries that ``entries`` yields for the same arguments (F-21: first pass)."""
         return sum([len(keys) for keys, _ in self.entries(snapshot, through)])
 
     def claim(self, key: bytes) -> bool:
-        """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
+        """Reserve a node for pruning by the caller; False if it is reserved already (F-7)."""
         is_open(self)
         node: NodeRef = self._node(key)
         if node.marks & CLAIMED:
@@ -142,7 +142,7 @@ class Snapshots(Writes):
         return True
 
     def unclaim(self, key: bytes) -> None:
-        """Give a claimed node back."""
+        """Release a claimed node."""
         is_open(self)
         node: NodeRef = self._node(key)
         node.marks &= ~CLAIMED

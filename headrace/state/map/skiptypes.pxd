@@ -16,15 +16,15 @@ cdef enum:
     REMOVED = 268435456  # flags in the rest of Value.length
     NEGATIVE = 536870912
     HELD = 1  # flags of Node.marks: in the list of nodes to prune after the checkpoint …
-    CLAIMED = 2  # … and somebody prunes it
-    SPILLED = 0  # where a group is
+    CLAIMED = 2  # … and reserved for pruning by a caller
+    SPILLED = 0  # residency of a group
     LOADING = 1
     RESIDENT = 2
-    SLICE_KEYS = 128  # worked on without giving the mutex to somebody else
+    SLICE_KEYS = 128  # processed before the mutex is released
     BLOCK_KEYS = 1024  # sought together before they are written
     CHUNK_ENTRIES = 4096
     CHUNK_BYTES = 8388608
-    DONE = 0  # what a loop without the interpreter lock comes back with
+    DONE = 0  # result codes of loops without the interpreter lock
     NO_MEMORY = -1
     NO_WEIGHT = -2
     OVERFLOW = -3
@@ -33,8 +33,8 @@ cdef enum:
 cdef struct Node:
     unsigned int key_length
     unsigned int value  # handle of the newest
-    unsigned int epoch  # of the list of changes it stands in
-    unsigned short listed  # in how many lists: it is not removed before 0
+    unsigned int epoch  # of the list of changes that it is in
+    unsigned short listed  # number of lists that it is in: it is removed only at 0
     unsigned char height
     unsigned char marks
     # Then `height` handles (the next node per level), then the key.
@@ -57,13 +57,13 @@ cdef struct Handles:
     size_t count
     size_t capacity
 
-cdef struct Lane:  # one of several searches that go on in turns
+cdef struct Lane:  # one of several interleaved searches
     Path path
-    size_t position  # of the key that is sought
+    size_t position  # of the sought key
     size_t end
-    Node *node  # where the search is …
+    Node *node  # position of the search …
     int level
-    unsigned int following  # … and the node it looks at next
+    unsigned int following  # … and the node that it visits next
     unsigned int stop  # a node known to be at or above the key …
     bint equal  # … and whether it is the key's
 

@@ -1,10 +1,10 @@
 # cython: language_level=3, cdivision=True
 # mypy: disable-error-code="attr-defined,no-any-return,untyped-decorator,misc"
-"""Writes of the newest state, and which groups of it are here.
+"""Writes of the newest state, and the residency of groups.
 
 Loops run without the interpreter lock, in short slices under the mutex, since a checkpoint may be
-reading.  Out of memory is a MemoryError with every key either written or not: the caller
-rolls the txid back.  This module works compiled only; its types are in skipwrites.pxd.
+reading.  Out of memory is a MemoryError, and each key is either written or not: the caller rolls
+the txid back.  This module works compiled only; its types are in skipwrites.pxd.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Writes(Ends):
         return result
 
     def _seek_block(self, keys: SliceRef, count: cython.size_t, handles: Numbers) -> None:
-        """Nodes that the keys have before the block is written; it may make the others.
+        """Look up the nodes of a block's keys before the block is written; 0: seek the key later.
 
-        In counter mode a write may free nodes, so there each key is sought when it is its turn.
+        In counter mode a write may free nodes, so each key is sought just before its write.
         """
         i: cython.size_t
         for i in range(count):
@@ -125,8 +125,8 @@ class Writes(Ends):
     ) -> int:
         """Add to weights; a weight of 0 is a removal.  Equal keys add up.
 
-        ``missing`` is what ``missing(keys)`` said, ``bases`` what the base holds there.  Returns
-        the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
+        ``missing`` is the result of ``missing(keys)``; ``bases`` are the base's values of these
+        keys.  Returns the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
         """
         self._writable()
         batch: Batch = Batch(keys)
@@ -215,7 +215,7 @@ class Writes(Ends):
         )
 
     def _reserve_writing(self, count: cython.size_t) -> cython.int:
-        """Room to list every node of a batch, so that no loop can fail half-way there."""
+        """Reserve room to list every node of a batch, so that no loop fails half-way."""
         if self.txids and not reserve(self.writing, count):
             raise MemoryError
         return 0
@@ -226,24 +226,24 @@ class Writes(Ends):
             raise BugError("a write outside a txid")
         return 0
 
-    # ---- residence -----------------------------------------------------------------------------
+    # ---- residency -----------------------------------------------------------------------------
 
     def set_resident(self, group: int, flag: bool) -> None:
-        """Say that all entries of the group are here, or that the base must be asked."""
+        """Mark a group as resident: all its entries are in the map; or as spilled."""
         self.where[_group(group)] = RESIDENT if flag else SPILLED
 
     def begin_load(self, group: int) -> None:
-        """Entries of the group come with ``load``; then ``set_resident(group, True)``.
+        """Begin to load a group: calls of ``load`` follow, then ``set_resident(group, True)``.
 
-        Nothing of the group is removed meanwhile, so that an entry that is deleted here cannot
-        come back from the base.  REQUIRES: the iterator that is loaded is made after this.
+        Meanwhile no node of the group is removed, so that ``load`` does not bring back an entry
+        deleted in the map.  REQUIRES: the iterator for ``load`` is made after this call.
         """
         if self.where[_group(group)] != SPILLED:
             raise BugError(f"group {group} is not spilled")
         self.where[group] = LOADING
 
     def load(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Entries of the base for loading groups; what is here is newer and stays."""
+        """Add entries of the base to groups being loaded; newer entries of the map stay."""
         batch: Batch = Batch(keys)
         stored: Batch = Batch(values)
         if batch.count != stored.count:
@@ -257,7 +257,7 @@ class Writes(Ends):
         values: memoryview,
         value_bounds: memoryview,
     ) -> None:
-        """``load`` of strings that stand one behind the other: number i between bounds i, i + 1."""
+        """Load (see ``load``) packed strings: number i is between bounds i and i + 1."""
         batch: Run = Run(keys, key_bounds)
         stored: Run = Run(values, value_bounds)
         if batch.count != stored.count:
@@ -296,10 +296,10 @@ class Writes(Ends):
     def spill(
         self, group: int, start: bytes | None = None, limit: int = 1 << 60
     ) -> tuple[int, bytes | None]:
-        """Make the group spilled and drop entries that the base has.
+        """Mark the group as spilled and drop the entries that the base has.
 
-        Looks at up to ``limit`` nodes from ``start`` on.  Returns the bytes freed and where to go
-        on (None: done).  What the base does not have goes after its checkpoint.
+        Visits up to ``limit`` nodes from ``start`` on.  Returns the bytes freed and the next start
+        (None: done).  Entries that the base does not have are dropped after their checkpoint.
         """
         is_open(self)
         self.set_resident(group, False)
@@ -317,7 +317,7 @@ class Writes(Ends):
         return before - self.arena.live_bytes, after
 
     def _spill(self, start: Slice, group: cython.uint, limit: cython.size_t) -> cython.uint:
-        """The node to go on with; 0: done."""
+        """Return the node to continue with; 0: done."""
         path = cython.declare(Path)
         node: NodeRef
         handle: cython.uint
@@ -350,7 +350,7 @@ class Writes(Ends):
 
 @cython.cclass
 class Diffs:
-    """Diffs of weights per position, and what the base holds there."""
+    """Diffs of weights, and the base's values, per position."""
 
     def __cinit__(self, count: cython.size_t) -> None:
         self.deltas = cython.cast(Integers, calloc(count + 1, cython.sizeof(cython.longlong)))
@@ -366,7 +366,7 @@ class Diffs:
 @cython.cfunc
 @cython.exceptval(-1)
 def check(result: cython.int) -> cython.int:
-    """Raise what a loop came back with."""
+    """Raise the error of a loop's result code, if it is one."""
     if result == NO_MEMORY:
         raise MemoryError
     if result == NO_WEIGHT:
