@@ -1,8 +1,7 @@
 """set_history: begin, prolong, shorten or end the history of a running view's changes.
 
-The catalog records which views have a history. The worker writes it, and reads the catalog when
-it takes a view over and when it is told; so a worker that is down begins the history when it is
-back.
+The catalog records which views have a history. The worker writes it, and reads the catalog when it
+takes a view over and when it is told; so a worker that is down begins the history when it is back.
 """
 
 from __future__ import annotations

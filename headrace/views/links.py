@@ -69,8 +69,7 @@ def known(context: JobContext, job: Job, conn: Connection) -> dict[str, LinkFact
     """Return the links to workers, for placement: declared values, else measured ones.
 
     An unknown link is ``LinkFacts()``, which has the cost of an ordinary one. So is a socket of
-    this
-    machine: a probe of it shows the speed of two processes.
+    this machine: a probe of it shows the speed of two processes.
     """
     said, measured = catalog.said(conn), _asked(context, job)
     return {

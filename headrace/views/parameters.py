@@ -249,7 +249,7 @@ class _Statement:
         return out
 
     def _key(self, column: list[Word], names: dict[tuple[str, ...], str], more: list[str]) -> str:
-        """Return the name of a column in the view, adding it to the select list if it is missing."""
+        """Return the name of a column in the view; add it to the select list if missing."""
         spelled = _spelled(column)
         if spelled in names:
             return names[spelled]

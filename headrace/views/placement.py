@@ -136,8 +136,7 @@ def _shipped(
     """Move a view with its states; return False if they are shared or not available now.
 
     Before the catalog has the new placement, any failure leaves the view where it was. After that
-    the
-    view is at its new place, as soon as that worker can be reached.
+    the view is at its new place, as soon as that worker can be reached.
     """
     staged = staging.of_view(context.settings.staging_dir, view.id)
     said = {"view_id": view.id, "job": job.name}

@@ -104,7 +104,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
 
 
 def _index(conn: Connection, view: ViewRow, column: str | None) -> dict[str, Any]:
-    """Ensure that an index of the view's table begins with ``column``; return the answer's fields."""
+    """Ensure that an index of the view's table begins with ``column``; return the answer."""
     oid = int(view.result_oid or 0)
     if column is None:
         return {}

@@ -184,10 +184,8 @@ def _held(conn: Connection) -> tuple[str, bool]:
     """Lock the extension's relations; return its schema, and whether it records its last reset.
 
     The query on them runs with the caller's rights, but code in it could regain those of the
-    session.
-    So the relations must belong to a superuser, and are locked before that is checked. Otherwise
-    the
-    schema's owner could replace them in between.
+    session. So the relations must belong to a superuser, and are locked before that is checked.
+    Otherwise the schema's owner could replace them in between.
     """
     found = _extension(conn)
     if found is None:

@@ -342,11 +342,9 @@ class _Proof:
         """Read the query's rows at the snapshot, evaluated under the view's settings.
 
         A name in the query may have become another object, with code of its owner. So the query
-        runs
-        inside a function of the caller, which has the caller's rights and cannot change its role.
-        The
-        function is created before the read transaction, which must not write: it would block new
-        slots.
+        runs inside a function of the caller, which has the caller's rights and cannot change its
+        role. The function is created before the read transaction, which must not write: it would
+        block new slots.
         """
         with conn.transaction():
             self._become_caller(conn)
@@ -467,8 +465,7 @@ class _Proof:
         """Pair surplus and missing rows that are equal as far as the query determines them.
 
         Without grouping every digit is determined, and nothing is done. Return a notice about
-        columns that
-        were not compared completely, or "".
+        columns that were not compared completely, or "".
         """
         grouped = self._subject.grouped
         loose = [c for c, o in self._typed if o == NUMERIC]
@@ -581,8 +578,7 @@ def _pump(conn: Connection, statement: sql.Composed, scratch: Connection) -> Non
     """Copy the rows of a COPY TO into ``images``.
 
     The COPY into the target begins with the first piece. Earlier, its writing transaction would
-    block
-    new slots while the query runs.
+    block new slots while the query runs.
     """
     with conn.cursor() as cursor, cursor.copy(statement) as out:
         first = out.read()

@@ -134,10 +134,7 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
             continue
         known = linked.get(node.name)
         if known is None and node.seen and not node.views:
-            known = {
-                "pid": None,
-                "memory_bytes": None,
-            }  # ``main`` connects to a worker only when a view is placed there
+            known = {"pid": None, "memory_bytes": None}  # not connected: it has no view
         row = _row(node.name, known, node.views, node.since, node.address)
         if node.address is None:
             row[1] = "invited"
