@@ -1,4 +1,4 @@
-"""The story: a bounded trail of recent events, told when an invariant breaks."""
+"""A bounded log of recent events, reported when an invariant breaks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Story:
         self._lock = threading.Lock()
 
     def add(self, event: str, **fields: Any) -> None:
-        """Remember an event."""
+        """Append an event."""
         with self._lock:
             self._events.append((clock.monotonic(), event, fields))
 
     def tell(self) -> list[str]:
-        """The events in order, each with seconds before the last one."""
+        """Return the events in order, each with its time in seconds relative to the last one."""
         with self._lock:
             events = list(self._events)
         if not events:

@@ -1,10 +1,10 @@
-"""Shared subplans whose tables get or lose members: they follow with the views that read them.
+"""Shared subplans whose tables gain or lose members change together with the views that read them.
 
     subplan: new plan beside the old one, synced ─► catalog: plans of all its readers ─► new plan
 
-The catalog decides.  The state database has the plan of a subplan, and beside it the one that is
-coming.  A worker that starts after a crash takes the one that reads the tables that the plans of
-the subplan's readers read below it.  A reader for which neither does must be filled anew.
+The catalog decides. The state database has the plan of a subplan and, beside it, its pending plan.
+A worker that starts after a crash takes the plan that reads the same tables as the plans of the
+subplan's readers. A reader that fits neither plan must be filled anew.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def below(
 ) -> dict[int, PhysicalPlan] | None:
     """Return the plans of the subplans that ``unit`` reads, when its own is ``whole``.
 
-    ``models``: the members that are new in it; ``known``: new plans of subplans.  None: a subplan
-    cannot compute what the plan says.
+    ``models``: the members that are new in it; ``known``: new plans of subplans. None: a subplan
+    cannot compute the node of the plan.
     """
     found: dict[int, PhysicalPlan] = {}
     read = arms.tables(whole)
@@ -59,7 +59,7 @@ def below(
 
 
 def unequal(book: Book, plans: Plans) -> set[int]:
-    """Return the views that do not read the tables that a subplan below them reads by ``plans``."""
+    """Return the views whose tables differ from those that a subplan below reads by ``plans``."""
     found: set[int] = set()
     for unit_id in plans.keys() & book.subplans.keys():
         for reader in book.readers(book.subplans[unit_id]):
@@ -70,7 +70,7 @@ def unequal(book: Book, plans: Plans) -> set[int]:
 
 
 def prepare(book: Book, plans: Plans) -> None:
-    """Have the state database know of new plans of subplans, which the catalog will decide on."""
+    """Store new plans of subplans as pending in the state database."""
     meta: Meta = {}
     for unit_id, made in plans.items():
         shared = book.subplans[unit_id]
@@ -81,7 +81,7 @@ def prepare(book: Book, plans: Plans) -> None:
 
 
 def take(book: Book, unit_ids: Iterable[int]) -> None:
-    """Have subplans compute by the plans that were coming; REQUIRES: nothing is in flight."""
+    """Switch subplans to their pending plans; REQUIRES: nothing is in flight."""
     meta: Meta = {}
     for unit_id in unit_ids:
         shared = book.subplans[unit_id]
@@ -89,14 +89,14 @@ def take(book: Book, unit_ids: Iterable[int]) -> None:
             _take(shared, shared.coming)
             records.put(meta, shared)
     if meta:
-        # A crash that loses it leaves the plan that was coming.
+        # A crash that loses this write leaves the plan pending.
         book.db.put_meta(meta, sync=False)
 
 
 def restore(book: Book, views: Iterable[View], feeds: UnitFeeds) -> None:
-    """Take the plans that were coming where the catalog has those of readers that fit them.
+    """Switch to pending plans that fit the readers' plans in the catalog.
 
-    ``views``: as the catalog has them; ``feeds``: what each unit reads.
+    ``views``: as the catalog has them; ``feeds``: the subplans that each unit reads.
     """
     coming = any(shared.coming is not None for shared in book.subplans.values())
     left: list[Unit] = list(views) if coming else []
@@ -115,7 +115,7 @@ def restore(book: Book, views: Iterable[View], feeds: UnitFeeds) -> None:
 
 
 def check(book: Book, view: View) -> None:
-    """Raise StateDamaged unless what a view reads is computed of the tables that its plan says."""
+    """Raise StateDamaged unless a view's subplans read the tables that its plan says."""
     for unit in (view, *book.needed([view])):
         other = _others(unit.plan, unit.feeds)
         if any(other(node, book.subplans[f].plan) for node, f in unit.feeds.items()):
@@ -123,9 +123,9 @@ def check(book: Book, view: View) -> None:
 
 
 def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, PhysicalPlan], bool]:
-    """Return whether a node of a plan is computed of other tables than a subplan.
+    """Return a predicate: whether a node of the plan reads other tables than a subplan.
 
-    For a node that stands for another view's rows any subplan will do.
+    For a node that stands for another view's rows, any subplan fits.
     """
     if not feeds:
         return lambda _, __: False
@@ -139,7 +139,7 @@ def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, Phy
 
 
 def _computes(shared: Shared, made: PhysicalPlan, meaning: str) -> bool:
-    """Whether a subplan that gets the plan ``made`` computes what has that meaning."""
+    """Return whether a subplan with the plan ``made`` would compute a node of that meaning."""
     if made is shared.plan:
         return True
     return subplans.meanings(made, shared.settings)[made.sink.input] == meaning
@@ -151,6 +151,6 @@ def _take(shared: Shared, coming: PhysicalPlan) -> None:
     if shared.signature == before and after is not None:
         shared.signature = after
     elif not shared.placed:
-        shared.signature = f"output of subplan {shared.id}"  # which no other view has
+        shared.signature = f"output of subplan {shared.id}"  # no other view has it
     shared.coming = None
     shared.compute(coming)

@@ -1,13 +1,12 @@
-"""Which view the worker dies of.
+"""Crash attribution: finds the view that makes the worker crash.
 
-    death 1    at batch n: noted, with the batches that were being worked on
+    death 1    at batch n: recorded, with the batches in progress
     death 2    at batch n again: from now on one view after the other, one batch at a time, up to n
     death 3-5  in view v, which was alone each time: v stops, and the others go on
 
-A kill from outside hits anybody, above all who has much to do: a few in a row say nothing, also
-where views are processed one by one.  A batch that is committed in between acquits everybody.
-What counts is the work on a view: a worker that dies while no view has its hands on anything does
-not die of a view.
+A kill from outside hits any view, most likely the busiest. So a few crashes in a row prove nothing,
+even if views are processed one by one. A batch that is committed in between clears all views. Only
+crashes during work on a view count: a worker that dies at other times was not killed by a view.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from headrace.process.deaths import DeathRecord, Marks
 _log = structlog.get_logger(__name__)
 
 CAREFUL_AFTER: Final = 2
-"""Deaths at one batch after which views are processed one by one."""
+"""Crashes at one batch after which views are processed one by one."""
 ALONE_MAX: Final = 3
-"""Deaths, from then on, amid one and the same view, after which it must stop."""
+"""Crashes in one and the same view, from then on, after which the view must stop."""
 LOADING: Final = 0
-"""Instead of a txid: the view's state is being taken in."""
+"""Stands for a txid while the view's state is loaded."""
 
 
 class _Known(msgspec.Struct):
@@ -38,46 +37,46 @@ class _Known(msgspec.Struct):
     deaths: int
     guilty: set[int]
     alone: list[int] = []
-    """Whom each of the last deaths met alone."""
+    """The units that the last crashes have hit alone."""
 
 
 class Suspects:
-    """The deaths of a worker's predecessors, and what it is doing itself."""
+    """The crashes of earlier workers, and the current work of this one."""
 
     def __init__(self, folder: Path) -> None:
-        """Judge by what the last worker has left in ``folder``."""
+        """Evaluate the crash markers that the last worker has left in ``folder``."""
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
         self._record = DeathRecord(folder / "worker.deaths", _Known)
         known = self._record.read() or _Known(set(), 0, set())
         self._txids, self._deaths, self._alone = known.txids, known.deaths, known.alone
         self.guilty: set[int] = known.guilty
-        """Views, and shared subplans, that must not be processed any more."""
+        """Views and shared subplans that must not be processed any more."""
         if self._marks.left:
             self._judge()
             self._write()
         self._marks.clear()
 
     def during(self, unit_id: int, txid: int) -> AbstractContextManager[None]:
-        """The block works for a view or shared subplan on a txid."""
+        """Mark the block as work for a view or shared subplan on a txid."""
         return self._marks.during(unit_id, txid)
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody has died that was not acquitted since."""
+        """Whether no crash is unresolved."""
         return not self._deaths
 
     def careful(self, txid: int) -> bool:
-        """Whether views must process ``txid`` one by one, and nothing else be in flight."""
+        """Return whether views must process ``txid`` one by one, with nothing else in flight."""
         return self._deaths >= CAREFUL_AFTER and bool(self._txids) and txid <= max(self._txids)
 
     def passed(self, txid: int) -> None:
-        """``txid`` is committed: nobody has died of it."""
+        """Record that ``txid`` is committed, which resolves crashes up to it."""
         if self._deaths and txid >= max(self._txids, default=0):
             self._acquit()
             self._write()
 
     def error(self) -> Deadly:
-        """Why the guilty stop."""
+        """Return the error that stops the guilty views."""
         return Deadly(
             "the worker died while processing this view",
             detail=f"It died {CAREFUL_AFTER + ALONE_MAX} times at the same place; the last"
@@ -86,13 +85,13 @@ class Suspects:
         )
 
     def stopped(self) -> None:
-        """The catalog says so of all the guilty."""
+        """Record that the catalog has stopped all guilty views."""
         if self.guilty:
             self.guilty = set()
             self._write()
 
     def close(self) -> None:
-        """The worker is asked to end, and may be killed if that takes long."""
+        """Close the markers: the worker is asked to end, and may be killed if that takes long."""
         self._marks.close()
 
     def _judge(self) -> None:

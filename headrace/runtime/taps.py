@@ -1,8 +1,8 @@
-"""Taps: what is written into one result table, kept aside for somebody who proves it.
+"""Change capture: records what is written into one result table, for ``verify_view``.
 
-``verify_view`` reads a table at some txid, and the view's query at a snapshot a little later.  The
-diffs between the two come from here.  While a tap is *cutting*, every source transaction is a
-batch of its own, so that the snapshot's position is the boundary of two batches.
+``verify_view`` reads a table at some txid, and the view's query at a snapshot a little later. The
+diffs between the two come from a tap. While a tap is *cutting*, every source transaction is a batch
+of its own, so that the snapshot's position is a boundary between two batches.
 
 * Invariant 1: a tap has the diffs of every txid that its view has passed since ``begin``, once.
 * Invariant 2: ``position`` answers only if no batch has transactions on both sides of it.
@@ -29,7 +29,7 @@ from headrace.types import format_lsn
 _log = structlog.get_logger(__name__)
 
 CUTTING_S_MAX: Final = 90.0
-"""Seconds after which a tap stops cutting: whoever asked for it has forgotten us."""
+"""Seconds after which a tap stops cutting: its job is probably gone."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class _Tap:
     path: Path
     file: IO[bytes]
     cutting_until: float
-    """When it ends at the latest, on the monotonic clock."""
+    """When cutting ends at the latest, on the monotonic clock."""
     cutting_lsn: int | None = None
-    """Where it ends; None: that is not known yet."""
+    """Position after which cutting ends; None: not known yet."""
     batches: list[_Batch] = field(default_factory=list)
     passed: set[int] = field(default_factory=set)
     error: HeadraceError | None = None
@@ -63,7 +63,7 @@ class Taps:
         self._told: tuple[Stream | None, bool] = (None, False)
 
     def begin(self, job: str, view: View) -> Path:
-        """Keep what is written for ``view`` from now on; the file has COPY text.
+        """Record what is written for ``view`` from now on; return the path of the COPY text file.
 
         Its columns are txid, weight and those of the view.
 
@@ -86,10 +86,10 @@ class Taps:
         return path
 
     def passed(self, view: View, job: CommitJob, diffs: pa.RecordBatch | None) -> None:
-        """``job`` is done for ``view``: ``diffs`` are in its table."""
+        """Record ``diffs``, which ``job`` has written into the table of ``view``."""
         txid = job.txid
         for tap in self._taps.values():
-            # After a rewind a batch comes again, with the same diffs.
+            # After a rewind, a batch comes again with the same diffs.
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
@@ -98,13 +98,11 @@ class Taps:
                 try:
                     tap.file.write(_lines(view, txid, diffs))
                 except OSError as error:
-                    # It is somebody else's proof that fails, not the view.
+                    # The verification fails, not the view.
                     tap.error = TransientError(f"the tap cannot be written: {error}")
 
     def cut_until(self, job: str, lsn: int) -> int:
-        """Once the stream has come beyond ``lsn``, batches may have any size again.
-
-        Returns the view's id.
+        """Stop cutting once the stream has passed ``lsn``; return the view's id.
 
         Raises:
             TransientError: there is no such tap (any more).
@@ -115,12 +113,12 @@ class Taps:
         return tap.view_id
 
     def position(self, job: str, lsn: int) -> int:
-        """The last txid that is before ``lsn`` (0: none since the beginning).
+        """Return the last txid before ``lsn`` (0: none since ``begin``).
 
         REQUIRES: the view covers ``lsn``.
 
         Raises:
-            TransientError: a batch reaches over ``lsn``, or the tap is gone: begin anew.
+            TransientError: a batch spans ``lsn``, or the tap is gone: begin again.
         """
         tap = self._tap(job)
         if tap.error:
@@ -134,11 +132,11 @@ class Taps:
         return max((b.txid for b in tap.batches if b.end_lsn <= lsn), default=0)
 
     def instant(self, job: str, txid: int) -> int:
-        """What the view that passed ``txid`` took for now(); 0 if that is not known here."""
+        """Return the view's now() at ``txid``; 0 if that is not known here."""
         return next((b.instant for b in self._tap(job).batches if b.txid == txid), 0)
 
     def end(self, job: str) -> None:
-        """Forget the tap; nothing happens if there is none."""
+        """Remove the tap, if there is one."""
         tap = self._taps.pop(job, None)
         if tap is not None:
             tap.file.close()
@@ -146,20 +144,20 @@ class Taps:
             self.check()
 
     def keep(self, jobs: set[str]) -> None:
-        """End the taps of all other jobs."""
+        """Remove the taps of all other jobs."""
         for job in [job for job in self._taps if job not in jobs]:
             self.end(job)
 
     @property
     def any(self) -> bool:
-        """Whether there are taps."""
+        """Whether there is any tap."""
         return bool(self._taps)
 
     def check(self) -> None:
-        """Have the stream cut as the taps want it; each cycle of the engine comes by here."""
+        """Make the stream cut batches as the taps need; the engine calls this in each cycle."""
         now = clock.monotonic() if self._taps else 0.0
         stream = self._book.stream
-        # What is looked for may be on its way, or in a backlog: until it is cut, go on.
+        # The position may still be in a backlog: cut until it has been cut into a batch.
         received = 0
         if self._taps and stream is not None:
             received = max(stream.batcher.accepted, stream.batcher.idle_lsn)
@@ -180,7 +178,7 @@ class Taps:
 
 
 def _lines(view: View, txid: int, diffs: pa.RecordBatch) -> bytes:
-    """COPY text of ``diffs``."""
+    """Return ``diffs`` as COPY text."""
     schema = view.target.schema
     count = diffs.num_rows
     columns = [

@@ -1,15 +1,15 @@
-"""Batches in which nothing happens but that time passes, for views that read the clock.
+"""Batches that only advance time, for views that read the clock.
 
-A view shows its query as of a position in the stream and an instant.  A batch moves the instant of
-the views that it touches to the time of its last commit; between batches the ticker looks now and
-then whether some row's time has come, and makes a batch of nothing but an instant.
+A view shows its query as of a stream position and a timestamp. A batch moves the timestamp of the
+views that it touches to its last commit time. Between batches the ticker checks periodically
+whether any row becomes due, and then makes a batch with nothing but a timestamp.
 
-The instant is part of the batch's record, which is durable before the batch is processed, so a
-replay does what was done.  The source's clock decides, as for now() in the source; it is never
-read while a batch is processed.
+The timestamp is part of the batch's record, which is durable before the batch is processed. So a
+replay repeats it exactly. It comes from the source's clock, as now() does in the source; the clock
+is never read while a batch is processed.
 
-After a long time without one, time passes in steps: as many batches as it takes for each to
-change no more than ``_ROWS_MAX`` rows, unless so many have their time at one instant.
+After a long pause, time advances in steps: each batch changes at most ``_ROWS_MAX`` rows, unless
+more rows are due at a single timestamp.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ class Ticker:
     """The clock of one engine; every method runs on its thread."""
 
     def __init__(self, book: Book, pass_time: Callable[[int], None]) -> None:
-        """``pass_time`` makes a batch of nothing but an instant."""
+        """Take the function ``pass_time``, which makes a batch with only the given timestamp."""
         self._book = book
         self._pass_time = pass_time
         self._next = 0.0
         self._forced = False
         self._away: set[int] = set()
-        """Views that could not be asked in the tick that is under way."""
+        """Views whose worker could not be asked during the current tick."""
         self.passed = Passed()
-        """How far time has passed for views; for any thread."""
+        """How far time has advanced for which views; readable from any thread."""
 
     def force(self) -> None:
-        """Make a batch at once, whether anything changes or not."""
+        """Make a batch at the next tick, even if no row changes."""
         self._next, self._forced = 0.0, True
 
     @property
     def due(self) -> float:
-        """When to look again, on the monotonic clock."""
+        """Time of the next check, on the monotonic clock."""
         return self._next if self._views() else float("inf")
 
     def tick(self) -> None:
-        """Let time pass to now, if it is time to look and some row's time has come."""
+        """Advance time to now, if a check is due and any row changes by then."""
         if clock.monotonic() < self.due:
             return
         settings = self._book.settings
@@ -72,7 +72,7 @@ class Ticker:
         self._away.clear()
         views = frozenset(view.id for view in self._views())
         if self._sum(now, _near) > _ROWS_MAX:
-            # One step, then the engine looks at its other work, then at once the next step.
+            # One step at a time: the engine does its other work in between.
             self._pass_time(self._step(now))
             self._next = 0.0
         elif self._forced or self._sum(now, _crossing):
@@ -86,7 +86,7 @@ class Ticker:
         self.passed = Passed(now, self._book.taken.txid, views - self._away)
 
     def catch_up(self, instant: int) -> None:
-        """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
+        """Advance time until few rows are left to change at ``instant``, or the engine stops."""
         while self._sum(instant, _near) > _ROWS_MAX and not self._book.stopping:
             step = self._step(instant)
             if step >= instant:
@@ -94,7 +94,7 @@ class Ticker:
             self._pass_time(step)
 
     def _step(self, instant: int) -> int:
-        """An instant up to which few rows change, but some do."""
+        """Return a timestamp up to which some rows change, but few."""
         known = [now for view in self._views() if (now := self._now(view))]
         low, high = min(known, default=instant), instant
         while high - low > 1:
@@ -106,7 +106,7 @@ class Ticker:
             low = middle
             if near > _ROWS_MAX // 2:
                 break
-        # If nothing changes up to ``low``, many rows have their time a microsecond later.
+        # If no row changes up to ``low``, many rows are due a microsecond later.
         return low if self._sum(low, _near) else high
 
     def _now(self, view: View) -> int:
@@ -119,7 +119,7 @@ class Ticker:
         return [view for view in self._book.index.clocked if view.live]
 
     def _flow(self, view: View) -> Dataflow | AwayStore:
-        """Who knows when rows of a view have their time."""
+        """Return the object that knows when rows of a view are due."""
         if isinstance(view.store, AwayStore):
             return view.store
         return view.flow(self._book.settings, self._book.evaluators)
@@ -130,11 +130,11 @@ class Ticker:
             try:
                 total += count(self._flow(view), instant)
             except DefiniteFailure as error:
-                # The batch will meet it too, and stop the view in the proper way.
+                # The batch will meet the same error, and stop the view properly.
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
                 total += 1
             except OutOfReach:
-                self._away.add(view.id)  # it stops in a moment, and takes no part
+                self._away.add(view.id)  # it is about to stop, and takes no part
         return total
 
 

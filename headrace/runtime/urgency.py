@@ -1,11 +1,11 @@
-"""The scheduler's side of the shared table: how urgent it is that who reads a queue reads on.
+"""Priorities of queue readers, which decide whose data stay in memory.
 
-    urgency = 100 + 100 · how late what waits is / how late the view may be    (percent)
+    urgency = 100 + 100 · lag of the oldest waiting commit / allowed lag of the view    (percent)
 
-It is 0 where nothing waits, and where nobody works on it: what a paused view lacks need not be in
-memory.  How late something is, is told by the source's clock alone: the newest commit that has come
-in less the oldest that waits.  A shared subplan that reads another one is as urgent as the least
-patient view that needs it.
+It is 0 if no data wait, and for a view that is not running: the data that a paused view lacks need
+not be in memory. The lag is measured on the source's clock alone: the commit time of the newest
+received commit minus that of the oldest waiting one. A shared subplan that reads another one is as
+urgent as the most urgent view that needs it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from headrace.runtime.views import Unit, View
 from headrace.storage.queue import Queue
 
 _TARGET_MS: Final = 50
-"""How late a view may be that wants to be as early as can be; what a batch may gather."""
+"""Minimum of latency targets in milliseconds: the time that a batch may gather."""
 _STEP_S: Final = 0.05
-"""Between two times that memory is exchanged, while something is on the disk."""
+"""Seconds between two exchanges of memory, while any data are on disk."""
 
 
 class Urgency:
-    """Of one engine; every method runs on its thread."""
+    """The queue priorities of one engine; every method runs on its thread."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
         self._due = 0.0
         self.crowded = False
-        """Whether queues have more memory than they may, until what is in it is durable."""
+        """Whether queues exceed their memory limit until their data are durable."""
 
     def step(self) -> float:
-        """Keep queues to their memory; read ahead for who is urgent, if something is on the disk.
+        """Keep queues within their memory; if any data are on disk, read ahead for urgent readers.
 
-        Returns when to come by again, on the monotonic clock.
+        Return when to call again, on the monotonic clock.
         """
         storage, now = self._book.storage, clock.monotonic()
         if storage is None or now < self._due:
@@ -46,28 +46,28 @@ class Urgency:
         self._due = now + _STEP_S
         self.crowded = False
         if storage.pool.is_crowded():
-            # What nobody writes on may be behind a sink that stands still: no checkpoint comes.
+            # If the sink is blocked, no checkpoint comes that would trim queues.
             self.tend()
             self.crowded = storage.pool.is_crowded() and storage.unsynced
         if not any(queue.residence.left for queue in storage.queues):
             return math.inf
         again = storage.pool.leave_again()
-        if self.write():  # else who becomes urgent comes with a batch
+        if self.write():  # otherwise a reader becomes urgent only with a new batch
             storage.pool.upgrade()
             again = True
         return self._due if again else math.inf
 
     def tend(self, *, moved: bool = True) -> None:
-        """Let queues give up memory and blocks that they need no more, by who is urgent now.
+        """Let queues release memory and blocks that they need no more, by present urgency.
 
-        Unless a reader has ``moved``, that is the same as it was the last time.
+        The urgency is only recomputed if a reader has ``moved``.
         """
         if moved:
             self.write()
         self._book.queues.tend()
 
     def write(self) -> bool:
-        """Write it into the table, and where they read on; returns whether anybody waits."""
+        """Write urgency and read position of each reader; return whether any reader is urgent."""
         book = self._book
         targets: dict[int, int | None] = {}
         last = book.records.get(book.records.last)
@@ -88,23 +88,23 @@ class Urgency:
     def _note(
         self, queue: Queue, reader: int | str, txid: int, target_ms: int | None, now_us: int
     ) -> bool:
-        """Write the row of a reader, who has everything up to ``txid``."""
+        """Write the row of a reader that has everything up to ``txid``."""
         oldest = queue.ends.commit_after(txid)
         urgency = 0.0
         if target_ms is not None and oldest is not None:
             late_ms = max(now_us - oldest, 0) / 1000 if oldest else 0.0
             urgency = 100 + 100 * late_ms / max(target_ms, _TARGET_MS)
         self._book.queues.pool.table.prioritise(queue.name, reader, urgency)
-        # One that has no place there, or is not kept for, hears that when it reads.
+        # A reader without a position in the queue gets that error when it reads.
         with contextlib.suppress(LookupError):
             queue.rewind(reader, max(txid, queue.base_txid))
         return urgency > 0
 
 
 def _target(book: Book, unit: Unit, known: dict[int, int | None]) -> int | None:
-    """Return how late a unit may be, milliseconds: as late as the least view that needs it.
+    """Return a unit's latency target in milliseconds: the lowest of the views that need it.
 
-    None: every view that needs it stands still.  ``known``: the answers so far, by id.
+    None: no view that needs it is running. ``known``: the results so far, by id.
     """
     if isinstance(unit, View):
         return unit.latency_ms if unit.live else None

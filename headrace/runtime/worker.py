@@ -1,8 +1,8 @@
-"""The worker process: a fork of the nursery, or ``python -m headrace.runtime.worker``.
+"""The worker process: a fork of the fork server, or ``python -m headrace.runtime.worker``.
 
-The main thread runs the control socket, one thread the engine, one the stream.  It ends by
-itself when its parent dies, and cleanly on SIGTERM: the batch in hand is finished, state and
-position are durable, the source is told; a second SIGTERM ends it at once, which is as safe.
+The main thread runs the control socket, one thread the engine, one the stream. The process ends
+when its parent dies, and cleanly on SIGTERM: the current batch is finished, state and position are
+durable, and the source is told. A second SIGTERM ends it at once, which is as safe.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
 _PATIENCE_S: Final = 0.5
-"""Seconds after which whoever waits for a tap is answered, so that it can be cancelled."""
+"""Seconds after which a call that waits for a tap gets an answer, so that it can be cancelled."""
 _TELL_S: Final = 1.0
 _TELL_S_MAX: Final = 10.0
-"""Seconds after which who waits for the engine hears why: at first, and then ever more rarely."""
+"""Seconds between messages to a call that waits for the engine: first interval, and maximum."""
 _POLL_S: Final = 0.05
 _SOON_S: Final = 0.01
 
@@ -51,7 +51,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headrace-engine")
         self._beside = ThreadPoolExecutor(1, "headrace-holds")
         self._suspending: set[str] = set()
-        """Jobs for which views may be suspended: only the engine's thread can end that."""
+        """Jobs that may have suspended views, which only the engine's thread can resume."""
 
     async def main(self) -> None:
         """Serve until the engine ends."""
@@ -112,7 +112,7 @@ class Worker:
         except Exception as caught:  # noqa: BLE001  the process ends with it, in main
             error = caught
             _log.exception("engine ended", story=self._engine.book.story.tell())
-        with contextlib.suppress(RuntimeError):  # the loop has ended before us
+        with contextlib.suppress(RuntimeError):  # the loop has ended first
             self._loop.call_soon_threadsafe(self._ended, error)
 
     def _ended(self, error: Exception | None) -> None:
@@ -124,7 +124,7 @@ class Worker:
             self._done.set_exception(error)
 
     def _on_signal(self, number: int) -> None:
-        # The next one takes its default effect.
+        # A second signal has its default effect.
         self._loop.remove_signal_handler(number)
         self._engine.stop()
 
@@ -139,7 +139,7 @@ class Worker:
         job, holds = _job(_need(params, "job")), self._engine.book.holds
         while not holds.open:  # noqa: ASYNC110  rare, and the engine knows no loop
             await asyncio.sleep(_POLL_S)
-        # On its way to disk, but not behind a batch.
+        # This thread waits for the disk, but not for a batch.
         hold = await self._loop.run_in_executor(self._beside, holds.grant, job)
         return {"txid": hold.txid, "lsn": hold.lsn}
 
@@ -162,7 +162,7 @@ class Worker:
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
-        """The catalog has dropped it, and so shall we."""
+        """Drop a view that the catalog has dropped."""
         view_id = int(_need(params, "view_id"))
         self._engine.interrupt(view_id)
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
@@ -185,7 +185,7 @@ class Worker:
         def suspend() -> None:
             if job not in self._engine.book.holds.jobs():
                 raise QueryCancelled(f'job "{job}" has ended')
-            # Not before: who gives up earlier need not wait for the engine.
+            # Not earlier: a job that is cancelled before need not wait for the engine.
             self._suspending.add(job)
             self._engine.lifecycle.suspend(view_id, job)
 
@@ -204,7 +204,7 @@ class Worker:
         return {"path": str(path)}
 
     async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
-        """The last txid before ``lsn``; None: the view is not there yet, ask again."""
+        """Return the last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.waits, self._engine.taps
         view_id = await self._on_engine(lambda: taps.cut_until(job, lsn))
@@ -286,7 +286,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _interrupting(self, view_id: int) -> AsyncIterator[None]:
-        """What is done inside waits for no more than a moment for what the view does."""
+        """Interrupt the view's work repeatedly, so that the block does not wait long for it."""
 
         async def interrupt() -> None:
             while True:
@@ -301,7 +301,7 @@ class Worker:
             task.cancel()
 
     async def _soon(self, work: Callable[[], None]) -> None:
-        """Have the engine do what nobody need wait for when it is inside of a batch."""
+        """Run ``work`` on the engine's thread; do not wait for its end if the engine is busy."""
         future = asyncio.wrap_future(self._engine.submit(work))
         future.add_done_callback(_log_failure)
         await asyncio.wait((future,), timeout=_PATIENCE_S)
@@ -309,7 +309,7 @@ class Worker:
             future.result()
 
     async def _told(self, future: asyncio.Future[Any], progress: Progress) -> Any:
-        """The result of ``future``; as long as there is none, ``progress`` hears why."""
+        """Return the result of ``future``; tell ``progress`` why it takes time."""
         pause = _TELL_S
         try:
             while not (await asyncio.wait((future,), timeout=pause))[0]:
@@ -318,14 +318,14 @@ class Worker:
                     progress({"message": f"waiting for {what}"})
                 pause = min(2 * pause, _TELL_S_MAX)
         except asyncio.CancelledError:
-            # What has not begun is not done.
+            # Work that has not begun is not done.
             future.cancel()
             raise
         return future.result()
 
 
 def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
-    """Answers what is read beside the engine, which may be inside of a long batch."""
+    """Return a handler that reads beside the engine, which may be inside a long batch."""
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book)
@@ -342,7 +342,7 @@ def _gauges(engine: Engine) -> rpc.Handler:
 
 
 def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Handler:
-    """The same of a view."""
+    """Return such a handler for one view."""
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))
@@ -385,7 +385,7 @@ def _attached(engine: Engine) -> Callable[[dict[str, Any]], bool]:
 
 
 def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
-    """Have a view's states written into a file; what there is to say of them.  None: cannot be."""
+    """Write a view's states into a file; the handler returns facts on them, or None."""
 
     async def move(params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
@@ -410,7 +410,7 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
 
 
 def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
-    """Have a view stand still with states that are durable; what there is to say of them."""
+    """Suspend a view with durable states; the handler returns facts on them, or why not."""
 
     async def keep(params: dict[str, Any], _: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
@@ -440,7 +440,7 @@ def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
 
 
 def _carries(engine: Engine) -> Callable[[dict[str, Any]], bool]:
-    """Whether changes of other databases are read; if not, they will be soon."""
+    """Return whether changes of other databases are read; if not, make the stream do so soon."""
 
     def carries(params: dict[str, Any]) -> bool:
         stream = engine.book.stream
@@ -460,7 +460,7 @@ def _unpublishing(engine: Engine) -> rpc.Handler:
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:
-    """Whoever asked may have been answered before it failed."""
+    """Log a failure whose caller may have been answered before."""
     if not future.cancelled() and (error := future.exception()) is not None:
         _log.warning("command failed", reason=str(error))
 
@@ -480,13 +480,13 @@ async def _main() -> None:
     imports.keep_pandas_out()
     events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
     os.umask(0o077)
-    # It would write to our log that a worker elsewhere shows another certificate.
+    # gRPC would log when a worker on another machine shows a wrong certificate.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     await Worker(settings).main()
 
 
 def main() -> int:
-    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    """Run the process; return 0 after a clean end, 1 after an error."""
     return entry.run(_main)
 
 

@@ -1,4 +1,4 @@
-"""A view that becomes another: other columns, other rows, and the table stays."""
+"""A view that gets another query: rows and columns change, the table stays."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from headrace.views.resync import Replanned, Resync
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a view is to become."""
+    """The query, settings and options that a view is to have."""
 
     query: str
     settings: dict[str, str]
     options: dict[str, Any]
-    """All that hold from then on, as they were given."""
+    """All options of the altered view, as they were given."""
     same: bool = False
-    """Whether a view that is that already is left alone."""
+    """Whether to do nothing if the view already has this query and these options."""
 
 
 class Altered(Resync):
@@ -57,17 +57,17 @@ class Altered(Resync):
         self._before = stored
         self._had_columns = _columns_of(stored)
         self._refilled: table.ResultTable | None = None
-        """The table, if all of its rows are new."""
+        """The result table, if all of its rows were rewritten."""
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """See ``Resync``."""
         check_not_live(self._context, self._view)
         with conn.transaction():
-            names.lock(conn, self._view)  # what was planned is of the view as it was then
+            names.lock(conn, self._view)  # the plan is only valid for this version of the view
         super().register(conn, undo)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
-        """See ``Resync``; the options are others as well."""
+        """Store the new options as well; see ``Resync``."""
         super().appear(conn, staged, facts)
         before, after = self._before.options, self._stored.options
         views.put_options(
@@ -78,7 +78,7 @@ class Altered(Resync):
         )
 
     def check_table(self, conn: Connection) -> None:
-        """See ``Resync``; and refuse what breaks something."""
+        """Refuse changes that break dependent objects as well; see ``Resync``."""
         super().check_table(conn)
         oid = self._view.result_oid
         if oid is not None and table.fingerprint(conn, oid) is not None:
@@ -86,17 +86,15 @@ class Altered(Resync):
             shape.check(conn, self._as_is(oid), self._target(oid))
 
     def _had(self) -> tuple[str, ...]:
-        """See ``Resync``."""
         return _key_of(self._before)
 
     def _as_is(self, oid: int) -> table.ResultTable:
-        """See ``Resync``."""
         target = self._target(oid)
         columns = target.schema if self._had_columns is None else self._had_columns
         return replace(target, schema=columns, key=self._had())
 
     def _exchange(self, conn: Connection, oid: int, staged: Staging, kept: Kept | None) -> Replaced:
-        """See ``Resync``; the columns change as well."""
+        """Change the columns, then exchange the rows; see ``Resync``."""
         target, before = self._target(oid), self._as_is(oid)
         shape = Reshape.of(table.attributes(conn, oid), target.schema)
         if shape.makes and not reshape.is_referred(conn, oid):
@@ -113,21 +111,21 @@ class Altered(Resync):
     def _refill(
         self, conn: Connection, shape: Reshape, staged: Staging, had: int | None = None
     ) -> Replaced:
-        """See ``Reshape.refill``."""
         oid = self._view.result_oid
         assert oid is not None, "it is refilled"
         self._refilled = self._target(oid)
         return shape.refill(self._job, conn, self._as_is(oid), self._refilled, staged, had)
 
     def _adopt(self) -> None:
-        """See ``Population``; statistics of a table that has new columns are made meanwhile."""
+        """Have the worker adopt the view while a table with new columns is analysed."""
         with ThreadPoolExecutor(1, "headrace-statistics") as beside:
             if self._refilled is not None:
                 beside.submit(self._measure, self._refilled)
             super()._adopt()
 
     def _measure(self, target: table.ResultTable) -> None:
-        # It may have been renamed or dropped by now, or be locked; autovacuum comes to it as well.
+        # The table may have been renamed, dropped or locked by now. Autovacuum analyses it later
+        # anyway.
         timeout = {"lock_timeout": f"{self._settings.lock_timeout_ms}ms"}
         gone = UndefinedError(f"table {target.shown} is another one now")
         try:
@@ -142,7 +140,7 @@ class Altered(Resync):
 
 
 def _columns_of(stored: StoredView) -> Schema | None:
-    """The columns that a view has had; None: its plan is of an earlier version."""
+    """Return the view's previous columns; None: its plan is of an earlier version."""
     try:
         return plan.from_json(stored.plan).sink.schema
     except (ValueError, TypeError, KeyError):
@@ -152,5 +150,5 @@ def _columns_of(stored: StoredView) -> Schema | None:
 def _key_of(stored: StoredView) -> tuple[str, ...]:
     try:
         return keys.chosen(stored.options, plan.from_json(stored.plan).sink.key)
-    except (ValueError, TypeError, KeyError):  # it is made anew whatever it was
+    except (ValueError, TypeError, KeyError):  # the table is rebuilt in any case
         return ()

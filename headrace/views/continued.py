@@ -1,14 +1,14 @@
-"""An altered view that goes on with its states, where its query has changed above them only.
+"""alter_view that keeps a view's states, if the query has changed only above them.
 
     suspend ─► states durable at mark m ─► one transaction: rows made of the table's, catalog
             ─► the worker gives the states to the view of the new id, and it goes on after m
 
-For the worker it is another view, as after any alter_view, but one that inherits.  Nothing is read
-from the tables of the query, and no state is touched.  Where something stands against it, the view
-is filled anew as ever, and it is said why.
+For the worker it is a new view, as after any alter_view, but one that takes over states. The
+tables of the query are not read, and the states are not touched. If this is not possible, the view
+is filled anew and the notice gives the reason.
 
-* Invariant: the rows that the table has are those of the states at m: nothing was written since,
-  the table is locked, and if the states are found at any other mark they are not inherited.
+* Invariant: the table has the rows of the states at m. Nothing was written since, the table is
+  locked, and states that are found at another mark are not taken over.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Continued(Altered):
     ) -> None:
         super().__init__(context, job, view, stored, again, wanted)
         self._told: dict[str, Any] = {}
-        """What the worker has said of the states."""
+        """The worker's description of the states."""
         self._keeping: Common | None = None
         self._why = ""
         self._rows = 0
@@ -65,10 +65,10 @@ class Continued(Altered):
             self._why = str(reason)
 
     def _found(self) -> Common:
-        """What the two queries have in common.
+        """Return the nodes that the old and the new query have in common.
 
         Raises:
-            NotKept: nothing that is kept.
+            NotKept: there are none, or their states cannot be kept.
         """
         if self._moves:
             raise NotKept("it gets another owner")
@@ -86,7 +86,7 @@ class Continued(Altered):
     # --- steps
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        """See ``Population``: nothing is loaded where the states are kept."""
+        """Choose local population if the states are kept: nothing is loaded then."""
         chosen = super()._choose(sizes)
         return chosen if self._keeping is None else replace(chosen, mode=choice.LOCAL)
 
@@ -97,17 +97,17 @@ class Continued(Altered):
             except NotKept as reason:
                 self._keeping, self._why = None, str(reason)
                 self._kept = self._replaced = None
-                # It goes on following its tables meanwhile.
+                # The view follows its tables again meanwhile.
                 self._worker.release()
                 position = self._worker.hold()
         self._log.info("view is filled anew", reason=self._why)
         return super()._populate(staged, position, attempt)
 
     def _go_on(self, found: Common, staged: Staging, position: dict[str, Any]) -> int:
-        """Have the view go on as another one; how many rows it has.
+        """Give the states to the altered view; return its number of rows.
 
         Raises:
-            NotKept: something stands against it.
+            NotKept: the states cannot be kept.
         """
         staged.make()
         self._told = self._ask(found)
@@ -127,10 +127,10 @@ class Continued(Altered):
         return self._rows
 
     def _ask(self, found: Common) -> dict[str, Any]:
-        """Have the view stand still, with states that are durable; what there is to say of them.
+        """Suspend the view with durable states; return the worker's description of them.
 
         Raises:
-            NotKept: they cannot be had.
+            NotKept: the worker cannot provide them.
         """
         about = {"view_id": self._view.id, "job": self._job.name, "nodes": sorted(found.nodes)}
         told: dict[str, Any] = self._worker.call("keep", about)
@@ -139,7 +139,7 @@ class Continued(Altered):
         return told
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
-        """See ``Resync``; the facts that the states were made under must hold."""
+        """Check also that the facts hold under which the states were made; see ``Resync``."""
         super().appear(conn, staged, facts)
         if self._keeping is None:
             return
@@ -173,7 +173,7 @@ class Continued(Altered):
         return oid
 
     def _check_facts(self, conn: Connection) -> None:
-        """Raise NotKept unless what the states were made of is as it was then."""
+        """Raise NotKept if the objects that the states were made of have changed."""
         view_id = self._view.id
         before = watched.load(conn, [view_id]).get(view_id)
         if before is None or before.get("ended"):
@@ -182,7 +182,7 @@ class Continued(Altered):
             raise NotKept("what its query relies on was altered")
 
     def _remake(self, conn: Connection, oid: int, found: Common, staged: Staging) -> Replaced:
-        """Make the rows of the table, which is locked, those of the new query."""
+        """Change the rows of the locked table into those of the new query."""
         before, target = self._as_is(oid), self._target(oid)
         shape = Reshape.of(table.attributes(conn, oid), target.schema)
         same = found.unchanged >= {f.name for f in target.schema} and before.key == target.key
@@ -200,23 +200,22 @@ class Continued(Altered):
             remote.close()
         faults.point(faults.ROWS_REMADE)
         if shape.makes and not reshape.is_referred(conn, oid):
-            # What was read and what is to be written are of one moment.
+            # The rows to write are of the same txid as those that were read.
             return self._refill(conn, shape, staged, had)
         return self._exchange(conn, oid, staged, None)
 
     def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
-        """See ``Resync``: it is where it was."""
+        """Carry the old view's progress over to the new id."""
         if self._keeping is None:
             return super()._progress(conn, facts)
         return progress.carried(conn, self._view.id, self._view_id)
 
     def _leave(self) -> None:
-        # The states are the old one's until they are given away.
+        # The old view owns the states until they are handed over.
         if self._keeping is None:
             super()._leave()
 
     def _notice(self) -> str:
-        """See ``Resync``; and whether the states were kept."""
         said = super()._notice()
         if self._keeping is not None:
             return f"{said}; its states were kept"

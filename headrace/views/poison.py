@@ -1,7 +1,8 @@
-"""Populations that the builder dies of: they are not begun again by themselves for ever.
+"""Crash-loop guard of the builder: populations that crash it are not retried for ever.
 
-Somebody who calls finds out, and may call again.  What starts without a caller (a view that nobody
-waited for, a stopped view that is filled anew) is refused once the builder has died twice of it.
+A user who calls sees the failure and may call again. A population that starts without a caller (a
+view created without waiting, a stopped view that is filled anew) is refused after two crashes of
+the builder in it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ DEATHS_MAX: Final = 2
 
 
 class Poison:
-    """How often builders have died of which population."""
+    """The number of builder crashes in each population."""
 
     def __init__(self, folder: Path) -> None:
-        """Count what the last builder has left in ``folder``."""
+        """Count the crashes recorded in ``folder`` by the last builder."""
         self._record = DeathRecord(folder / "builder.deaths", dict[int, int])
         self._marks = Marks(folder / "builder.marks")
         self._deaths = self._record.read() or {}
@@ -38,10 +39,10 @@ class Poison:
 
     @contextmanager
     def filling(self, name: str, *, unasked: bool) -> Iterator[None]:
-        """The block populates view ``name``; ``unasked``: nobody has called for it.
+        """Mark the block as the population of view ``name``; ``unasked``: without a caller.
 
         Raises:
-            Deadly: builders have died of it, and nobody has called.
+            Deadly: ``unasked``, and builders have crashed in this population before.
         """
         key = _key(name)
         deaths = self._deaths.get(key, 0)
@@ -58,7 +59,7 @@ class Poison:
                     self._write()
 
     def close(self) -> None:
-        """The builder is asked to end."""
+        """Close the crash markers; the builder is asked to end."""
         self._marks.close()
 
     def _write(self) -> None:

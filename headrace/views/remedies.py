@@ -1,6 +1,6 @@
-"""What makes a plan dear, and what would make it cheaper: words for advise.
+"""Expensive parts of a plan and ways to make them cheaper, in words, for ``advise``.
 
-Each rule looks at one node alone, and says something only where it is certain of it.
+Each rule looks at one node alone, and yields a remedy only where it is certain.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from headrace.collections import plan as p
 from headrace.planner.physical import costs
 
 _LARGE: Final = 1_000.0
-"""Rows that one changed row should not concern."""
+"""Number of rows touched by one changed row above which a remedy is suggested."""
 _CHEAP: Final = "count, sum, avg, min and max are kept from change to change"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something about a node, and what can be done about it."""
+    """A finding about a node, and advice on it."""
 
     finding: str
     advice: str
 
 
 def label(plan: p.PhysicalPlan, node: p.Node) -> str:
-    """A node for people: what it is, with the names of columns."""
+    """Return a description of a node for people, with the names of its columns."""
     names = [f.name for f in plan.node(p.inputs(node)[0]).schema] if p.inputs(node) else []
     match node:
         case p.SourceSpec():
@@ -60,7 +60,7 @@ def label(plan: p.PhysicalPlan, node: p.Node) -> str:
 def of_node(
     plan: p.PhysicalPlan, expected: costs.ExpectedCosts, node: p.Node, most: float
 ) -> Iterator[Remedy]:
-    """What there is to say of a node of which one changed row touches ``most`` rows."""
+    """Yield the remedies for a node, where one changed row touches ``most`` rows."""
     match node:
         case p.SourceSpec():
             yield from _of_table(node)
@@ -161,7 +161,7 @@ def _of_expressions(node: p.Node) -> Iterator[Remedy]:
 
 
 def of_result(keys: str) -> Iterator[Remedy]:
-    """What there is to say of a result table that has no key; ``keys``: which are proven."""
+    """Yield the remedy for a result table without a key; ``keys``: explanation of proven keys."""
     finding = "a row of the result that changes is found by all of its columns: it has no key"
     if keys.startswith("could have"):
         yield Remedy(finding, f"It {keys.splitlines()[0]}: name these columns in option key.")

@@ -1,4 +1,4 @@
-"""What a plan costs in a database as it is now: how often its tables change; rows of advise."""
+"""Cost estimates of a plan with the current rates of change of its tables, for ``advise``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.postgres.connect import Connection
 
 Row = list[Any]
 BATCHES_PER_S: Final = 100.0
-"""More are not made, however many transactions come (``bench freshness``)."""
+"""Upper limit of batches per second, for any rate of transactions (``bench freshness``)."""
 _RATES: Final = """
 SELECT t.oid::bigint,
        pg_stat_get_tuples_inserted(t.oid) + pg_stat_get_tuples_deleted(t.oid)
@@ -27,13 +27,14 @@ SELECT t.oid::bigint,
 
 @dataclass(frozen=True, slots=True)
 class WeighedTable:
-    """A table of a plan: what a change of it costs, and how often it changes."""
+    """A table of a plan: the cost of one changed row, and its rate of change."""
 
     name: str
     cost: ChangeCost | None
-    """None: it was never analysed."""
+    """None: the table was never analysed."""
     per_s: float
-    """Rows inserted or deleted a second, an update counts twice; since statistics are kept."""
+    """Rows inserted or deleted per second, an update counting twice, since the last statistics
+    reset."""
 
 
 def row(
@@ -44,13 +45,13 @@ def row(
     unit: str | None = None,
     advice: str | None = None,
 ) -> Row:
-    """One row of the answer; numbers as exact as they are known."""
+    """Return one row of the answer; the number is rounded to three significant digits."""
     shown = None if value is None or not math.isfinite(value) else float(f"{value:.3g}")
     return [topic, subject, finding, shown, unit, advice]
 
 
 def weighed(conn: Connection, planned: Planned) -> tuple[ExpectedCosts, list[WeighedTable]]:
-    """A plan's costs, and those of its tables, in order of their names."""
+    """Return the costs of a plan, and of its tables in order of their names."""
     known = costs.statistics(planned.optimised)
     expected = ExpectedCosts(planned.physical, planned.sizes, known)
     sources = planned.physical.sources
@@ -72,9 +73,9 @@ def _rates(conn: Connection, tables: Sequence[int]) -> dict[int, float]:
 
 
 def load(tables: Sequence[WeighedTable]) -> tuple[float, float]:
-    """The part of a processor that a view takes: in large batches, and where rows come one by one.
+    """Return a view's share of a processor: in large batches, and with single rows.
 
-    Even these gather to batches, once there are many.
+    Even single rows are gathered into batches once there are many.
     """
     least = most = 0.0
     for table in tables:

@@ -1,4 +1,4 @@
-"""explain_placement: where the collections of a view are, or a query's would be, and why."""
+"""explain_placement: show where a view's collections are, or a query's would be, and why."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ Row = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is asked about."""
+    """The plan to explain, with its present placement."""
 
     plan: p.PhysicalPlan
     sizes: Mapping[str, ExpectedSize]
     option: Placement
-    """Whose placement is shown."""
+    """The view's placement option."""
     parts: Mapping[str, str]
-    """Those that it has."""
+    """The view's parts: worker by node."""
     whole: str
-    """The worker that has the rest."""
+    """The worker with all other nodes."""
     measured: MeasuredView | None
     view_id: int = 0
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """Bytes that each node sends."""
+        """Bytes sent by each node: measured, or else expected."""
         if self.measured is not None:
             return self.measured.rates
         return placing.expected(self.plan, self.sizes)
 
 
 def explain_placement(context: JobContext, job: Job, request: ExplainPlacement) -> list[Row]:
-    """Rows of ``sql/explain_placement.sql``.
+    """Return the rows of ``sql/explain_placement.sql``.
 
     A text that is a name is looked up among the views; anything else is a query.
 
     Raises:
-        PrivilegeError: it is somebody else's view.
-        UndefinedError: 42P01, it is a name, and no view's.
+        PrivilegeError: the view belongs to another role.
+        UndefinedError: 42P01, the text is a name, but not of a view.
         UserError: 22023, there is no such strategy; 55000, it finds no place; or the query is
             refused.
-        UnsupportedError: a strategy is asked for a plan that cannot be cut.
+        UnsupportedError: a strategy is given for a plan that cannot be cut.
     """
     strategy = request.strategy
     if strategy not in (None, *STRATEGIES):
@@ -140,7 +140,7 @@ def _collections(known: _Known, shown: StarPlacement | None) -> Iterator[Row]:
 
 
 def _where(plan: p.PhysicalPlan, parts: Mapping[str, str], rest: str) -> dict[str, str]:
-    """The workers of each node; several, where several need it."""
+    """Return the worker of each node; several workers, where parts on them need the same node."""
     found: dict[str, list[str]] = {node.id: [] for node in plan.nodes}
     for node in subplans.over_feeds(plan, parts).nodes:
         if node.id not in parts:
