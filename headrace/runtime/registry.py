@@ -1,4 +1,4 @@
-"""The units of an engine by id; an index has them, too (``unit_index.py``)."""
+"""Registry of an engine's units by ID, which keeps an index up to date (``unit_index.py``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _Unit = TypeVar("_Unit", bound=Unit)
 
 
 class Registry(dict[int, _Unit]):
-    """Units by id.  The engine's thread alone changes it."""
+    """Units by ID; only the engine's thread changes it."""
 
     def __init__(self, index: UnitIndex) -> None:
-        """``index`` has the units of this registry, too."""
+        """Create it; ``index`` follows its changes."""
         super().__init__()
         self._index: Final = index
 
