@@ -171,7 +171,7 @@ class Intake:
         meta: positions.Meta = {}
         start = book.start_lsn
         before = book.records.get(txid - 1)
-        # Time never goes back between batches, whatever the source's clock does.
+        # Time never goes back between batches, even if the source's clock does.
         instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
         record = book.records.record(
             meta, BatchRecord(txid, start, batch.end_lsn, instant, attempt)
