@@ -546,7 +546,7 @@ def _shares(book: Book, unit: Unit) -> bool:
 
 def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> bool:
     """Return whether a unit other than ``view`` computes a node with that signature itself."""
-    # Subplans first, whose ids are negative: most others read them.
+    # Subplans first, as most other units read them; their IDs are negative.
     for unit_id in sorted(signatures.holders(signature)):
         unit = book.unit(unit_id)
         if unit is None or unit_id == view.id or not _shares(book, unit):
