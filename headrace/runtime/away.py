@@ -198,7 +198,9 @@ class AwayStore:
         return found
 
     def export(self, path: Path, leave: Collection[str] = ()) -> None:
-        """Write its durable states into a sorted file here, without those of nodes ``leave``; any thread.
+        """Write its durable states, without those of nodes ``leave``, into a sorted file here.
+
+        Callable from any thread.
 
         Raises:
             HeadraceError: the worker's error.

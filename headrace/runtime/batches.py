@@ -289,7 +289,7 @@ class Processor:
                 self._take_up(flow, frame.table_oid, frame.diffs.batch)
 
     def _take_up(self, flow: Dataflow, table_oid: int, batch: pa.RecordBatch) -> None:
-        """Have ``flow`` ingest a batch; split a large one into pieces that fit the memory (E-24)."""
+        """Have ``flow`` ingest a batch; split a large one to fit the memory (E-24)."""
         if batch.nbytes <= _FREE_BYTES:
             made = next((look for look in self._looks if look.batch is batch), None)
             flow.ingest(table_oid, batch, made)

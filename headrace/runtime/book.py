@@ -64,7 +64,7 @@ class Book:
         self.records = positions.Records()
         """LSN ranges of the recorded batches."""
         self.lineage = ""
-        """Name of these records; txids that other processes store mean nothing beside other records."""
+        """Name of these records; stored txids are valid only together with records of that name."""
         self.taken = Position(0, 0)
         """Position taken from the stream: committed or in flight."""
         self.position = Position(0, 0)
@@ -219,7 +219,7 @@ class Book:
         return max(lost) if lost else None
 
     def late(self, txid: int) -> list[Shared]:
-        """Return the parts that lack ``txid`` because their worker came back; their view may have it.
+        """Return the parts that lack ``txid``, which their view may have: their worker came back.
 
         The rows are in the parts' queues; only the states have to catch up.
         """

@@ -91,7 +91,7 @@ class Capacity:
         self._last_us = 0
         self._written_s = 0.0
         self._said: bool | None = None
-        """Whether overload is reported now; None: unknown, an earlier process may have reported it."""
+        """Whether overload is reported; None: unknown, as an earlier process may have done so."""
 
     def worked(self, outcome: Outcome, seconds: float) -> None:
         """Count a processed batch."""
@@ -111,7 +111,7 @@ class Capacity:
         self._slices[-1].held_s += seconds
 
     def rewind(self) -> None:
-        """Start measuring anew: batches are replayed, so earlier measurements mean nothing."""
+        """Restart the measurements, as batches are replayed and the source's time jumps back."""
         self._last_us = 0
         self._slices = deque([_Slice(clock.monotonic())])
 

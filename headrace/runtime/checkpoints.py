@@ -232,7 +232,7 @@ class Checkpoints:
             began = clock.monotonic()
             try:
                 faults.point(faults.CHECKPOINT_BEGUN)
-                # First the queues, on which it relies: they hold what units at their marks have sent.
+                # First the queues, which hold the output of units up to their marks.
                 work.queues.sync()
                 faults.point(faults.QUEUES_SYNCED)
                 _write_away(work)

@@ -55,7 +55,8 @@ def types_of(plans: Iterable[PhysicalPlan]) -> Types:
 def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
     """Return a change batch with parsed values in place of texts, for all readers.
 
-    A column with a text that its type does not print is left unchanged: its reader raises the error.
+    A column with a text that its type does not print is left unchanged; its reader raises the
+    error.
     """
     names = batch.schema.names
     arrays = batch.columns
@@ -97,7 +98,7 @@ class Columns:
     def numbered(
         self, changes: Changes, xid: int, read: Collection[int] | None = None
     ) -> pa.RecordBatch:
-        """Return a change batch with columns named ``n:<attnum>`` (o and u alike), not ``n:<name>``.
+        """Return a change batch with columns ``n:<attnum>`` (o and u alike), not ``n:<name>``.
 
         ``xid`` is a transaction in it.  Only columns whose number is in ``read`` (None: all) are
         decoded; columns with an unknown number are left out.

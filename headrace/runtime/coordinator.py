@@ -71,7 +71,7 @@ class Coordinator:
         recorded: int = 0,
         attempts: Mapping[int, int] | None = None,
     ) -> None:
-        """Start at ``first``; ``attempts`` are those of earlier runs; for ``recorded`` see ``rewind``."""
+        """Start at ``first``; ``attempts``: those of earlier runs; ``recorded``: see ``rewind``."""
         self.current = first
         """The txid that commits next."""
         self.source_ready = True

@@ -47,7 +47,7 @@ class Coverage:
         self._book: Final = book
         self._passed: Final = passed
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
-        """(time, LSN): commits before the time (server clock, seconds) are in the WAL before the LSN."""
+        """(server time, LSN): commits before the time are in the WAL before the LSN."""
         self._looked_at: float | None = None
         """Server time at the last look over this connection."""
 

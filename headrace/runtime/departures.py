@@ -1,8 +1,8 @@
 """Removed members of tables: when the views that read them may drop their arms.
 
-A view whose position is beyond the removal of a member has in its state only the rows that the
-member left behind.  The state on disk must be beyond it too: after a crash, the stream would repeat
-the changes that removed the last rows, with no arm to take them.
+Once a view is beyond the position at which the member was missed, its state shows whether the view
+still has rows of the member.  The state on disk must be beyond it, too: after a crash, the stream
+would repeat the changes that removed the last rows, with no arm to take them.
 
 Views that share a subplan over the member drop it together, so one stopped view keeps the arm
 for all of them.  An arm without rows changes no result.

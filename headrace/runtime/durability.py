@@ -84,7 +84,7 @@ class Durability:
 
     @property
     def _confirmed_soon(self) -> int:
-        """LSN confirmed soon; the server ignores lower ones, which would mean a lost hold."""
+        """Lower bound of the LSN to confirm: the server ignores lower ones, and a hold is lost."""
         return max(self._book.confirmed, self._book.checkpoints.confirming)
 
     def _needless(self) -> int:
@@ -107,8 +107,8 @@ class Durability:
     def _left_out(self) -> set[int]:
         """Return the units that a checkpoint would leave out now.
 
-        These are units at work in the side lane, units on a lost worker, and their readers; also views
-        with a part that is behind them: a reader is never durable beyond what it reads.
+        These are units at work in the side lane, units on a lost worker, and their readers.  Views
+        with a part that is behind them also count: a reader is never durable beyond its feeds.
         """
         book = self._book
         if not (book.side.working or book.hosts):

@@ -154,7 +154,7 @@ class Engine:
                 future.set_result(work())
             except psycopg.Error as error:
                 future.set_exception(failures.classify(error))
-            except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+            except Exception as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
 
         (self._inbox if quiet else self._urgent).append(run)

@@ -86,7 +86,7 @@ class Healing:
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:
-        """Return whether the result table can be locked for writing now; stop the view on errors."""
+        """Return whether the result table can be locked for writing; stop the view on errors."""
         wrong = result_tables.unwritable(self._book, view, lock=True)
         if isinstance(wrong, SinkBlocked):
             return False

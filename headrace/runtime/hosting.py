@@ -76,7 +76,7 @@ from headrace.state.rocks import RocksDatabase
 _log = structlog.get_logger(__name__)
 
 _TEND_S: Final = 0.005
-"""Between slices of the memory regulator's work when there is no batch."""
+"""Seconds between slices of the memory regulator's work when there is no batch."""
 _REST_S: Final = 1.0
 
 
@@ -150,7 +150,7 @@ class Host:
     # --- sessions
 
     def _serve(self, session: FlightSession) -> None:
-        """Read what comes; a thread works on it until no more does."""
+        """Read the session's messages; another thread handles them until the session ends."""
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
@@ -199,7 +199,7 @@ class Host:
                     self._latest.begin(word.epoch)
                     before = self._inbox
                     if before is not inbox:
-                        # Its link may have been cut without a word.
+                        # The earlier session's link may have been cut without notice.
                         self._interrupt(())
                         before.close()
                 inbox.put((word, batch))
@@ -284,7 +284,7 @@ class Host:
         for gone in (marks.keys() | self._db.views()) - (listed if known else set()):
             self._drop(gone)
         if not known:
-            # The coordinator has lost its records: these txids mean nothing any more.
+            # The coordinator has lost its records, so these txids are meaningless.
             _log.info("states dropped", units=sorted(marks))
             marks, meta = {}, Meta()
             positions.put_lineage(meta, word.lineage)
@@ -447,7 +447,7 @@ class Host:
         self._snapshots.take(word.number, stores, meta, marks)
 
     def _end_checkpoint(self, *, wait: bool = False) -> None:
-        """Take note of one that was written; one that is not to be written yet goes on."""
+        """Handle a checkpoint that was written; leave one that is not to be written yet."""
         found = self._snapshots.ended(wait=wait)
         if found is None:
             return

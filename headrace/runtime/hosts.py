@@ -55,9 +55,9 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
 _LOOK_S: Final = 3.0
-"""Between two looks at what the catalog says of links."""
+"""Seconds between reads of the catalog's entries on links."""
 _SENT_S: Final = 0.2
-"""Seconds for which all wait for states to arrive on another machine."""
+"""Seconds for which the engine waits for states to arrive on another machine."""
 _PATIENCE_S: Final = 1.0
 """Seconds to wait for a worker's answer, unless its last answer was late."""
 
@@ -85,11 +85,11 @@ class Crew:
     units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
-        """All that take part."""
+        """Collect the units of all parts."""
         self.units = [unit for part in self.parts for unit in part.units]
 
     def put(self, chunk: list[TableDiffs] | None) -> None:
-        """Send changes to who reads their tables; None: that was all."""
+        """Send changes to the workers that read their tables; None: there are no more."""
         for part in self.parts:
             if chunk is None:
                 _send(part, EndBatch(self.frames.txid, part.rows))
@@ -101,7 +101,7 @@ class Crew:
                     _send(part, TableRows(frame.table_oid), batch)
 
     def collect(self, outcome: Outcome) -> None:
-        """Add what has come out.
+        """Add the workers' results to ``outcome``.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -186,7 +186,7 @@ class Hosts:
     # --- views come and go
 
     def mark(self, unit: Unit, among: Iterable[View] = ()) -> StateMark | None:
-        """Return the durable mark of a unit on its worker, and restore the unit there; None: no states.
+        """Restore a unit on its worker; return its durable mark there, or None without states.
 
         ``among``: views that are placed there too and not in the book yet.
 
@@ -206,25 +206,25 @@ class Hosts:
         return mark
 
     def reach(self, worker: str) -> None:
-        """Raise OutOfReach if a worker cannot be asked now."""
+        """Raise OutOfReach if a worker is out of reach."""
         self._reached(worker, ())
 
     def deploy(self, unit: Unit, runs: Sequence[Path], mark: StateMark) -> None:
-        """Have the worker take the staged states of a unit, or of the view that it is a part of.
+        """Have the worker take in the staged states of a unit, or of the view that it is a part of.
 
-        They are durable then.
+        The states are durable afterwards.
 
         REQUIRES: no checkpoint is under way.
 
         Raises:
-            HeadraceError: it cannot.
-            OutOfReach: it is gone; or it is on another machine, and they are on their way there.
+            HeadraceError: the worker's error.
+            OutOfReach: the worker is gone, or the states are on their way to another machine.
         """
         host, link = self._reached(unit.placed, ())
         partly = isinstance(unit, Shared)
         # A part has sent nothing yet (``Shared.told``).
         at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
-        if host.taken.get(unit.id) == at:  # another part was not to be had
+        if host.taken.get(unit.id) == at:  # done at an attempt that failed for another part
             self._restore(unit, host, link, mark)
             return
         names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
@@ -255,7 +255,7 @@ class Hosts:
         return sending.names
 
     def replan(self, unit: Unit) -> None:
-        """Tell a worker the plan of a unit; one that is gone hears it when it is back.
+        """Send a worker the new plan of a unit; a worker out of reach gets it when it is back.
 
         REQUIRES: nothing is in flight.
         """
@@ -290,14 +290,14 @@ class Hosts:
         return {unit_id} | parts - self._book.subplans.keys()
 
     def interrupt(self, view: View) -> None:
-        """Have a view give up what it is at; from any thread."""
+        """Interrupt the work on a view; callable from any thread."""
         for unit in (view, *self._book.parts_of(view)):
             store = unit.store
             if isinstance(store, AwayStore) and store.up:
                 store.link.interrupt([unit.id])
 
     def at_work(self) -> str | None:
-        """Describe the worker that the engine waits for, and for how long; callable from any thread."""
+        """Describe the worker that the engine waits for, and how long; callable from any thread."""
         for host in list(self._book.hosts.values()):
             since = host.awaited_s
             if since is not None:
@@ -314,7 +314,7 @@ class Hosts:
         ]
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close the links to all workers."""
         for host in self._book.hosts.values():
             if host.link is not None:
                 host.link.close()
@@ -443,7 +443,7 @@ class Hosts:
         return Far(*found, own)
 
     def _login(self, end: End) -> tuple[str, str] | None:
-        """Return the login of the evaluating role for a remote worker; a local one has it in its settings."""
+        """Return the evaluating role's login for a remote worker; a local one has it already."""
         dsn = self._book.settings.eval_dsn
         if not end.far or not dsn:
             return None

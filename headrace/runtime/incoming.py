@@ -85,7 +85,7 @@ class StreamFrames(Frames):
         self._kept: list[list[TableDiffs]] | None = None
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Iterate over chunks.  REQUIRES: read to the end, as the decoder must see every message."""
+        """Iterate over chunks.  REQUIRES: read to the end; the decoder must see every message."""
         if self._kept is not None:
             yield from self._kept
             return

@@ -33,7 +33,7 @@ _ROOM_S: Final = 1.0
 
 
 class Intake:
-    """The processing phase; every method but ``at_work`` and ``works`` is for the engine's thread."""
+    """The processing phase; all but ``at_work`` and ``works`` is for the engine's thread."""
 
     def __init__(
         self,

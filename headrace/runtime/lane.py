@@ -55,9 +55,9 @@ from headrace.storage.blocks import NoRoom
 _log = structlog.get_logger(__name__)
 
 _SLOW_TIMES: Final = 2
-"""Batches of which a group has taken most, within ..."""
+"""Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
 _WITHIN_S: Final = 60.0
-"""... so long, that put it aside."""
+"""See ``_SLOW_TIMES``."""
 _MOST: Final = 2.0
 """Minimum ratio of the group's time to that of all others."""
 _STAY_S: Final = 30.0
@@ -277,7 +277,7 @@ class SideLane:
                     self._put_aside(group, *slowest.get(group, (0.0, "")))
 
     def look(self) -> None:
-        """Return groups to the main lane that have stayed long enough and have caught up."""
+        """Move groups back to the main lane that have stayed long enough and have caught up."""
         side, now = self._book.side, clock.monotonic()
         for group in self._caught_up():
             if now >= self._stays[group][1]:
@@ -330,7 +330,7 @@ class SideLane:
         )
 
     def dissolve(self) -> bool:
-        """Return groups that cannot stay; if true, the stream must begin anew.
+        """Move groups that cannot stay to the main lane; True: the stream must begin anew.
 
         Groups cannot stay if there is no room for their batches, or a view reads the clock now.
         """
@@ -345,7 +345,7 @@ class SideLane:
         return bool(timed)
 
     def _begin(self, txid: int) -> bool:
-        """Queue the batches after ``txid``; False: there is no room for them, now and for a while."""
+        """Queue the batches after ``txid``; False: there is no room, now and for a while."""
         try:
             self._book.side.begin(self._book.queues, txid)
         except (NoRoom, OSError) as error:

@@ -52,7 +52,7 @@ class Lifecycle:
             view.write_to(found.target)
             self._book.owner.forget(view.id)
             if (found.placed, found.parts) != (view.placed, view.parts):
-                # The session that moved the view ended amid the move.
+                # The session that moved the view ended before the move was complete.
                 self._loading.relocate(view, found.placed, found.parts)
         except UndefinedError:
             self._leaving.forget(view.id)

@@ -108,11 +108,11 @@ class SinkLink:
 
     @property
     def due(self) -> bool:
-        """Whether to look before the next batch is written: the last look is old, or published "busy"."""
+        """Whether to look before the next batch is written: the last look is old, or says busy."""
         return self._busy or clock.monotonic() - self._looked_at >= LOOK_S
 
     def interrupt(self) -> None:
-        """Make the thread that waits on the connection fail at once; call it from another thread."""
+        """Have the thread that waits on the connection fail at once; for another thread."""
         with (
             contextlib.suppress(OSError, psycopg.Error),
             socket.socket(fileno=os.dup(self.sink.fileno())) as twin,

@@ -1,4 +1,4 @@
-"""Loading of views with their states, and the checks before they may run; on the engine's thread."""
+"""Loading of views with their states, and checks before they may run; on the engine's thread."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ class Loading:
     def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
         """Move the staged states of a suspended view to where the catalog says.
 
-        A worker that is out of reach gets them when it is back.  Records of the view's former parts
-        are dropped as the states are taken in, after the mark.  Without the mark, a restarted engine
-        takes the states in, too.
+        A worker that is out of reach gets them when it is back.  The mark is dropped first, so that
+        a restarted engine takes the states in, too.  Records of the view's former parts are dropped
+        as the states are taken in.
 
         REQUIRES: nothing of the view is in flight.
         """
@@ -253,7 +253,7 @@ class Loading:
                 mark = positions.view(self._book.db, view.id)
             if view.placed:
                 self._durability.still()
-                self._book.db.drop_view(view.id)  # left over if the engine ended amid a move
+                self._book.db.drop_view(view.id)  # left over if the engine ended during a move
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)

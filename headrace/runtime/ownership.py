@@ -142,7 +142,7 @@ class Owner(SinkLink):
             )
 
     def close(self) -> None:
-        """Close connections, and with them the lock.  REQUIRES: the sink threads no longer use them."""
+        """Close connections, which frees the lock.  REQUIRES: the sink threads have left them."""
         self.conn.close()
         for link in self._links():
             link.sink.close()
@@ -196,7 +196,7 @@ def _another(holder: int | None) -> PrerequisiteError:
 
 
 def _holder(conn: Connection) -> int | None:
-    """Return the backend of our role that holds the engine's lock in this database."""
+    """Return the backend of the engine's role that holds the engine's lock in this database."""
     return next((pid for pid, ours in _holders(conn) if ours), None)
 
 
@@ -206,7 +206,7 @@ def _taken(conn: Connection) -> bool:
 
 
 def _holders(conn: Connection) -> list[tuple[int, bool]]:
-    """Return the backends that hold the lock, and whether each is of our role."""
+    """Return the backends that hold the lock, and whether each is of the engine's role."""
     rows = conn.execute(
         "SELECT l.pid, coalesce(a.usename = current_user, false) FROM pg_catalog.pg_locks l"
         " LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid"

@@ -26,7 +26,7 @@ from headrace.runtime.jobs import Answer, CommitJob, Jobs
 
 
 class Pipeline(Jobs):
-    """Up to ``inflight_max`` txids of one source in flight; shared by the engine and sink threads."""
+    """Up to ``inflight_max`` txids of one source in flight; shared by engine and sink threads."""
 
     def __init__(self, inflight_max: int, bytes_max: int = sys.maxsize) -> None:
         """Create it; ``room`` is false while more than ``bytes_max`` bytes wait to be written."""

@@ -120,7 +120,7 @@ def _check_age(book: Book) -> None:
 
 
 def _cuts(book: Book, ends: Mapping[int, int], start: Position, last: int) -> list[Cut]:
-    """Return cuts of the batches after ``start``; a lost batch ends where the one before it does."""
+    """Return the cuts after ``start``; a lost batch ends where the one before it does."""
     cuts = []
     meta: positions.Meta = {}
     end = start.lsn

@@ -111,7 +111,7 @@ class Shared(Unit):
             ) from error
 
     def read_by(self, readers: Collection[int]) -> contextlib.AbstractContextManager[None]:
-        """Mark ``readers`` as reading its output inside the context (A-37); REQUIRES: it was opened."""
+        """Mark ``readers`` as reading inside the context (A-37).  REQUIRES: it was opened."""
         assert self.table is not None, "it was opened"
         return self.table.running(self.queue_name, readers)
 
@@ -121,7 +121,7 @@ class Shared(Unit):
         known = queue.successors.keys()
         # Nothing is dropped before every reader has its place.
         for reader in readers.keys() - known:
-            # A reader that comes too late for some output hears so when it needs that output.
+            # A reader that comes too late for some output gets an error when it needs that.
             with contextlib.suppress(LookupError):
                 queue.open(reader, readers[reader])
         for gone in known - readers.keys():
