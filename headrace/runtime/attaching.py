@@ -43,7 +43,8 @@ class Attaching:
         Raises:
             TransientError: not yet.
             UndefinedError: the view is gone, or was refilled.
-            DefiniteFailure: 55000, the view does not run now.
+            DefiniteFailure: 55000, the view is paused.
+            QueryCancelled: the job has ended.
             UnsupportedError: the view reads the clock.
         """
         view = self._book.views.get(view_id)

@@ -408,7 +408,6 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _only(errors: dict[int, HeadraceError], units: Sequence[Unit]) -> dict[int, HeadraceError]:
-    """Return the errors of ``units``."""
     return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
 
 

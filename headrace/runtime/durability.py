@@ -84,7 +84,7 @@ class Durability:
 
     @property
     def _confirmed_soon(self) -> int:
-        """Lower bound of the LSN to confirm: the server ignores lower ones, and a hold is lost."""
+        """Lower bound of the LSN to confirm: the server ignores lower ones; a hold below is lost."""
         return max(self._book.confirmed, self._book.checkpoints.confirming)
 
     def _needless(self) -> int:

@@ -76,7 +76,7 @@ class _Part:
 
 @dataclass(slots=True)
 class Crew:
-    """Workers at a batch; used on the engine's thread."""
+    """The workers that take part in a batch; used on the engine's thread."""
 
     frames: Frames
     parts: list[_Part]
@@ -85,7 +85,6 @@ class Crew:
     units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Collect the units of all parts."""
         self.units = [unit for part in self.parts for unit in part.units]
 
     def put(self, chunk: list[TableDiffs] | None) -> None:

@@ -114,7 +114,6 @@ class Jobs(ABC):
     """
 
     def __init__(self) -> None:
-        """Create it without jobs."""
         self._changed: Final = threading.Condition()
         # Guarded by the condition's lock.
         self._jobs: deque[CommitJob] = deque()

@@ -11,7 +11,6 @@ class LaneJobs(Jobs):
     """Jobs of the side lane."""
 
     def __init__(self) -> None:
-        """Create it without a job."""
         super().__init__()
         self._answer: Answer | None = None
         self._begun: float | None = None

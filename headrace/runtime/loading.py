@@ -201,7 +201,6 @@ class Loading:
         ]
 
     def _own(self, view: View, *, new: bool) -> None:
-        """Take ownership of one view."""
         if self._book.owner.take_over([view]):
             self._leaving.forget(view.id)
             raise BugError(f"view {view.id} has no progress row")

@@ -159,7 +159,7 @@ class Records(dict[int, BatchRecord]):
     """
 
     def __init__(self, found: Iterable[BatchRecord] = (), last: int = 0) -> None:
-        """Create it from records; all batches up to ``last`` were recorded at some time."""
+        """Create it; all batches up to ``last`` were recorded at some time."""
         super().__init__((record.txid, record) for record in found)
         self.last = max(last, *self) if self else last
         """The last txid that was recorded, even if its record is forgotten."""

@@ -19,7 +19,6 @@ class Registry(dict[int, _Unit]):
         self._index: Final = index
 
     def __setitem__(self, unit_id: int, unit: _Unit) -> None:
-        """Add a unit or replace it."""
         before = self.get(unit_id)
         super().__setitem__(unit_id, unit)
         if before is not None:
@@ -28,7 +27,6 @@ class Registry(dict[int, _Unit]):
         self._index.add(unit)
 
     def __delitem__(self, unit_id: int) -> None:
-        """Remove a unit."""
         self._part_with(self[unit_id])
         super().__delitem__(unit_id)
 
