@@ -1,7 +1,7 @@
 """Pipelined commit: a commit group's transaction in one round trip, and its COMMIT in another.
 
-It executes the same statements as the sequential commit (writing.py), in the same order, but for
-all views at once.  It commits only if every answer is as expected.  Otherwise it rolls back, and
+It makes the same checks and writes as the sequential commit (writing.py), in the same order, but
+for all views at once.  It commits only if every answer is as expected.  Otherwise it rolls back, and
 the sequential commit starts from the beginning, which finds the view that failed.
 
 * Invariant: no row is written unless the server itself has found the tables as the engine knows
