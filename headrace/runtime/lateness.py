@@ -25,7 +25,7 @@ from headrace.sql import states
 _log = structlog.get_logger(__name__)
 
 LATE_S: Final = 2.0
-"""A view that is less late is not reported, whatever its ``latency_ms``."""
+"""A view that is less late is not reported, even if its ``latency_ms`` is smaller."""
 OVER_S: Final = 60.0
 """Seconds without a late view after which the notes are removed."""
 _NAMED_MAX: Final = 3

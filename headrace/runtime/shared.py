@@ -66,7 +66,7 @@ class Shared(Unit):
 
     @property
     def shown(self) -> str:
-        """What its last node does, in words."""
+        """Name of its last node's kind, for the log."""
         return kind(type(self.plan.node(self.plan.sink.input))).lower()
 
     @property
