@@ -1,19 +1,19 @@
-"""Reading ahead: what is kept on our side need not wait for the views (``wal_retention = local``).
+"""Read-ahead: batches retained locally need not wait for the views (``wal_retention = local``).
 
     source ──► batcher ──► retained queue ──► dataflows
                   └───────────────────────────────▲      while they keep pace
 
-While views keep pace a batch is processed when it is taken.  When they do not (one is slow, or the
-sink is), what has come fills the batcher; from half of that on batches are recorded and put into
-the queue of retained ones first, and taken from there in their turn.  So the source is told, with
-the next checkpoint, that it may forget what nobody here has looked at yet.
+While views keep pace, a batch is processed when it is taken.  If a view or the sink is slow, the
+batcher fills.  Once it is half full, batches are recorded and put into the queue of retained
+batches first, and taken from there in their turn.  So the next checkpoint can confirm batches that
+have not been processed yet.
 
-For whoever processes it is as a replay: the batch has its txid, and ends where it was recorded.
+Processing is as in a replay: the batch has its txid, and ends where it was recorded.
 
-* Invariant: after the first batch that was kept ahead, all others are taken after it.
+* Invariant: after the first batch that was read ahead, all later ones are taken after it.
 
-Not while a view reads the clock: how time passes between two batches is decided when the second one
-is taken.
+Read-ahead is off while a view reads the clock, because the time that passes between two batches is
+decided when the second one is taken.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from headrace.runtime.book import Book
 from headrace.runtime.positions import BatchRecord
 
 _AT_ONCE: Final = 64
-"""Batches, at most: those that are processed must get their turn."""
+"""Maximum number of batches per step, so that processing gets its turn."""
 
 
 class Ahead:
-    """Of one engine; every method runs on its thread."""
+    """Read-ahead of one engine; every method runs on its thread."""
 
     def __init__(self, book: Book, record: Callable[[int, int, Batch], BatchRecord]) -> None:
-        """``record`` puts on record how a batch is cut (``Intake.record``)."""
+        """Create it; ``record`` records how a batch is cut (``Intake.record``)."""
         self._book = book
         self._record = record
 
     def step(self, stream: Stream) -> None:
-        """Keep what waits, if much does."""
+        """Put waiting batches into the queue, if there are many."""
         for _ in range(_AT_ONCE):
             if not self._book.retained.taking or self._book.reads_clock:
                 return

@@ -1,4 +1,4 @@
-"""What the coordinator knows of another worker, and of states that are there (``hosting.py``)."""
+"""The coordinator's view of another worker, and of the states on it (``hosting.py``)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from headrace.network.messages import (
 
 _PATIENCE_S_MAX: Final = 60.0
 _RELIABLE_S: Final = 300.0
-"""A worker that was there for so long is taken for one that was never lost."""
+"""Seconds after which a link's earlier failures are forgotten."""
 
 
 class Sending:
     """Staged states on their way to a worker on another machine."""
 
     def __init__(self, link: FlightLink, runs: Sequence[Path], poke: Callable[[], None]) -> None:
-        """``poke`` is called, on another thread, when they are there."""
+        """Start sending; ``poke`` is called, on another thread, when all files have arrived."""
         self.link: Final = link
         self.names: Final = [f"{uuid.uuid4().hex}.sst" for _ in runs]
         self._runs: Final = list(runs)
@@ -45,7 +45,7 @@ class Sending:
         threading.Thread(target=self._send, name="headrace-send", daemon=True).start()
 
     def there(self, timeout_s: float) -> bool:
-        """Whether they are there, after so long at most.
+        """Return whether all files have arrived, after at most ``timeout_s``.
 
         Raises:
             OutOfReach: the link died.
@@ -69,52 +69,52 @@ class Sending:
 
 @dataclass(slots=True)
 class Outpost:
-    """A worker besides this one; the engine's thread writes it."""
+    """Another worker; only the engine's thread changes it."""
 
     name: str
     link: FlightLink | None = None
-    """None: there was none yet.  It may be dead."""
+    """None before the first link; it may be dead."""
     units: set[int] = field(default_factory=set)
-    """Views whose states are there."""
+    """Units whose states are there."""
     plans: dict[int, PhysicalPlan] = field(default_factory=dict)
-    """Of the units that it was greeted with."""
+    """Plans of the units that were sent in the greeting."""
     commits: Commits = field(default_factory=dict)
-    """Txids that are in the result tables, and it has not been told."""
+    """Committed txids that the worker has not been told of."""
     retry_at: float = 0.0
-    """When to try again to reach it, on the monotonic clock."""
+    """When to try to reach it again, on the monotonic clock."""
     sending: dict[int, Sending] = field(default_factory=dict)
-    """By view."""
+    """Staged states on their way, by view."""
     joining: Joining | None = None
-    """The link that is being made."""
+    """The link that is being opened."""
     patience_s: float = AWAITED_S
-    """How long it may give no sign of life while somebody waits for it.
+    """Seconds of silence, while the engine waits for it, after which it is considered lost.
 
-    More each time that it has failed to: perhaps it cannot.
+    It grows with each failure, because the worker may be too slow.
     """
     slow: bool = False
-    """Whether it did not answer at once the last time: nobody waits for it."""
+    """Whether its last answer was late; the engine does not wait for it then."""
     marks: dict[int, Mark] = field(default_factory=dict)
-    """The durable ones that it had when it was joined, of views that have not gone on since."""
+    """Durable marks at the time of joining, of units that have not gone on since."""
     taken: dict[int, Mark] = field(default_factory=dict)
-    """Parts of views that it has taken in since it was joined, and as of what."""
+    """Parts of views that it has taken in since it joined, with their marks."""
     guilty: set[int] = field(default_factory=set)
-    """Views that it has died of."""
+    """Views that have crashed it."""
     pid: int = 0
     awaited_s: float | None = None
-    """Since when the engine waits for its part of a batch, on the monotonic clock."""
+    """When the engine began to wait for its part of a batch, on the monotonic clock."""
     large: bool = False
-    """Whether so much is not durable there that a checkpoint is due."""
+    """Whether it has so much undurable state that a checkpoint is due."""
     crowded: bool = False
-    """Whether nothing more should come until it is durable."""
+    """Whether no batch should come until its state is durable."""
     memory_bytes: int = 0
 
     @property
     def up(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it is within reach."""
         return self.link is not None and self.link.up
 
     def lost_again(self) -> None:
-        """Its link has died: be more patient with a worker that was silent, and may be slow."""
+        """Increase the patience with a worker whose link died of silence, as it may be slow."""
         link = self.link
         if link is not None and link.silent:
             lasted_s = clock.monotonic() - link.begun
@@ -122,43 +122,43 @@ class Outpost:
             self.patience_s = min(before * 2, _PATIENCE_S_MAX)
 
     def told(self) -> Commits:
-        """What it has not been told of commits; whoever asks tells it."""
+        """Return and clear the commits to report; the caller reports them."""
         out, self.commits = self.commits, {}
         return out
 
 
 def lost(worker: str) -> OutOfReach:
-    """That a worker cannot be asked."""
+    """Return the error for a worker that is out of reach."""
     return OutOfReach(f'worker "{worker}" cannot be reached')
 
 
 @dataclass(slots=True)
 class AwayStore:
-    """The states of a view on another worker, as far as the coordinator decides on them."""
+    """The states of a unit on another worker, as far as the coordinator controls them."""
 
     host: Outpost
     link: FlightLink
-    """By which it is known; once that is dead, nobody knows the states any more."""
+    """The link over which they are known; once it is dead, they are unknown."""
     unit_id: int
     durable: int
     """The txid of the last checkpoint."""
 
     @property
     def up(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the worker is within reach."""
         return self.link.up
 
     def begin(self, txid: int) -> None:
-        """The worker begins it by itself."""
+        """Do nothing: the worker begins the txid by itself."""
 
     def commit(self, txid: int) -> None:
-        """``txid`` is in the result table; the worker hears it before anything else."""
+        """Note that ``txid`` is committed, to report it before the next request."""
         self.host.commits.setdefault(self.unit_id, []).append(txid)
 
     def rollback(self, txid: int) -> int:
-        """Forget what was done from ``txid`` on; returns where the states are then.
+        """Roll back to before ``txid``; return the txid of the states afterwards.
 
-        Those of a worker that is gone are as of its last checkpoint when it is back.
+        A lost worker comes back with the states of its last checkpoint.
         """
         try:
             return self.call(lambda number: GoBack(number, self.unit_id, txid, self.host.told()))
@@ -187,7 +187,7 @@ class AwayStore:
         return self.call(lambda number: AskClock(number, self.unit_id, "now", 0))
 
     def stats(self) -> dict[str, Any]:
-        """What the collections of its dataflow have done (``Dataflow.metrics``); any thread.
+        """Return the metrics of its dataflow (``Dataflow.metrics``); callable from any thread.
 
         Raises:
             OutOfReach: the worker is gone.
@@ -198,11 +198,13 @@ class AwayStore:
         return found
 
     def export(self, path: Path, leave: Collection[str] = ()) -> None:
-        """Write its durable states into a sorted file here, but for those of nodes; any thread.
+        """Write its durable states, without those of nodes ``leave``, into a sorted file here.
+
+        Callable from any thread.
 
         Raises:
-            HeadraceError: what went wrong there.
-            OutOfReach: it is gone.
+            HeadraceError: the worker's error.
+            OutOfReach: the worker is gone.
         """
         far = self.link.end.far
         name = f"{uuid.uuid4().hex}.sst" if far else str(path)
@@ -211,11 +213,11 @@ class AwayStore:
             self.link.fetch_file(name, path)
 
     def call(self, word: Callable[[int], ToWorker]) -> int:
-        """What the worker answers to ``word``, which is given its number.
+        """Send a request, which gets a number, and return the worker's answer.
 
         Raises:
-            HeadraceError: what went wrong there.
-            OutOfReach: it is gone.
+            HeadraceError: the worker's error.
+            OutOfReach: the worker is gone.
         """
         number = self.link.number()
         self.link.send(word(number))

@@ -1,21 +1,19 @@
-"""The engine's data: what its parts read and write, and nothing that does something.
+"""The engine's shared data, without behaviour.
 
-Every part of the engine gets the book, and of the others only what it uses.  Here are facts and
-what can be read off them; whoever changes one is a part, and says so.
+Each part of the engine gets the book, and only those other parts that it uses.  The book holds
+facts and values derived from them; the parts change them.
 
-Threads.  The engine's thread owns every field: it alone writes them.  Other threads may read single
-values, which are those of some moment not long ago (status, ``doing``), and copy what they
-go through.  Besides,
+Threads.  The engine's thread owns every field, and only it writes them.  Other threads may read
+single values, which may be slightly out of date (status, ``doing``), and must copy a collection
+before they iterate over it.  Exceptions:
 
-* ``holds``, ``pipeline``, ``grants`` and ``evaluators`` have locks of their own, and ``suspects``
-  marks of each thread: they are for any thread (those of the sink, the dataflows and the control
-  socket);
-* ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside it;
-* of ``owner`` the catalog connection is the engine's, the other one the sink thread's;
-* a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time,
-  while the engine's waits for it, and its store is read by the checkpoint thread as of a committed
-  txid;
-* ``stopping`` is set by whoever ends the engine.
+* ``holds``, ``pipeline``, ``grants`` and ``evaluators`` have their own locks, and ``suspects`` has
+  marks per thread: any thread may use them (sink, dataflows, control socket);
+* the engine's thread begins and ends ``checkpoints``, and their own thread writes them;
+* the catalog connection of ``owner`` belongs to the engine's thread, the other one to the sink's;
+* one dataflow thread at a time uses a unit's store and dataflow, while the engine's thread waits;
+  the checkpoint thread reads the store as of a committed txid;
+* the thread that ends the engine sets ``stopping``.
 """
 
 from __future__ import annotations
@@ -50,62 +48,62 @@ from headrace.storage.manager import Storage
 
 
 class Book:
-    """What one engine knows; see the module text."""
+    """The state of one engine; see the module docstring."""
 
     def __init__(self, settings: Settings, checkpoints: Checkpoints) -> None:
         self.settings: Final = settings
         self.story: Final = Story()
         self.index: Final = UnitIndex()
-        """The units below, by what they are."""
+        """Indexes over the units below."""
         self.views: Final[Registry[View]] = Registry(self.index)
         self.subplans: Final[Registry[Shared]] = Registry(self.index)
-        """Subplans that views share, by id."""
+        """Shared subplans, by ID."""
         self.hosts: Final[dict[str, Outpost]] = {}
-        """Other workers, by name, once a view was placed there."""
+        """Other workers, by name, from the first time that a view is placed there."""
         self.holds: Final = Holds()
         self.records = positions.Records()
-        """How batches were cut."""
+        """LSN ranges of the recorded batches."""
         self.lineage = ""
-        """Names these records; what others know by txid is of no use beside others."""
+        """Name of these records; stored txids are valid only together with records of that name."""
         self.taken = Position(0, 0)
-        """What is taken from the stream: committed, or in flight."""
+        """Position taken from the stream: committed or in flight."""
         self.position = Position(0, 0)
-        """What is committed."""
+        """Committed position."""
         self.durable = Position(0, 0)
-        """What a crash leaves of it."""
+        """Position that survives a crash."""
         self.confirmed = 0
-        """What the source was told, or may be."""
+        """LSN confirmed to the source, or about to be."""
         self.batches = 0
-        """How many were committed."""
+        """Number of committed batches."""
         self.gauges: Final = Gauges()
         self.reconnects = 0
         self.error: HeadraceError | None = None
-        """Why the stream does not run now."""
+        """Why the stream is not running; None while it runs."""
         self.damage: StateDamaged | None = None
-        """Why the state of earlier runs was set aside, if it was."""
+        """Why the state of earlier runs was set aside; None if it was not."""
         self.identity: Identity | None = None
-        """The server that all positions are of."""
+        """The server that all positions belong to."""
         self.stream: Stream | None = None
         self.stopping = False
         """Whether the engine is to end."""
         self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.memory.changes)
         self.side: Final = Side(settings.queue_bytes_max)
-        """What has come for those who are processed beside the others."""
+        """Batches queued for the views in the side lane."""
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
         self.grants: Final = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
-        """Memory for what views make of the rows they take up."""
+        """Memory for working on the rows of batches."""
         self.opened: RocksDatabase | None = None
         """The state database, while the engine runs; see ``db``."""
         self.storage: Storage | None = None
         """The queues, while the engine runs; see ``queues``."""
         self.retained: Final = Retained(settings)
-        """The batches that are kept on our side."""
+        """Batches retained locally (``wal_retention = local``)."""
         self.connections: Owner | None = None
-        """None: there are none now; see ``owner``."""
+        """None while there are no connections; see ``owner``."""
         self.last_pid: int | None = None
-        """The server's process of the last ones."""
+        """PID of the last connection's server process."""
 
     @property
     def db(self) -> RocksDatabase:
@@ -115,7 +113,7 @@ class Book:
 
     @property
     def queues(self) -> Storage:
-        """What outputs hold for those who have not read it."""
+        """Queues of the outputs of shared subplans."""
         assert self.storage is not None, "the engine runs"
         return self.storage
 
@@ -124,7 +122,7 @@ class Book:
         """The connections.
 
         Raises:
-            TransientError: there are none now.
+            TransientError: the engine has none now.
         """
         if self.connections is None:
             raise TransientError("the source database cannot be reached now")
@@ -134,41 +132,41 @@ class Book:
 
     @property
     def next_txid(self) -> int:
-        """The txid of a batch that is not recorded."""
+        """Txid of the next batch that has no record."""
         return max(self.position.txid, self.records.last) + 1
 
     @property
     def latency_s(self) -> float:
-        """How late all views may be; 0: at least one wants to be as early as can be."""
+        """Seconds by which all views may be late; 0 if a view wants no delay."""
         return self.index.latency_ms / 1000
 
     @property
     def start_lsn(self) -> int:
-        """Where the next batch that is not recorded begins."""
+        """LSN at which the next batch without a record begins."""
         last = self.records.get(self.records.last)
         if last is not None and last.txid > self.taken.txid:
             return last.end_lsn
         if self.taken.txid == self.position.txid:
-            # Idle time before a replay counts, the replay has not seen it.
+            # Count idle time before a replay; the replay has not seen it.
             return max(self.taken.lsn, self.position.lsn)
         return self.taken.lsn
 
     def covered(self, mark: StateMark) -> int:
-        """The position before which a view with this mark lacks nothing.
+        """Return the LSN up to which a view with this mark has everything.
 
-        Idle time after its last batch counts, for it may have been confirmed: the next batch's
-        record says where that time ended.
+        Idle time after its last batch counts, because it may have been confirmed.  The start LSN of
+        the next batch's record says where that time ended.
         """
-        at = self.position  # once: it may move on while another thread is here
+        at = self.position  # read once: another thread may call this while it moves
         if mark.txid >= at.txid:
             return at.lsn
         following = self.records.get(mark.txid + 1)
         return max(mark.lsn, following.start_lsn) if following else mark.lsn
 
     def needs(self, at: Position | StateMark) -> int:
-        """The position before which somebody who stands ``at`` does not need the source.
+        """Return the LSN before which a view or position ``at`` does not need the source's WAL.
 
-        What is kept on our side need not be kept there.
+        Batches retained locally need not be kept at the source.
         """
         lsn = self.covered(at) if isinstance(at, StateMark) else at.lsn
         if at.txid == self.retained.last and not self.retained.taking:
@@ -177,10 +175,10 @@ class Book:
 
     @property
     def retained_lsn(self) -> int:
-        """Where what comes after the batches that are kept on our side begins."""
+        """LSN at which the changes after the locally retained batches begin."""
         retained, position = self.retained, self.position
         if retained.last == position.txid:
-            return max(retained.lsn, position.lsn)  # idle time since the last batch counts
+            return max(retained.lsn, position.lsn)  # count idle time since the last batch
         following = self.records.get(retained.last + 1) if retained.last < position.txid else None
         return max(retained.lsn, following.start_lsn) if following else retained.lsn
 
@@ -188,42 +186,42 @@ class Book:
 
     @property
     def units(self) -> list[Unit]:
-        """Both."""
+        """Views and shared subplans."""
         return [*self.views.values(), *self.subplans.values()]
 
     @property
     def reads_clock(self) -> bool:
-        """Whether some view's rows change as time passes."""
+        """Whether the rows of some view change as time passes."""
         return bool(self.index.clocked)
 
     @property
     def aside(self) -> list[View]:
-        """The live views that are processed beside the others."""
+        """Live views in the side lane."""
         return self.index.live_in(self.side.groups)
 
     @property
     def parts(self) -> list[Shared]:
-        """Parts of views that are on other workers; each is read by one view."""
+        """Parts of views that are placed on other workers; one view reads each."""
         return self.index.parts
 
     def parts_of(self, view: View) -> list[Shared]:
-        """Those of one view."""
+        """Return the parts of one view."""
         found = (self.subplans.get(feeder) for feeder in view.feeds.values())
         return [shared for shared in found if shared is not None and shared.placed]
 
     def missing(self, view: View) -> str | None:
-        """A worker that has states of a view and cannot be asked now; None: there is none.
+        """Return a worker that has states of the view and is out of reach, or None.
 
-        '': the states that are here are not at hand.
+        '' means that the states on this worker are not available.
         """
         units: list[Unit] = [view, *self.parts_of(view)]
         lost = [unit.placed for unit in units if not unit.reachable]
         return max(lost) if lost else None
 
     def late(self, txid: int) -> list[Shared]:
-        """Parts that lack ``txid``, which who reads them may have: their worker came back.
+        """Return the parts that lack ``txid``, which their view may have: their worker came back.
 
-        The rows of it stand in their queues; only their states have to catch up.
+        The rows are in the parts' queues; only the states have to catch up.
         """
         return [
             part
@@ -234,15 +232,15 @@ class Book:
         ]
 
     def unit(self, unit_id: int) -> Unit | None:
-        """The view or shared subplan of that id."""
+        """Return the view or shared subplan with this ID."""
         return self.subplans.get(unit_id) or self.views.get(unit_id)
 
     def readers(self, shared: Shared) -> list[Unit]:
-        """Those who read it directly."""
+        """Return the units that read a shared subplan directly."""
         return self.index.links.readers(shared.id)
 
     def all_readers(self, shared: Shared) -> set[int]:
-        """Ids of those who read it, directly or by other subplans."""
+        """Return the IDs of the units that read a shared subplan, directly or indirectly."""
         out: set[int] = set()
         for unit in self.readers(shared):
             out.add(unit.id)
@@ -251,7 +249,7 @@ class Book:
         return out
 
     def views_of(self, unit: Unit) -> list[View]:
-        """The views that need it: itself, if it is one."""
+        """Return the views that need a unit; a view needs itself."""
         if isinstance(unit, View):
             return [unit]
         assert isinstance(unit, Shared), "the other kind of unit"
@@ -261,7 +259,7 @@ class Book:
         return list(out.values())
 
     def needed(self, views: Iterable[View]) -> list[Shared]:
-        """What ``views`` need, each after those that it reads itself."""
+        """Return the shared subplans that ``views`` need, each after those that it reads."""
         out: dict[int, Shared] = {}
 
         def add(unit: Unit) -> None:

@@ -1,15 +1,15 @@
-"""Whether the engine keeps up, and what it says when it does not (A-43).
+"""Overload detection: whether the engine keeps up, and its report when it does not (A-43).
 
-A unit that takes c seconds for a row keeps up with no more than 1/c rows a second.  All of them
-share one thread's time for what is processed, and another's for what is written; and a batch has
-costs of its own, which large ones make small.  So it is not added up from rates, but read off what
-was done: in a second, the engine works on the commits of s seconds.  Where it had no rest meanwhile
-and s is less than one, it falls behind, though batches have grown as far as they do.
+A unit that takes c seconds per row keeps up with at most 1/c rows a second.  All units share one
+thread for processing and another one for writing, and each batch has fixed costs, which matter less
+in large ones.  So overload is not computed from rates, but measured: in a second, the engine works
+on the commits of s seconds.  If it never rested and s is below one, it falls behind, although its
+batches have grown as large as they can.
 
-And where nothing can be taken until what there is in memory is on disk, it is the disk that bears
-no more.
+If no batch can be taken until memory has been written to disk, the disk is overloaded.
 
-What is shed is freshness, never rows (A-44): this says so, in ``list_views()`` and the log.
+Views become less fresh under overload, but never lose rows (A-44).  This module reports it in
+``list_views()`` and the log.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from headrace.sql import states
 _log = structlog.get_logger(__name__)
 
 _WINDOW_S: Final = 10.0
-"""Over which it is looked at: longer than what one large transaction is excused with."""
+"""Measured time: long enough to excuse one large transaction."""
 _LOOK_S: Final = 1.0
 HEADROOM: Final = 0.9
-"""The part of the time that may be worked: what is beyond leaves nothing for a burst."""
+"""Busy share of the time above which nothing is left for a burst."""
 _BEHIND: Final = 0.95
-"""Source seconds per second: who comes no further than that falls behind."""
+"""Source seconds per second; below this rate the engine falls behind."""
 _HELD: Final = 0.5
-"""The part of the time in which nothing can be taken: what is beyond is worth a word."""
+"""Share of the time without taking batches above which the disk is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What was done in some time."""
+    """Work done in some period."""
 
     passed_s: float
-    """That time."""
+    """Length of the period."""
     covered_s: float
-    """How much of the source's time the commits cover that were worked on."""
+    """Source time covered by the commits that were worked on."""
     worked_s: float
-    """For how long the busiest thread worked on them."""
+    """Busy time of the busiest thread."""
     held_s: float = 0.0
-    """For how long nothing could be taken, before a checkpoint was written."""
+    """Time in which no batch could be taken before a checkpoint was written."""
 
     @property
     def needed(self) -> float:
@@ -58,20 +58,20 @@ class Workload:
 
     @property
     def overloaded(self) -> bool:
-        """Whether it falls behind, though it has no rest."""
+        """Whether the engine falls behind although it does not rest."""
         busy = self.worked_s >= HEADROOM * self.passed_s
-        # In the midst of one batch nothing can be said.
+        # In the middle of one batch nothing can be said.
         return busy and 0 < self.covered_s < _BEHIND * self.passed_s
 
     @property
     def held(self) -> bool:
-        """Whether it falls behind because the disk does."""
+        """Whether the engine falls behind because of the disk."""
         return self.held_s >= _HELD * self.passed_s
 
 
 @dataclass(slots=True)
 class _Slice:
-    """What was done between two looks."""
+    """Work done between two looks."""
 
     began: float
     covered_s: float = 0.0
@@ -79,11 +79,11 @@ class _Slice:
     written_s: float = 0.0
     held_s: float = 0.0
     units: Counter[int] = field(default_factory=Counter)
-    """Microseconds, by unit."""
+    """Microseconds by unit ID."""
 
 
 class Capacity:
-    """Of one engine; every method runs on its thread."""
+    """Overload detection of one engine; every method runs on its thread."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -91,10 +91,10 @@ class Capacity:
         self._last_us = 0
         self._written_s = 0.0
         self._said: bool | None = None
-        """Whether it is said; None: not known, an earlier process may have."""
+        """Whether overload is reported; None: unknown, as an earlier process may have done so."""
 
     def worked(self, outcome: Outcome, seconds: float) -> None:
-        """A batch was processed."""
+        """Count a processed batch."""
         now = self._slices[-1]
         now.processed_s += seconds
         instant = outcome.frames.instant
@@ -107,16 +107,16 @@ class Capacity:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
     def held(self, seconds: float) -> None:
-        """For so long nothing could be taken, before a checkpoint was written."""
+        """Count seconds in which no batch could be taken before a checkpoint was written."""
         self._slices[-1].held_s += seconds
 
     def rewind(self) -> None:
-        """Batches come again: the source's time begins elsewhere; what was done says nothing."""
+        """Restart the measurements, as batches are replayed and the source's time jumps back."""
         self._last_us = 0
         self._slices = deque([_Slice(clock.monotonic())])
 
     def load(self) -> Workload:
-        """What was done in the last seconds."""
+        """Return the work done in the last seconds."""
         first = self._slices[0]
         return Workload(
             clock.monotonic() - first.began,
@@ -126,9 +126,9 @@ class Capacity:
         )
 
     def look(self, written_s: float) -> None:
-        """Say what there is to say; each cycle of the engine comes by here.
+        """Report the begin or end of an overload; called in each cycle of the engine.
 
-        ``written_s``: seconds that writing has taken, ever.
+        ``written_s``: total seconds of writing so far.
         """
         self._slices[-1].written_s += written_s - self._written_s
         self._written_s = written_s
@@ -170,7 +170,7 @@ class Capacity:
         self._said = True
 
     def _costliest(self) -> str:
-        """The view that takes most, where it is processing that takes so long."""
+        """Return the name of the costliest view, or '' if writing takes longer than processing."""
         if sum(s.written_s for s in self._slices) > sum(s.processed_s for s in self._slices):
             return ""
         units: Counter[int] = Counter()

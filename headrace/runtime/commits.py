@@ -1,4 +1,4 @@
-"""What the sink's thread has committed, on the engine's thread: the marks move on."""
+"""Handling of the sink thread's answers on the engine's thread: marks and positions move on."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Commits:
     _taps: Taps
     _lateness: Lateness
     taking: bool = field(default=False, init=False)
-    """Whether an answer is being taken in: what follows from it waits for no other."""
+    """Whether an answer is being handled; ``drain`` returns at once meanwhile."""
     passed: int = field(default=0, init=False)
-    """The last txid whose answer was taken in since the stream began, or that it began after."""
+    """Last txid whose answer was handled since the stream began, or the one it began after."""
     written_s: float = field(default=0.0, init=False)
-    """Seconds that writing has taken, ever, but for what was written beside."""
+    """Total seconds of writing, without the side lane's."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
-    """Seconds that it took, by commit group, since somebody looked."""
+    """Seconds of writing by commit group, since the reader last cleared them."""
 
     def take(self, wait_s: float = 0.0) -> None:
-        """Take in what has been committed; waits for the first so long."""
+        """Handle the commits so far; wait up to ``wait_s`` for the first."""
         for answer in self._book.pipeline.answers(wait_s):
             self.taking = True
             try:
@@ -41,7 +41,7 @@ class Commits:
                 self.taking = False
 
     def _answer(self, answer: Answer) -> None:
-        """Move the marks of the views that have the txid; stop those that could not take it."""
+        """Move the marks of the views that have the txid; stop the views that could not take it."""
         book, job = self._book, answer.job
         self.written_s += sum(answer.seconds.values())
         for group, seconds in answer.seconds.items():
@@ -57,7 +57,7 @@ class Commits:
         self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
-        """The same for what was processed beside the others: it moves no position."""
+        """Handle an answer of the side lane, which moves no position."""
         self.taking = True
         try:
             self._move(answer)
@@ -67,7 +67,7 @@ class Commits:
             self.taking = False
 
     def _move(self, answer: Answer) -> None:
-        """Move the marks of those that have the txid."""
+        """Move the marks of the units that have the txid."""
         book, job = self._book, answer.job
         moved = []
         for part in job.parts:
@@ -75,7 +75,7 @@ class Commits:
             if view is None:
                 continue
             view.progress = answer.progress.get(view.id, view.progress)
-            # One that has failed since, or before, has gone back.
+            # A view that failed has gone back already.
             left = view.id in answer.failed or view.id in answer.gone
             if left or view.processed < job.txid or view.progress is None:
                 continue
@@ -103,14 +103,14 @@ class Commits:
         self._waits.caught_up()
 
     def idle(self, lsn: int) -> None:
-        """Nothing is left before ``lsn`` when all that was taken is committed."""
+        """Note that the source has nothing before ``lsn`` that was not taken."""
         book = self._book
         if lsn > book.taken.lsn:
             book.taken = Position(book.taken.txid, lsn)
             self._arrive()
 
     def _arrive(self) -> None:
-        """All that was taken may be committed now: the position counts idle time as well."""
+        """Move the position over idle time if everything taken is committed."""
         book = self._book
         if book.taken.txid == book.position.txid:
             lsn = max(book.taken.lsn, book.position.lsn)

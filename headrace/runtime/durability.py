@@ -1,7 +1,7 @@
-"""What is durable, and so may be confirmed to the source and forgotten here.
+"""Checkpoints, confirmation to the source, and removal of what is no longer needed.
 
 * Invariant 1: nothing is confirmed, and no record forgotten, that a checkpoint on disk does not
-  cover, with marks and position (rule 1: sink commit, checkpoint, confirming, in this order).
+  cover, with marks and position (rule 1: sink commit, checkpoint, confirmation, in this order).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHECK_S: Final = 1.0
 
 
 class Durability:
-    """Checkpoints and confirming of one engine; every method runs on its thread."""
+    """Checkpoints and confirmation of one engine; every method runs on its thread."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -33,7 +33,7 @@ class Durability:
         self.urgency: Final = Urgency(book)
 
     def step(self, stream: Stream) -> float:
-        """Do what is due; returns when to come by again, on the monotonic clock."""
+        """Do what is due; return when to call again, on the monotonic clock."""
         self._confirm_if_due(stream)
         self.end()
         urgency_at = self.urgency.step()
@@ -45,7 +45,7 @@ class Durability:
         return min(due, self._confirm_at, urgency_at)
 
     def end(self, *, wait: bool = False) -> None:
-        """Take note of a checkpoint that was written; ``wait`` until none is under way."""
+        """Handle a checkpoint that was written; ``wait`` until none is under way."""
         what = self._book.checkpoints.end(self._book.db, wait=wait)
         if what is not None:
             self._take(what)
@@ -55,14 +55,14 @@ class Durability:
         self.end(wait=True)
 
     def finish(self) -> None:
-        """Make everything that is committed durable; the engine ends."""
+        """Make all commits durable."""
         self.end(wait=True)
         if self._book.checkpoints.pending or self._confirmable() > self._book.confirmed:
             self.begin()
             self.end(wait=True)
 
     def trim(self, subplans: Iterable[Shared]) -> None:
-        """Readers of these shared subplans need less of what was sent than they did."""
+        """Drop the output of these shared subplans that no reader needs any more."""
         jobs = self._book.holds.jobs()
         for shared in subplans:
             shared.awaited = {job: who for job, who in shared.awaited.items() if job in jobs}
@@ -73,27 +73,27 @@ class Durability:
     # --- what may be confirmed
 
     def _confirmable(self) -> int:
-        """The position before which nobody needs the stream any more, were all durable."""
+        """Return the LSN before which the stream is not needed once all is durable."""
         return max(self._book.holds.limit(self._needless(), self._book.needs), self._confirmed_soon)
 
     def _promise(self) -> int:
-        """That position, which is about to be confirmed: a hold may come too late for it."""
+        """Return that LSN, which is about to be confirmed; a later hold begins there."""
         book = self._book
         position = Position(book.position.txid, self._needless())
         return book.holds.promise(position, self._confirmed_soon, book.needs)
 
     @property
     def _confirmed_soon(self) -> int:
-        """A lower one would be ignored by the server, and mean a lost hold to us."""
+        """Lower bound of the LSN to confirm: the server ignores lower ones; a hold below is lost."""
         return max(self._book.confirmed, self._book.checkpoints.confirming)
 
     def _needless(self) -> int:
-        """The position before which no view needs the stream any more."""
+        """Return the LSN before which no view needs the stream any more."""
         book = self._book
-        # What is kept here may reach further than what is committed.
+        # The retained batches may reach further than the committed ones.
         lsns = [book.needs(book.position)]
         left_out = self._left_out()
-        # Of one that a checkpoint leaves out, what it stands at now is not durable with it.
+        # The checkpoint does not make the present marks of units that it leaves out durable.
         marks = [(unit, unit.durable) for unit in book.index.owned(left_out)]
         behind = book.index.behind(book.position.txid)
         marks += [(unit, unit.mark) for unit in behind if unit.id not in left_out]
@@ -105,10 +105,10 @@ class Durability:
         return min(lsns)
 
     def _left_out(self) -> set[int]:
-        """Units that a checkpoint would leave out now.
+        """Return the units that a checkpoint would leave out now.
 
-        They are worked on, or on a worker that is gone; or they read one that is, or that is not
-        so far as they are, for what reads a subplan is never durable further than that is.
+        These are units at work in the side lane, units on a lost worker, and their readers.  Views
+        with a part that is behind them also count: a reader is never durable beyond its feeds.
         """
         book = self._book
         if not (book.side.working or book.hosts):
@@ -130,7 +130,7 @@ class Durability:
     def _due(self, *, ahead: bool) -> float:
         book = self._book
         hosts = list(book.hosts.values())
-        # All states are looked at, so not without need.
+        # The last check looks at all states, so only if it is needed.
         large = any(host.large for host in hosts) or (
             book.checkpoints.pending > 0 and book.db.checkpoint_due
         )
@@ -139,7 +139,7 @@ class Durability:
         return book.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
 
     def begin(self) -> None:
-        """Begin a checkpoint of everything that is committed; REQUIRES: none is under way."""
+        """Begin a checkpoint of all commits; REQUIRES: none is under way."""
         faults.point(faults.BEFORE_CHECKPOINT)
         book = self._book
         left_out = self._left_out()
@@ -149,7 +149,7 @@ class Durability:
             host.large = False
         meta: positions.Meta = {}
         promise = self._promise()
-        book.retained.note(meta)  # it has all that is promised, and is synced before
+        book.retained.note(meta)  # it has everything promised, and is synced before
         book.checkpoints.begin(book.db, book.queues, units, Promise(book.position, promise), meta)
 
     def _take(self, what: Durable) -> None:
@@ -160,7 +160,7 @@ class Durability:
                 unit.checkpointed(mark)
         for host in book.hosts.values():
             host.crowded = False
-        # What readers need has changed if one has moved, or a job has ended that awaited some.
+        # Readers' needs change if one has moved, or if a job that awaited output has ended.
         moved = {f for unit in map(book.unit, what.marks) if unit for f in unit.feeds.values()}
         read = (book.subplans.get(feeder) for feeder in moved)
         awaited = (shared for shared in book.subplans.values() if shared.awaited)
@@ -174,11 +174,11 @@ class Durability:
             self._confirm(book.stream)
 
     def _forget(self) -> None:
-        """Forget batches that nobody can ask for, and all records but the last before them."""
+        """Forget batches that cannot be needed again, and all records but the last before them."""
         book = self._book
-        # Views that are owned, and parts: the source, or we, keep what they lack.
+        # Owned views and parts: the source or the local queue has what they lack.
         needed = [*book.index.durable_txids, *book.holds.txids()]
-        # What is still to be replayed for a view that has left meanwhile comes as it was cut, too.
+        # Batches to be replayed for a view that has left meanwhile must be cut as before, too.
         least = min([book.durable.txid, book.taken.txid, *needed])
         meta: positions.Meta = {}
         book.records.trim(meta, least)
@@ -198,17 +198,17 @@ class Durability:
         self._confirm(stream)
         if not asked or stream.confirmed >= stream.received:
             return
-        # A server that stops waits for us to confirm everything.
+        # A server that shuts down waits until everything is confirmed.
         if self._confirmable() > book.confirmed and not book.checkpoints.underway:
             self.begin()
         if now >= self._check_at:
-            # If we cannot (a hold, a blocked view), ending the stream lets it go.  Its other
-            # connections are gone then.
+            # If that is impossible (a hold, a blocked view), end the stream to let it go.  The
+            # other connections are gone by then.
             self._check_at = now + _CHECK_S
             book.owner.conn.execute("SELECT 1")
 
     def _confirm(self, stream: Stream) -> None:
-        """Tell the source what is durable."""
+        """Confirm to the source what is durable."""
         confirmed = self._book.confirmed
         if confirmed > stream.confirmed:
             stream.confirm(confirmed)

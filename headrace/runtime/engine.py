@@ -1,20 +1,19 @@
-"""The engine's loop: rewind, then batch after batch through three stages.
+"""The engine loop: rewind the stream, then pass each batch through three stages.
 
     engine thread:      take ─► record ─► dataflows ─┐        ┌─► marks, status, waiting
     sink thread:                                     └► write ┘
     checkpoint thread:                                            states ─► disk ─► confirm
 
-Up to ``max_inflight_batches`` txids are between taken and committed; a view processes them, and
-the sink thread commits them, strictly in order.  That the sink's commit precedes the checkpoint,
-and the checkpoint the confirming, is what makes a kill harmless at any point
-(docs/ARCHITECTURE.md).
+Up to ``max_inflight_batches`` txids are in flight, that is taken and not yet committed.  Each view
+processes them in order, and the sink thread commits them in order.  The sink's commit precedes
+the checkpoint, and the checkpoint precedes the confirmation to the source.  This order makes a
+kill at any point harmless (docs/ARCHITECTURE.md).
 
-Everything that goes wrong and may be tried again ends in one place, *rewind*: forget what was
-not committed, own the views anew, and stream again from the least state, with the recorded
-batches cut as they were.  A view skips the txids it has; a sink write that was already
-committed is skipped too, because progress says so.
+Every error that may be retried leads to a *rewind*: forget all uncommitted work, take ownership of
+the views again, and stream from the oldest state, with recorded batches cut as before.  A view
+skips the txids that it has; progress rows let the sink skip writes that were committed already.
 
-All bookkeeping is done on the engine's thread; others hand over functions by ``submit``.
+All bookkeeping runs on the engine's thread; other threads hand over functions with ``submit``.
 """
 
 from __future__ import annotations
@@ -69,27 +68,27 @@ from headrace.runtime.writing import SinkThread
 _log = structlog.get_logger(__name__)
 
 _REGULATE_S: Final = 0.005
-"""Between slices of the memory regulator's work when there is no batch."""
+"""Seconds between slices of the memory regulator's work when there is no batch."""
 _REST: Final = 0.5
-"""For how much of the time that a batch took the engine lets the next one gather.  With as much
-rest as work 200 transactions/s took a fifth less CPU, and showed a fifth later."""
+"""Share of a batch's processing time for which the next batch gathers.  At 1.0, 200
+transactions/s took a fifth less CPU, but results came a fifth later."""
 _GATHER: Final = 0.5
-"""For how much of the time that all views may be late a batch gathers: the rest is for its work."""
+"""Share of the least ``latency_ms`` for which a batch gathers; the rest is for processing it."""
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
 
 
 class Engine:
-    """All views of one database; see the module text."""
+    """The engine of one database and all its views; see the module docstring."""
 
     def __init__(self, settings: Settings) -> None:
         self.book: Final = Book(settings, Checkpoints(settings, self._poke))
         self.running: Final = threading.Event()
         """Set once the first rewind has succeeded."""
         self._rested_at = 0.0
+        """Monotonic time from which the next batch is taken without waiting for more."""
         self._worked_s = 0.0
-        """From when on the next batch is taken without waiting for more."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
@@ -100,7 +99,7 @@ class Engine:
             watermark=self.watermark,
             coverage=Coverage(book, lambda: self._ticker.passed),
         )
-        # From the lowest floor up.
+        # Lowest layer first.
         self.durability: Final = Durability(book)
         self.watch: Final = Watch(book)
         self.waits: Final = PositionWaits(book)
@@ -143,8 +142,8 @@ class Engine:
     def submit(self, work: Callable[[], Any], *, quiet: bool = True) -> Future[Any]:
         """Run ``work`` on the engine's thread, between two batches.
 
-        If ``quiet``, what is in flight is committed first; other work does not wait for that,
-        nor for quiet work that does.
+        With ``quiet``, all batches in flight are committed first.  Other work waits neither for
+        that nor for quiet work in the queue.
         """
         future: Future[Any] = Future()
 
@@ -155,7 +154,7 @@ class Engine:
                 future.set_result(work())
             except psycopg.Error as error:
                 future.set_exception(failures.classify(error))
-            except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+            except Exception as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
 
         (self._inbox if quiet else self._urgent).append(run)
@@ -163,7 +162,7 @@ class Engine:
         return future
 
     def doing(self) -> str | None:
-        """What commands wait for now, in words for whoever waits; from any thread."""
+        """Return a description of what commands wait for now; callable from any thread."""
         busy = self._intake.at_work() or self._lane.at_work()
         if busy is None:
             away = self.hosts.at_work()
@@ -177,25 +176,25 @@ class Engine:
         return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
 
     def works(self) -> list[Work]:
-        """What units are at, here and elsewhere; from any thread."""
+        """Return what units are working on, here and on other workers; callable from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
     @property
     def writes(self) -> tuple[int, int, float] | None:
-        """The view that is written, how many rows, and for how many seconds; from any thread."""
+        """ID of the view being written, its number of rows, and seconds so far; for any thread."""
         return self._sink.writes
 
     def unpublishing(self, entries: Collection[int]) -> None:
-        """Have the catalog read before the next batch is processed; any thread.
+        """Make the engine read the catalog before it processes the next batch; any thread.
 
-        ``entries``: those of pg_publication_rel that are about to be removed.
+        ``entries``: OIDs of the pg_publication_rel rows that are about to be removed.
         """
         self.watch.withdrawn.update(entries)
         self.watch.due = 0.0
         self._poke()
 
     def interrupt(self, view_id: int) -> None:
-        """Have a view that is at work give up, for somebody waits to stop it; any thread."""
+        """Interrupt a view's current batch, because a command waits to stop it; any thread."""
         view = self.book.views.get(view_id)
         if view is not None:
             self.hosts.interrupt(view)
@@ -204,7 +203,7 @@ class Engine:
             bound.cancel(Interrupted("the view was interrupted by a command", sqlstate="57014"))
 
     def stop(self) -> None:
-        """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
+        """Make ``run`` commit what is in flight, write a checkpoint, confirm, and return."""
         self.book.stopping = True
         self.book.suspects.close()
         self._poke()
@@ -212,7 +211,7 @@ class Engine:
     # --- the loop
 
     def run(self) -> None:
-        """Run until ``stop``; raises what no retry can mend."""
+        """Run until ``stop``; raise errors that no retry can repair."""
         pause = _BACKOFF_S_MIN
         try:
             self._recovery.open()
@@ -245,7 +244,7 @@ class Engine:
         self._commits.take()
         self._lane.take()
         self._commands()
-        # Also in a cycle that only moved the position on, or let a view go on.
+        # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
         self.taps.check()
         self._capacity.look(self._commits.written_s)
@@ -260,7 +259,7 @@ class Engine:
         if self._lane.dissolve():
             self.rewind_soon()
         if book.stopping or book.stream is not stream:
-            return  # a command, or a view that healed, has asked for a rewind
+            return  # a command or a retried view has asked for a rewind
         self.durability.end()
         self._lane.look()
         self._lane.step()
@@ -301,7 +300,7 @@ class Engine:
                 self._ticker.catch_up(batch.commit_time_us)
             begun = clock.monotonic()
             outcome = self._intake.process(batch)
-            # Under load a third of the time is rest, and batches are larger.
+            # Rest for half the processing time; under load, batches grow instead.
             self._worked_s = clock.monotonic() - begun
             self._rested_at = clock.monotonic() + self._worked_s * _REST
         finally:
@@ -311,7 +310,7 @@ class Engine:
         self._lane.judge(outcome, self._worked_s)
 
     def look_at_catalog(self) -> None:
-        """Look at what views rely on if that is due by now: between batches, and before one.
+        """Check what views rely on, if that is due; called between batches and before each one.
 
         A table may have left the publication before the last rows of the batch were committed.
         """
@@ -325,7 +324,7 @@ class Engine:
             self._inbox.popleft()()
 
     def _altered(self, units: Sequence[Unit]) -> dict[int, HeadraceError]:
-        """``Watch.altered`` for the side lane's thread, on ours."""
+        """Run ``Watch.altered`` on the engine's thread; called by the side lane's thread."""
         asked = self.submit(partial(self.watch.altered, units), quiet=False)
         found: dict[int, HeadraceError] = asked.result()
         return found
@@ -340,7 +339,7 @@ class Engine:
         """Wait until everything in flight is committed.
 
         Raises:
-            TransientError: it cannot be.
+            TransientError: a commit failed.
         """
         while not self._commits.taking and (self.book.pipeline.busy or self._lane.busy):
             self._be_urgent()
@@ -350,7 +349,7 @@ class Engine:
     def rewind_soon(self) -> None:
         """End the stream; the loop opens the next one where the views need it.
 
-        What is in flight is committed before.
+        Batches in flight are committed first.
         """
         book = self.book
         if book.stream is not None:
@@ -358,11 +357,11 @@ class Engine:
             book.stream = None
 
     def fail_batch(self, txid: int, caller: str | None) -> None:
-        """Process a batch that is in flight, and all later ones, again (T-30).
+        """Process a batch in flight and all later ones again (T-30).
 
         Raises:
-            PrivilegeError: ``caller`` may not act for us.
-            PrerequisiteError: it is not in flight.
+            PrivilegeError: ``caller`` may not act as the engine's role.
+            PrerequisiteError: the batch is not in flight.
         """
         self.book.owner.check_caller(caller)
         if self.book.pipeline.take_back(txid):
@@ -371,7 +370,7 @@ class Engine:
     # --- trouble
 
     def _rewind(self) -> None:
-        """From any situation to a running stream, and nothing in flight."""
+        """Start the stream, from any state, with nothing in flight."""
         book = self.book
         start, again = self._recovery.stream()
         self._intake.rewind()
@@ -387,7 +386,7 @@ class Engine:
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=again)
 
     def _abandon(self, error: HeadraceError) -> None:
-        """Drop connections and everything that is not committed."""
+        """Drop the connections and all uncommitted work after ``error``."""
         book = self.book
         if book.error is None or book.error.message != error.message:
             _log.warning("stream interrupted", reason=error.message, code=error.code)
@@ -398,7 +397,7 @@ class Engine:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give up what is in flight, and the connections; from any situation."""
+        """Abort what is in flight and close the connections, from any state."""
         book = self.book
         self._sink.leave()
         self._lane.abort(self._be_urgent)
@@ -410,7 +409,7 @@ class Engine:
             unit.reset()
 
     def _rest(self, seconds: float) -> None:
-        """Wait before the next try; commands are still served."""
+        """Wait before the next attempt, while serving commands."""
         until = clock.monotonic() + seconds
         while not self.book.stopping:
             self._wake.clear()
@@ -428,7 +427,7 @@ class Engine:
             stream.batcher.poke()
 
     def _finish(self) -> None:
-        """A clean end: everything committed and durable, and the source told."""
+        """End cleanly: commit everything, make it durable, and confirm it to the source."""
         try:
             self.drain()
         except (TransientError, psycopg.Error) as error:
@@ -461,11 +460,11 @@ class Engine:
 
 
 def _known(error: HeadraceError | psycopg.Error) -> HeadraceError:
-    """The error of our tree for what ended the stream."""
+    """Classify a psycopg error; return a ``HeadraceError`` as it is."""
     if isinstance(error, HeadraceError):
         return error
     return failures.classify(error)
 
 
 def _nothing() -> None:
-    """There is no connection to interrupt."""
+    """Do nothing: there is no connection to interrupt."""

@@ -1,4 +1,4 @@
-"""How stopped views go on, on the engine's thread, and when those that stand still are given up."""
+"""Retries of blocked views, and the end of views that hold too much WAL; on the engine's thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.sql.status import Status
 
 
 class Healing:
-    """Views of one engine that stand still; every method runs on the engine's thread."""
+    """Blocked and paused views of one engine; every method runs on the engine's thread."""
 
     def __init__(self, book: Book, leaving: Leaving, rewind_soon: Callable[[], None]) -> None:
         self._book = book
@@ -24,13 +24,13 @@ class Healing:
         self._rewind_soon = rewind_soon
         self._tables = ResultTables(book, leaving.fail)
         self._full: bool | None = None
-        """Whether it is said that there is no room for changes on our side; None: not known."""
+        """Whether a full local queue is reported; None: unknown."""
 
     def enforce_budget(self) -> None:
-        """Give up views that stand still, for which more is kept than the budget (P6).
+        """Stop blocked and paused views that retain more changes than the budget (P6).
 
-        Be it WAL of the source or batches on our side; where there was no room for these,
-        another try is made when there is.
+        WAL at the source and local batches both count.  If the local queue was full and has room
+        again, rewind, so that it is used again.
         """
         book = self._book
         if book.retained.roomy:
@@ -60,9 +60,9 @@ class Healing:
             )
 
     def heal(self) -> None:
-        """Let blocked views go on whose table is free again: by a rewind.
+        """Let blocked views go on, by a rewind, if their table is free again.
 
-        And stop those whose table is gone or altered, though nothing is to be written to it.
+        Stop views whose table is gone or altered, even if there is nothing to write.
         """
         book = self._book
         self._tables.poll()
@@ -81,12 +81,12 @@ class Healing:
             self._rewind_soon()
 
     def heal_at(self) -> float:
-        """When to come by again (``heal``), on the monotonic clock."""
+        """Return when to call ``heal`` again, on the monotonic clock."""
         due = [v.retry_at for v in self._book.index.standing if self._stands(v)]
         return min([self._tables.due, *due])
 
     def _free(self, view: View) -> bool:
-        """Whether the result table can be locked for writing right now."""
+        """Return whether the result table can be locked for writing; stop the view on errors."""
         wrong = result_tables.unwritable(self._book, view, lock=True)
         if isinstance(wrong, SinkBlocked):
             return False
@@ -95,6 +95,6 @@ class Healing:
         return wrong is None
 
     def _stands(self, view: View) -> bool:
-        """Whether a view waits for its table; those for a worker: ``returning.py``."""
+        """Return whether a view waits for its table; for a lost worker see ``returning.py``."""
         stands = view.status == Status.SINK_ERROR and not view.suspended
         return stands and self._book.missing(view) is None

@@ -1,4 +1,4 @@
-"""What views are at just now, where that takes long, in words for ``list_views()``."""
+"""Long operations of views, described for ``list_views()``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from headrace.network.messages import Work
 from headrace.runtime.book import Book
 
 LONG_S: Final = 1.0
-"""What takes no longer is not told."""
+"""Shorter operations are not reported."""
 
 
 def told(
     book: Book, works: Sequence[Work], writes: tuple[int, int, float] | None
 ) -> list[dict[str, Any]]:
-    """View, words and seconds, of each view that ``works`` are for; from any thread.
+    """Return view, description and seconds for each view behind ``works``; for any thread.
 
-    ``writes``: the view that is written, how many rows, and for how many seconds.
+    ``writes``: ID of the view being written, number of rows, and seconds so far.
     """
     out = []
     if writes is not None and writes[2] >= LONG_S:

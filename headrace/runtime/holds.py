@@ -1,11 +1,11 @@
-"""Holds: what populations still need is neither confirmed to the source nor forgotten here.
+"""Holds: LSN pins that keep what populations need from being confirmed or forgotten.
 
-They are granted from any thread, at once, though the engine's may be inside of a batch for minutes:
-whoever wants to confirm something *promises* it here first, and a hold begins where the last
-promise ended.  That may be a while ago, so that more is kept than is needed.
+Any thread can take a hold at once, even while the engine works on a batch for minutes.  For that,
+the engine *promises* a position here before it confirms it, and a hold begins at the last promise.
+That may be a while ago, so a hold may keep more than needed.
 
-* Invariant 1: after ``grant`` nothing is promised beyond the hold that was not promised before,
-  but what is kept on our side (``retained.py``).
+* Invariant 1: after ``grant`` no new promise goes beyond the hold, except for batches that are
+  retained locally (``retained.py``).
 * Invariant 2: records of the batches after a hold's txid are kept, and all batches up to it are
   before every snapshot taken after ``grant``.
 * Invariant 3: a hold is on disk when ``grant`` returns.
@@ -23,7 +23,7 @@ from headrace.runtime.positions import Position
 from headrace.state.rocks import RocksDatabase
 
 Needs = Callable[[Position], int]
-"""The position before which a hold does not need the source."""
+"""Returns the LSN before which a hold does not need the source."""
 
 
 class Holds:
@@ -31,7 +31,7 @@ class Holds:
 
     def __init__(self) -> None:
         self._changing: Final = threading.Lock()
-        """Held while a hold comes or goes, in memory and on disk."""
+        """Locked while a hold is added or removed, in memory and on disk."""
         self._lock: Final = threading.Lock()
         # Guarded by the second lock.
         self._jobs: dict[str, Position] = {}
@@ -42,7 +42,7 @@ class Holds:
 
     @property
     def open(self) -> bool:
-        """Whether they are granted: the engine knows where it stands."""
+        """Whether holds can be granted: the engine knows its position."""
         with self._lock:
             return self._db is not None and self._promised is not None
 
@@ -71,7 +71,7 @@ class Holds:
             return hold
 
     def release(self, job: str) -> None:
-        """End a hold; nothing happens if there is none."""
+        """End a hold; do nothing if there is none."""
         with self._changing:
             with self._lock:
                 known, db = self._jobs.pop(job, None), self._db
@@ -82,42 +82,42 @@ class Holds:
             db.put_meta(meta, sync=False)
 
     def jobs(self) -> dict[str, Position]:
-        """The holds by job: a copy."""
+        """Return a copy of the holds, by job."""
         with self._lock:
             return dict(self._jobs)
 
     # --- the engine's
 
     def load(self, db: RocksDatabase) -> None:
-        """Those that an earlier worker has granted."""
+        """Read the holds that an earlier worker granted."""
         found = positions.holds(db)
         with self._lock:
             self._db, self._jobs = db, found
 
     def begin(self, position: Position) -> None:
-        """Grant holds from ``position`` on, unless they begin somewhere already."""
+        """Grant holds from ``position`` on, unless there is a promise already."""
         with self._lock:
             self._promised = self._promised or position
 
     def limit(self, lsn: int, needs: Needs) -> int:
-        """As much of ``lsn`` as the holds leave to confirm; ``needs``: from where on, for each."""
+        """Return ``lsn``, limited by the holds; ``needs`` gives the limit of each."""
         with self._lock:
             return self._limit(lsn, needs)
 
     def promise(self, position: Position, least: int, needs: Needs) -> int:
-        """What of ``position`` may be confirmed, but ``least`` in any case; holds begin there."""
+        """Promise and return what may be confirmed of ``position``, at least ``least``."""
         with self._lock:
             lsn = max(self._limit(position.lsn, needs), least)
             self._promised = Position(position.txid, lsn)
             return lsn
 
     def txids(self) -> Collection[int]:
-        """Batches after these are needed."""
+        """Return the txids of the holds; later batches are needed."""
         with self._lock:
             return [hold.txid for hold in self._jobs.values()]
 
     def lose(self, position: Position) -> None:
-        """All are in vain: the stream goes on at ``position``, whatever they wanted."""
+        """Drop all holds, because the stream goes on at ``position`` without what they kept."""
         with self._changing:
             with self._lock:
                 gone, db = list(self._jobs), self._db
@@ -127,7 +127,7 @@ class Holds:
             db.put_meta({key: None for key in positions.hold_keys(gone)}, sync=False)
 
     def close(self) -> None:
-        """Grant none any more; the state database may be closed then."""
+        """Grant no more holds; the state database may be closed afterwards."""
         with self._changing, self._lock:
             self._db = None
 

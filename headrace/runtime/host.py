@@ -1,9 +1,9 @@
-"""The process of another worker: a fork of the nursery, or ``python -m headrace.runtime.host``.
+"""Process of another worker: a fork of the fork server, or ``python -m headrace.runtime.host``.
 
-It holds the states of the views that are placed on it (``hosting.py``); the worker that writes
-reaches it by a socket in that one's directory.  On another machine the parent relays that worker
-to a socket of its own (``joined.py``).  It ends by itself when its parent dies, and cleanly on
-SIGTERM, which loses no more than SIGKILL: what is not durable comes again.
+It holds the states of the views that are placed on it (``hosting.py``).  The coordinating worker
+connects to a socket in its own directory; on another machine, this process's parent relays to the
+socket (``joined.py``).  The process ends when its parent dies, and cleanly on SIGTERM.  Neither
+that nor SIGKILL loses anything: changes that are not durable come again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def _main() -> None:
     imports.keep_pandas_out()
     name = f"worker {settings.worker}"
     events.configure(settings.log_level, settings.log_format, process=name, pid=os.getpid())
-    # Its own lines have another form than ours.
+    # gRPC's log lines do not have the project's format.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     def begin() -> entry.Acts:
@@ -36,7 +36,7 @@ async def _main() -> None:
 
 
 def main() -> int:
-    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    """Run the process; return exit status 0 after a clean end, 1 after an error."""
     return entry.run(_main)
 
 

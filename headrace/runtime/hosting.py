@@ -1,14 +1,14 @@
-"""A worker's side: states and collections of the units that are placed here.
+"""The worker's side of ``hosts.py``: states and collections of the units that are placed here.
 
-    reader thread:   words ─► inbox            (what must not wait is done at once)
+    reader thread:   words ─► inbox            (urgent messages are handled at once)
     session thread:  inbox ─► dataflows ─► diffs and answers ─► coordinator
 
-It decides nothing: txids, commits and marks come from the coordinator (``hosts.py``), and what it
-computes goes back there.  What is its own is a state database and its checkpoints.
+It decides nothing: txids, commits and marks come from the coordinator (``hosts.py``), and results
+go back there.  The worker has its own state database and checkpoints.
 
-* Invariant 1: a session begins with the durable marks; what was in flight when the last one ended
-  is forgotten, for the coordinator sends all after the marks again.
-* Invariant 2: what is written when is told (``snapshots.py``).
+* Invariant 1: a session begins with the durable marks.  Work in flight of the last session is
+  forgotten, because the coordinator sends everything after the marks again.
+* Invariant 2: the coordinator says when which snapshot is written (``snapshots.py``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from headrace.state.rocks import RocksDatabase
 _log = structlog.get_logger(__name__)
 
 _TEND_S: Final = 0.005
-"""Between slices of the memory regulator's work when there is no batch."""
+"""Seconds between slices of the memory regulator's work when there is no batch."""
 _REST_S: Final = 1.0
 
 
@@ -96,7 +96,7 @@ class Host:
     """The units of one worker process."""
 
     def __init__(self, settings: Settings) -> None:
-        """``settings`` are the worker's own."""
+        """Open the state database; ``settings`` are the worker's own."""
         self._settings = settings
         self._files: Final = settings.tmp_dir / "sent"
         _empty(self._files)
@@ -109,24 +109,24 @@ class Host:
         self._snapshots: Final = ToldCheckpoints(self._db, self._writing)
         self._answers: deque[Reply] = deque()
         self._inbox = Inbox()
-        """Of the session there is."""
+        """Inbox of the current session."""
         self._closed = False
         self._latest: Final = Latest()
         self._turn: Final = threading.Lock()
-        """One session at a time."""
+        """Held by the session that runs."""
         self._port: FlightPort | None = None
 
     @property
     def units(self) -> set[int]:
-        """Ids of those that are placed here; from any thread."""
+        """IDs of the units that are placed here; for any thread."""
         return set(self._units.copy())
 
     def status(self) -> dict[str, Any]:
-        """What it tells who asks how it is; from any thread."""
+        """Return the status for health requests; callable from any thread."""
         return {"memory_bytes": self._db.memory_bytes}
 
     def listen(self, end: Near) -> None:
-        """Take coordinators at ``end``; called once.
+        """Accept coordinators at ``end``; called once.
 
         Raises:
             OSError: the host cannot listen there.
@@ -134,7 +134,7 @@ class Host:
         self._port = FlightPort(end, self._serve, self._interrupt, self._files)
 
     def close(self) -> None:
-        """End: what is under way is given up."""
+        """End the worker and give up what is under way."""
         self._suspects.close()
         self._interrupt(())
         self._inbox.close()
@@ -150,7 +150,7 @@ class Host:
     # --- sessions
 
     def _serve(self, session: FlightSession) -> None:
-        """Read what comes; a thread works on it until no more does."""
+        """Read the session's messages; another thread handles them until the session ends."""
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
@@ -168,7 +168,7 @@ class Host:
             inbox.put(None)
             ended.set()
             session.wake()
-            # Whoever sends after this thread has left would do so into nothing.
+            # Messages sent after this thread has left would be lost.
             for thread in threads:
                 thread.join()
 
@@ -199,7 +199,7 @@ class Host:
                     self._latest.begin(word.epoch)
                     before = self._inbox
                     if before is not inbox:
-                        # Its link may have been cut without a word.
+                        # The earlier session's link may have been cut without notice.
                         self._interrupt(())
                         before.close()
                 inbox.put((word, batch))
@@ -242,7 +242,7 @@ class Host:
                     raise BugError(f"{word!r} outside of a batch")
 
     def _reset(self) -> None:
-        """Nobody knows what is in flight any more."""
+        """Forget everything in flight."""
         self._finish_checkpoint()
         self._answers.clear()
         for unit in self._units.values():
@@ -258,7 +258,7 @@ class Host:
                 )
 
     def _aside(self, word: WriteSnapshot | AskStats | Export) -> None:
-        """What comes from other threads of the coordinator, also amid a batch."""
+        """Handle a request from another thread of the coordinator, also during a batch."""
         match word:
             case WriteSnapshot():
                 wake = self._inbox.put
@@ -284,7 +284,7 @@ class Host:
         for gone in (marks.keys() | self._db.views()) - (listed if known else set()):
             self._drop(gone)
         if not known:
-            # The coordinator has lost its records: these txids mean nothing any more.
+            # The coordinator has lost its records, so these txids are meaningless.
             _log.info("states dropped", units=sorted(marks))
             marks, meta = {}, Meta()
             positions.put_lineage(meta, word.lineage)
@@ -338,7 +338,7 @@ class Host:
         return mark.txid
 
     def _export(self, word: Export) -> None:
-        """Beside the batches: nothing of the unit changes meanwhile."""
+        """Export a unit's states on the checkpoint thread, while the unit does not change."""
         self._finish_checkpoint()
 
         def export() -> None:
@@ -441,7 +441,7 @@ class Host:
         self._snapshots.take(word.number, stores, meta, marks)
 
     def _end_checkpoint(self, *, wait: bool = False) -> None:
-        """Take note of one that was written; one that is not to be written yet goes on."""
+        """Handle a checkpoint that was written; leave one that is not to be written yet."""
         found = self._snapshots.ended(wait=wait)
         if found is None:
             return
@@ -455,13 +455,13 @@ class Host:
         self._answers.append(Reply(number))
 
     def _finish_checkpoint(self) -> None:
-        """None is under way afterwards; one that was not to be written yet is given up."""
+        """Finish the checkpoint under way, and give up a snapshot that is not to be written yet."""
         self._end_checkpoint(wait=True)
         self._snapshots.give_up()
 
 
 def _opened(settings: Settings) -> RocksDatabase:
-    """The state database; one that is damaged is set aside, for a new one."""
+    """Open the state database; set a damaged one aside and create a new one."""
     try:
         return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
     except errors.StateDamaged as error:
@@ -481,7 +481,7 @@ def _processor(settings: Settings, suspects: Suspects, evaluators: Pool) -> Proc
 
 
 def _empty(folder: Path) -> None:
-    """What was sent and is here still is nobody's any more."""
+    """Empty the folder of sent files; files of an earlier session are not used."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -513,7 +513,7 @@ def _failed(call: int, error: BaseException) -> Reply:
 
 
 def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
-    """The coordinator looks at what was altered."""
+    """Return nothing: the coordinator checks for altered definitions."""
     return {}
 
 

@@ -2,10 +2,10 @@
 
     intake ─► Crew: begin, rows …, end ─► hosting.py ─► diffs, done ─► Outcome ─► sink
 
-The coordinator stays the only one who takes batches, records, commits and confirms: to it such a
-view is one like any other, whose work is done elsewhere while it does its own.  What a worker
-makes durable is as of marks that it is told; how far that is it says itself when it comes back,
-and the batches after that come again.
+Only the coordinator takes batches, records, commits and confirms.  It treats such a view like any
+other, but the view is processed elsewhere, in parallel with its own views.  A worker makes states
+durable as of marks from the coordinator.  When it comes back, it reports its durable marks, and the
+batches after them are replayed.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 0.25
 _LOOK_S: Final = 3.0
-"""Between two looks at what the catalog says of links."""
+"""Seconds between reads of the catalog's entries on links."""
 _SENT_S: Final = 0.2
-"""Seconds for which all wait for states to arrive on another machine."""
+"""Seconds for which the engine waits for states to arrive on another machine."""
 _PATIENCE_S: Final = 1.0
-"""Seconds for which all wait for a worker to answer, but for one that did not the last time."""
+"""Seconds to wait for a worker's answer, unless its last answer was late."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one worker does of a batch."""
+    """One worker's part of a batch."""
 
     host: Outpost
     link: FlightLink
@@ -76,20 +76,19 @@ class _Part:
 
 @dataclass(slots=True)
 class Crew:
-    """Workers at a batch; used on the engine's thread."""
+    """The workers that take part in a batch; used on the engine's thread."""
 
     frames: Frames
     parts: list[_Part]
     needed_by: dict[int, int]
-    """Of each unit the view that needs it."""
+    """For each unit, the ID of the view that needs it."""
     units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
-        """All that take part."""
         self.units = [unit for part in self.parts for unit in part.units]
 
     def put(self, chunk: list[TableDiffs] | None) -> None:
-        """Send changes to who reads their tables; None: that was all."""
+        """Send changes to the workers that read their tables; None: there are no more."""
         for part in self.parts:
             if chunk is None:
                 _send(part, EndBatch(self.frames.txid, part.rows))
@@ -101,7 +100,7 @@ class Crew:
                     _send(part, TableRows(frame.table_oid), batch)
 
     def collect(self, outcome: Outcome) -> None:
-        """Add what has come out.
+        """Add the workers' results to ``outcome``.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -122,10 +121,10 @@ class Crew:
                 self._hand_on(unit, outcome)
 
     def _hand_on(self, part: Shared, outcome: Outcome) -> None:
-        """What a part of a view sends goes to who reads it, and is kept for that one.
+        """Hand the output of a view's part to its reader, and queue it.
 
         Raises:
-            NoRoom: it cannot be kept now.
+            NoRoom: it cannot be stored now.
         """
         frames, diffs = self.frames, outcome.diffs.pop(part.id, None)
         if part.id in outcome.failed or diffs is None:
@@ -157,7 +156,7 @@ class Crew:
         outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
 
     def abort(self) -> None:
-        """Nobody wants what comes out."""
+        """Give up the batch on all workers."""
         for part in self.parts:
             part.link.interrupt()
             _send(part, AbortBatch())
@@ -175,24 +174,24 @@ class Hosts:
     """The other workers of one engine; all but ``interrupt`` on its thread."""
 
     def __init__(self, book: Book, poke: Callable[[], None]) -> None:
-        """``poke`` wakes the engine's thread; it may be called on any."""
+        """Create it; ``poke`` wakes the engine's thread, and may be called on any."""
         self._book = book
         self._poke = poke
         self.due = math.inf
-        """When to look at the links again (``look``), on the monotonic clock."""
+        """When to call ``look`` again, on the monotonic clock."""
         self._lost: set[str] | None = None
-        """Workers that count as lost for good; None: nobody has looked."""
+        """Workers declared lost for good; None: not read yet."""
 
     # --- views come and go
 
     def mark(self, unit: Unit, among: Iterable[View] = ()) -> StateMark | None:
-        """The durable mark of a unit on its worker, which it then stands at; None: no states.
+        """Restore a unit on its worker; return its durable mark there, or None without states.
 
         ``among``: views that are placed there too and not in the book yet.
 
         Raises:
-            OutOfReach: the worker cannot be asked now.
-            Deadly: it dies of the view.
+            OutOfReach: the worker is out of reach.
+            Deadly: the worker crashes because of the view.
         """
         host, link = self._reached(unit.placed, [unit, *among])
         if unit.id in host.guilty:
@@ -206,25 +205,25 @@ class Hosts:
         return mark
 
     def reach(self, worker: str) -> None:
-        """Raise OutOfReach if a worker cannot be asked now."""
+        """Raise OutOfReach if a worker is out of reach."""
         self._reached(worker, ())
 
     def deploy(self, unit: Unit, runs: Sequence[Path], mark: StateMark) -> None:
-        """Have the worker take the staged states of a unit, or of the view that it is a part of.
+        """Have the worker take in the staged states of a unit, or of the view that it is a part of.
 
-        They are durable then.
+        The states are durable afterwards.
 
         REQUIRES: no checkpoint is under way.
 
         Raises:
-            HeadraceError: it cannot.
-            OutOfReach: it is gone; or it is on another machine, and they are on their way there.
+            HeadraceError: the worker's error.
+            OutOfReach: the worker is gone, or the states are on their way to another machine.
         """
         host, link = self._reached(unit.placed, ())
         partly = isinstance(unit, Shared)
         # A part has sent nothing yet (``Shared.told``).
         at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
-        if host.taken.get(unit.id) == at:  # another part was not to be had
+        if host.taken.get(unit.id) == at:  # done at an attempt that failed for another part
             self._restore(unit, host, link, mark)
             return
         names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
@@ -236,10 +235,10 @@ class Hosts:
         self._restore(unit, host, link, mark)
 
     def _sent(self, unit: Unit, host: Outpost, link: FlightLink, runs: Sequence[Path]) -> list[str]:
-        """The names of staged states that were sent.
+        """Return the names of the staged states on the worker, once they have been sent.
 
         Raises:
-            OutOfReach: they are on their way; nobody waits for that.
+            OutOfReach: they are on their way; the engine does not wait for that.
         """
         sending = host.sending.get(unit.id)
         if sending is None or sending.link is not link:
@@ -255,7 +254,7 @@ class Hosts:
         return sending.names
 
     def replan(self, unit: Unit) -> None:
-        """Tell a worker the plan of a unit; one that is gone hears it when it is back.
+        """Send a worker the new plan of a unit; a worker out of reach gets it when it is back.
 
         REQUIRES: nothing is in flight.
         """
@@ -265,9 +264,9 @@ class Hosts:
                 host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.told()))
 
     def drop(self, unit_id: int) -> None:
-        """A unit is gone; a worker that cannot be asked hears it when it is back.
+        """Drop a unit; a worker that is out of reach is told when it is back.
 
-        With a view go parts of it that were about to be taken in.
+        Parts of a view that were about to be taken in are dropped with it.
         """
         for host in self._book.hosts.values():
             for gone in (host.units | host.sending.keys()) & self._with_parts(unit_id):
@@ -290,14 +289,14 @@ class Hosts:
         return {unit_id} | parts - self._book.subplans.keys()
 
     def interrupt(self, view: View) -> None:
-        """Have a view give up what it is at; from any thread."""
+        """Interrupt the work on a view; callable from any thread."""
         for unit in (view, *self._book.parts_of(view)):
             store = unit.store
             if isinstance(store, AwayStore) and store.up:
                 store.link.interrupt([unit.id])
 
     def at_work(self) -> str | None:
-        """The worker that the engine waits for, and how long, in words; from any thread."""
+        """Describe the worker that the engine waits for, and how long; callable from any thread."""
         for host in list(self._book.hosts.values()):
             since = host.awaited_s
             if since is not None:
@@ -305,7 +304,7 @@ class Hosts:
         return None
 
     def works(self) -> list[Work]:
-        """What units are at on workers that the engine waits for; from any thread."""
+        """Return what units do on workers that the engine waits for; callable from any thread."""
         return [
             work
             for host in list(self._book.hosts.values())
@@ -314,7 +313,7 @@ class Hosts:
         ]
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close the links to all workers."""
         for host in self._book.hosts.values():
             if host.link is not None:
                 host.link.close()
@@ -348,9 +347,9 @@ class Hosts:
     # --- links
 
     def look(self) -> None:
-        """What the catalog says of links holds from now on, and of who is at their other ends.
+        """Apply the catalog's entries on links and on the workers at their other ends.
 
-        And of who counted as lost whoever is back does so no more.
+        A worker that is back no longer counts as lost.
         """
         conn = self._book.owner.conn
         if self._lost is None:
@@ -374,7 +373,7 @@ class Hosts:
                     link.close("another one has joined in its name, or its token is void")
 
     def lose(self, worker: str) -> None:
-        """A worker counts as lost for good, until it is back (``look``)."""
+        """Declare a worker lost for good, until it is back (``look``)."""
         nodes.lose(self._book.owner.conn, worker)
         self._lost = (self._lost or set()) | {worker}
         _log.warning("worker lost", worker=worker)
@@ -382,10 +381,10 @@ class Hosts:
     # --- inside
 
     def _reached(self, name: str, units: Iterable[Unit]) -> tuple[Outpost, FlightLink]:
-        """A worker, and the link to it; a new one begins with all units that are placed there.
+        """Return a worker and its link; a new link begins with all units that are placed there.
 
         Raises:
-            OutOfReach: it cannot be asked now.
+            OutOfReach: the worker is out of reach.
         """
         host = self._book.hosts.setdefault(name, Outpost(name))
         if host.link is not None and host.link.up:
@@ -428,7 +427,7 @@ class Hosts:
         return host, link
 
     def _end(self, name: str) -> End | None:
-        """Where a worker listens; None: it does not."""
+        """Return where a worker listens; None: it does not."""
         settings = self._book.settings
         path = settings.flight_socket(name)
         if path.exists():
@@ -438,12 +437,12 @@ class Hosts:
         if found is None:
             return None
         own = keys.kept(settings.keys_dir)
-        # It takes no other, and hears of this one when it joins next.
+        # The worker takes no other certificate, and gets this one when it registers next.
         meta.put(conn, "certificate", own.certificate.decode())
         return Far(*found, own)
 
     def _login(self, end: End) -> tuple[str, str] | None:
-        """Who evaluates there what nobody trusts; on this machine the settings say it."""
+        """Return the evaluating role's login for a remote worker; a local one has it already."""
         dsn = self._book.settings.eval_dsn
         if not end.far or not dsn:
             return None

@@ -1,8 +1,7 @@
-"""What the worker tells of itself: its queues, and what its memory goes to.
+"""Statistics of the worker: its queues, and its memory by use.
 
-Everything here is read beside the engine, which goes on, also where it is inside of a long batch:
-each number is that of some moment not long ago.  Units are told by their ids; whoever asks must
-not show what is of views that its own caller may not see.
+Everything here is read while the engine runs, even in a long batch, so each number may be slightly
+out of date.  Units are given by ID; the caller must hide views that its user may not see.
 """
 
 from __future__ import annotations
@@ -34,61 +33,61 @@ _RESIDENT: Final = {
     "RssFile": "process: files",
     "RssShmem": "process: shared",
 }
-"""What the system says of a process's memory, in kB, and what we call it."""
+"""Fields of /proc/self/status, in kB, and the names shown for them."""
 
 Table = Mapping[tuple[str, Hashable], Standing]
 """The shared table: rows by queue and successor."""
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A queue, and one who reads it."""
+    """A queue and one of its readers."""
 
     id: int
-    """Of the unit whose rows it has; 0: it has changes of the stream."""
+    """ID of the unit that sends the rows; 0: changes of the stream."""
     kind: str
-    """``subplan``, ``stream`` (what is kept of it on our side), or ``lane`` (what has come for
-    views that are processed beside the others)."""
+    """``subplan``, ``stream`` (batches retained locally), or ``lane`` (batches for the views in the
+    side lane)."""
     reader: int
-    """The unit that reads it; 0: whoever reads the stream."""
+    """ID of the unit that reads it; 0: the readers of the stream."""
     nodes: tuple[str, ...]
-    """Those of the reader's plan whose rows they are."""
+    """Nodes of the reader's plan that the rows go to."""
     views: tuple[int, ...] | None
-    """The views that need what the reader reads: itself, if it is one; None: everybody."""
+    """IDs of the views that need the reader; a view needs itself.  None: all views."""
     rows: int
     bytes: int
     blocks: int
     contiguous: bool
     resident_bytes: int
-    """Of its blocks, those that are in memory."""
+    """Bytes of its blocks that are in memory."""
     base_txid: int
     front_txid: int
     tail_txid: int | None
-    """The last txid that is durable in the reader; None: it has no place in the queue."""
+    """Last txid that is durable in the reader; None: it has no position in the queue."""
     head_txid: int
-    """The last txid that it has processed."""
+    """Last txid that the reader has processed."""
     behind_bytes: int | None
-    """What came after its tail."""
+    """Bytes after the reader's tail."""
     priority: int
-    """How urgent it is that the reader reads on (``urgency.py``)."""
+    """How urgently the reader must read on (``urgency.py``)."""
     resident_pct: int
-    """How much of what is queued is in memory, when it was tended last."""
+    """Percentage of the queued rows that was in memory at the last maintenance."""
     running: bool
-    """Whether the reader is being called with what stands there."""
+    """Whether the reader is working on rows of the queue."""
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
-    """What some memory, or disk, is used for."""
+    """One use of memory, or of disk."""
 
     part: str
     bytes: int
     limit: int | None = None
-    """How much it may be; None: nothing says, or it is a part of another row."""
+    """Maximum; None: there is none, or the row is part of another row."""
     views: tuple[int, ...] | None = None
-    """The views it is for; None: it is everybody's."""
+    """IDs of the views that use it; None: all views."""
 
 
 def queues(book: Book) -> list[dict[str, Any]]:
-    """A ``QueueRow`` for each reader of each queue."""
+    """Return a ``QueueRow`` for each reader of each queue."""
     out: list[QueueRow] = []
     storage = book.storage
     if storage is None:
@@ -164,7 +163,7 @@ def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, boo
 
 
 def links(book: Book) -> dict[str, dict[str, Any]]:
-    """What the links to other workers are like, of those that are up."""
+    """Return figures of the links to other workers that are up."""
     out = {}
     for host in list(book.hosts.values()):
         link = host.link
@@ -175,9 +174,9 @@ def links(book: Book) -> dict[str, dict[str, Any]]:
 
 
 def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
-    """How fresh each view was of late (``gauges.ViewNumbers``), and what the worker does.
+    """Return each view's freshness (``gauges.ViewNumbers``), and numbers of the worker.
 
-    ``whole``: also of views to which nothing was written of late.
+    ``whole``: include views without recent writes.
     """
     now = clock.monotonic()
     told = {}
@@ -220,7 +219,7 @@ def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
 
 
 def batches(book: Book) -> list[dict[str, Any]]:
-    """The last batches that were committed, the newest first, behind those in flight."""
+    """Return the batches in flight, then the last committed ones, newest first."""
     done = [msgspec.structs.asdict(row) for row in reversed(list(book.gauges.batches))]
     flying = [
         {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
@@ -233,13 +232,13 @@ def batches(book: Book) -> list[dict[str, Any]]:
 
 
 def memory(book: Book) -> list[dict[str, Any]]:
-    """A ``MemoryRow`` for each use there is."""
+    """Return a ``MemoryRow`` for each use."""
     rows = [*_process(), *_states(book), *_changes(book), *_queues(book)]
     return [msgspec.structs.asdict(row) for row in rows]
 
 
 def _process() -> list[MemoryRow]:
-    """What the system says: all that the process has in memory, and of what kind that is."""
+    """Return the process's resident memory, in total and by kind, as the kernel reports it."""
     out = []
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
@@ -249,7 +248,7 @@ def _process() -> list[MemoryRow]:
 
 
 def _databases(book: Book) -> list[MemoryRow]:
-    """Of the state database, whole."""
+    """Return the memory of the whole state database."""
     database = book.opened
     if database is None:
         return []
@@ -257,7 +256,7 @@ def _databases(book: Book) -> list[MemoryRow]:
 
 
 def _states(book: Book) -> list[MemoryRow]:
-    """Of the state database, whole and by what it is for."""
+    """Return the memory of the state database, in total and by unit."""
     out = _databases(book)
     if not out:
         return []
@@ -273,7 +272,7 @@ def _states(book: Book) -> list[MemoryRow]:
 
 
 def _changes(book: Book) -> list[MemoryRow]:
-    """Of the stream's changes, and of rows on their way."""
+    """Return the memory of the stream's changes, and of rows to be written."""
     out = []
     limit = book.settings.memory.changes
     stream = book.stream

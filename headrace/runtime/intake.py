@@ -1,6 +1,6 @@
-"""What is done with a batch that was taken from the stream: recorded, processed, handed on.
+"""The processing phase of a batch taken from the stream: record, process, hand to the sink.
 
-Views that cannot process it stop at the one before; the others do not notice.
+A view that cannot process the batch stops at the one before; other views are not affected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROOM_S: Final = 1.0
 
 
 class Intake:
-    """The processing phase; all but ``at_work`` on the engine's thread."""
+    """The processing phase; all but ``at_work`` and ``works`` is for the engine's thread."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class Intake:
         self._decoder = Decoder()
         self._plans: list[PhysicalPlan] = []
         self._types: Types = {}
-        """Of what the plans read: how the columns of changes are parsed."""
+        """Types by which the columns of changes are parsed; the plans read them."""
         self._processor = Processor(
             book.settings, book.suspects, watch.altered, book.evaluators, book.grants
         )
         self.at_work: Final = self._processor.at_work
-        """See there; for any thread."""
+        """See ``Processor.at_work``; for any thread."""
         self.works: Final = self._processor.works
-        """Likewise."""
+        """See ``Processor.works``; for any thread."""
 
     def rewind(self) -> None:
-        """The stream begins anew, and describes its tables again."""
+        """Prepare for a new stream, which describes its tables again."""
         self._decoder = Decoder()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Intake:
         self._processor.close()
 
     def beside(self, altered: Altered) -> Processor:
-        """Another processor, which shares the pool of this one; ``altered``: see there."""
+        """Return a second processor on the same thread pool; ``altered``: see ``Processor``."""
         book = self._book
         return Processor(
             *(book.settings, book.suspects, altered, book.evaluators, book.grants),
@@ -79,7 +79,7 @@ class Intake:
         )
 
     def process(self, batch: Batch) -> Outcome:
-        """The processing phase: the dataflows; what comes out goes to the sink thread."""
+        """Run the dataflows on a batch, and hand the result to the sink thread."""
         book, began_s = self._book, clock.monotonic()
         txid = batch.txid if batch.txid is not None else book.next_txid
         careful = book.suspects.careful(txid)
@@ -99,7 +99,7 @@ class Intake:
         side = book.side
         aside = book.aside
         plans = [unit.own for unit in (*needed, *late, *behind, *book.needed(aside), *aside)]
-        if plans != self._plans:  # the same ones, as a rule
+        if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
@@ -143,7 +143,7 @@ class Intake:
         *,
         began_s: float = 0.0,
     ) -> CommitJob:
-        """What is to be written of what was processed; those who have failed stop."""
+        """Return the job that writes the processed views; stop the views that failed."""
         if outcome.failed:
             self._stop_failed(outcome)
         frames = outcome.frames
@@ -160,35 +160,35 @@ class Intake:
         )
 
     def pass_time(self, instant: int) -> None:
-        """A batch in which nothing happens but that it is ``instant`` now."""
+        """Process an empty batch, which only moves the clock to ``instant``."""
         while not self._book.pipeline.room:
             self._commits.take(_ROOM_S)
         self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
 
     def record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
-        """Have it on record how a batch was cut, before anything is done with it."""
+        """Record how the batch is cut, before it is processed."""
         book = self._book
         meta: positions.Meta = {}
         start = book.start_lsn
         before = book.records.get(txid - 1)
-        # Time never goes back from one batch to the next, whatever the source's clock does.
+        # Time never goes back between batches, even if the source's clock does.
         instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
         record = book.records.record(
             meta, BatchRecord(txid, start, batch.end_lsn, instant, attempt)
         )
         if meta:
-            # What a view that reads the clock was shown must be shown again: nothing else
-            # would tell a batch's instant once its record is lost.
+            # A view that reads the clock must get the same timestamp again, and only the
+            # record has it.
             book.db.put_meta(meta, sync=book.reads_clock)
         return record
 
     def _behind(self, txid: int) -> list[View]:
-        """The views that take part in ``txid``, but for those that do so later, beside."""
+        """Return the views that take part in ``txid`` now; views in the side lane do so later."""
         aside = self._book.side.groups
         out = [
             view
             for view in self._book.views.values()
-            # Who has no states now will lack it.
+            # A view without states lacks the txid until it catches up.
             if view.live
             and view.processed < txid
             and view.store is not None
@@ -200,7 +200,7 @@ class Intake:
         return out
 
     def _late(self, txid: int) -> list[Shared]:
-        """The parts of views that lack ``txid``, on other workers."""
+        """Return the parts on other workers that lack ``txid``."""
         out = self._book.late(txid)
         for part in out:
             if part.processed != txid - 1:
@@ -208,7 +208,7 @@ class Intake:
         return out
 
     def _stop_failed(self, outcome: Outcome) -> None:
-        """Views that cannot process the batch stop at the one before."""
+        """Stop the views that cannot process the batch at the one before."""
         book = self._book
         self._drain()
         for unit_id, error in outcome.failed.items():
@@ -217,14 +217,14 @@ class Intake:
                 self._stop_all(shared, book.views_of(shared), error, outcome.frames)
         for unit_id, error in outcome.failed.items():
             failed = book.views.get(unit_id)
-            # One that is not live could not write an earlier txid, or has just failed.
+            # A view that is not live failed at an earlier txid, or just now.
             if failed is not None and failed.live:
                 self._stop_all(failed, [failed], error, outcome.frames)
 
     def _stop_all(
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> None:
-        """``views``, which need ``unit``, stop; interrupted ones are tried again."""
+        """Stop ``views``, which need ``unit``; interrupted ones are tried again."""
         judged = [self._leaving.judge(view, error) for view in views]
         final = [e for e in judged if not isinstance(e, Interrupted)]
         known = self._reason(unit, views, final[0] if final else error, frames)
@@ -234,14 +234,14 @@ class Intake:
     def _reason(
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> HeadraceError:
-        """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
+        """Return why ``views``, which need ``unit``, stop: altered definitions before a bad row."""
         for view in views:
             known = self._watch.cause(view, error)
-            # What somebody may not read any more is his own view's reason only.
+            # A lost right of one view's owner is the reason of that view only.
             if known is not error and not isinstance(known, RightEnded | OwnerGone):
                 unit.back(frames.txid)
                 return known
         if unit.placed:
             unit.back(frames.txid)
-            return error  # who has its states has looked for the row
+            return error  # its worker has searched for the row already
         return self._processor.blame(unit, error, frames)

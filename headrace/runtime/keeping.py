@@ -1,10 +1,10 @@
-"""A view that stands still, on the engine's thread, so that another one can go on with its states.
+"""Suspension of a view so that another view can go on with its states; on the engine's thread.
 
-    suspend ─► durable ─► (catalog: a view of another id) ─► that one inherits (``loading.py``)
+    suspend ─► durable ─► (catalog: a view of another id) ─► that view inherits (``loading.py``)
 
-Nothing is exported: the states are where they are, as of a mark that the database on disk has.
-They go to the other view only if that mark is still theirs; who has the view go on, or drops it,
-while that one is staged leaves them where they are (``Leaving.drop_state``).
+Nothing is exported: the states stay where they are, as of a durable mark.  The other view gets
+them only if that mark is still theirs.  If the first view is resumed or dropped while the other
+one is staged, the states stay (``Leaving.drop_state``).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from headrace.runtime.views import View
 
 @dataclass(slots=True)
 class Keeping:
-    """Views of one engine whose states are kept; every method runs on the engine's thread."""
+    """Views of one engine whose states are reused; every method runs on the engine's thread."""
 
     _book: Book
     _lifecycle: Lifecycle
     _durability: Durability
 
     def begin(self, view_id: int, job: str, nodes: Collection[str]) -> str | None:
-        """Suspend a view; what stands against keeping the states of ``nodes``, in words.
+        """Suspend a view so that the states of ``nodes`` can be reused.
 
-        Nothing stands against it: None.
+        Return why they cannot be, in words; None if they can.
         """
         book = self._book
         if job not in book.holds.jobs():
@@ -49,7 +49,7 @@ class Keeping:
         return None
 
     def ready(self, view_id: int, job: str) -> dict[str, Any] | None:
-        """What is to be said of the states, once all of them are durable; None: ask again."""
+        """Return the manifest entries of the states once all are durable; None: call again."""
         view = self._suspended(view_id, job)
         self._durability.end()
         mark = view.mark

@@ -1,27 +1,26 @@
-"""The side lane: commit groups that take long are processed beside the others, not before them.
+"""The side lane: slow commit groups are processed in parallel with the others.
 
     engine thread:     take ─► record ─► dataflows ─► (side queue) ─► marks …     main lane
     lane thread:                                          └► dataflows ─┐         side lane
     its sink thread:                                                    └► write
 
-All groups begin in the main lane, where a batch is written when all are done with it.  A group
-that takes most of the time of batches, and more than ``lane_ms`` each, goes to the side lane: what
-comes for it is kept in a queue, and processed there when the one before is written.  What has
-gathered meanwhile is taken as one (a train), so that such a view does not fall behind for ever.
-When it is quick again, and has caught up, it comes back.
+All groups begin in the main lane, where a batch is written when all groups have processed it.  A
+group that takes most of the time of batches, and more than ``lane_ms`` each, moves to the side
+lane.  There, its batches are queued, and processed one after the other.  Batches that have gathered
+meanwhile are coalesced (a train), so that such a view does not fall behind for ever.  When the
+group is fast again and has caught up, it returns.
 
-A view in the side lane is one that stands further back, as one that was paused does: all that
-counts positions knows that.  Only what works on states must not do so at the same time:
+A view in the side lane is one that is further behind, like a paused one, and all accounting of
+positions treats it so.  Only work on states must be exclusive:
 
-* Invariant 1: while the lane's thread works on units (``Side.working``), nobody else touches their
-  states: no checkpoint that holds them is under way, no memory is moved, no command runs.
-* Invariant 2: the side lane never comes further than what the main lane has committed since the
-  stream began; so nothing of who comes from there is in flight there.
-* Invariant 3: a train crosses no txid at which a result table, or what a shared subplan has sent,
-  was left by an earlier run: what was done then is done again in the same pieces.
-
-* Invariant 4: what a shared subplan sends at a txid is what follows from that one, unless all who
-  read it take the same train.
+* Invariant 1: while the lane's thread works on units (``Side.working``), no other thread touches
+  their states: no checkpoint of them is under way, no memory is moved, no command runs.
+* Invariant 2: the side lane never goes beyond the main lane's last commit since the stream began,
+  so a group that returns has nothing in flight there.
+* Invariant 3: a train crosses no txid at which an earlier run left a result table, or the output of
+  a shared subplan, so that the earlier run is repeated in the same pieces.
+* Invariant 4: the output of a shared subplan at a txid follows from that txid only, unless all its
+  readers take the same train.
 
 Groups with views that read the clock, or are placed on another worker, stay in the main lane.
 """
@@ -56,13 +55,13 @@ from headrace.storage.blocks import NoRoom
 _log = structlog.get_logger(__name__)
 
 _SLOW_TIMES: Final = 2
-"""Batches of which a group has taken most, within ..."""
+"""Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
 _WITHIN_S: Final = 60.0
-"""... so long, that put it aside."""
+"""See ``_SLOW_TIMES``."""
 _MOST: Final = 2.0
-"""How often what all others took goes into what such a group took."""
+"""Minimum ratio of the group's time to that of all others."""
 _STAY_S: Final = 30.0
-"""For how long a group stays aside at least, the first time."""
+"""Seconds for which a group stays in the side lane at least, the first time."""
 _STAY_S_MAX: Final = 3_600.0
 _GIVE_UP_S: Final = 0.05
 
@@ -78,7 +77,7 @@ class _Train:
 
 
 class SideLane:
-    """Of one engine; all but the work itself on the engine's thread."""
+    """The side lane of one engine; the engine's thread calls every method."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class SideLane:
         processor: Processor,
         poke: Callable[[], None],
     ) -> None:
-        """``poke`` wakes the engine's thread; it may be called on any."""
+        """Create it; ``poke`` wakes the engine's thread, and may be called on any."""
         self._book = book
         self._intake = intake
         self._commits = commits
@@ -107,39 +106,39 @@ class SideLane:
         self._scores: Counter[str] = Counter()
         self._scored_at = 0.0
         self._stays: dict[str, tuple[float, float]] = {}
-        """How long a group stays, by group, and until when."""
+        """How long a group stays, and until when, by group."""
         self._refused_until = 0.0
         self.at_work: Final = processor.at_work
-        """See there; for any thread."""
+        """See ``Processor.at_work``; for any thread."""
         self.works: Final = processor.works
-        """Likewise."""
+        """See ``Processor.works``; for any thread."""
 
     # --- what there is
 
     @property
     def working(self) -> bool:
-        """Whether its thread works on states."""
+        """Whether the lane's thread works on states."""
         return self._future is not None
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way."""
+        """Whether a batch is being processed or written."""
         return self._future is not None or self._jobs.busy
 
     def statistics(self) -> dict[str, object]:
-        """Numbers for the status; from any thread."""
+        """Return counters for the status; callable from any thread."""
         side = self._book.side
         return {"groups": sorted(side.groups), "waiting_txids": len(side.kept)}
 
     @property
     def due(self) -> float:
-        """When to ``look``, on the monotonic clock."""
+        """When to call ``look``, on the monotonic clock."""
         return min((self._stays[group][1] for group in self._caught_up()), default=math.inf)
 
     # --- what happens
 
     def step(self) -> None:
-        """Begin with what waits, if it may be."""
+        """Begin to process waiting batches, if possible."""
         book, side = self._book, self._book.side
         if self.busy or not side.kept or side.queue is None:
             return
@@ -148,7 +147,7 @@ class SideLane:
         if not side.kept or side.kept[0].txid > self._commits.passed:
             return
         if side.left_out or book.checkpoints.underway:
-            return  # what is under way may hold their states; what is owed to them comes first
+            return  # a checkpoint may hold their states, or has to be made up for
         first = side.kept[0].txid
         taking = [view for view in views if view.processed < first]
         for view in taking:
@@ -167,7 +166,7 @@ class SideLane:
         self._future.add_done_callback(lambda _: self._poke())
 
     def _last(self, views: Sequence[View], needed: Iterable[Shared], first: int) -> int:
-        """The txid up to which may be taken as one from ``first`` on (Invariants 3 and 4)."""
+        """Return the last txid of a train from ``first`` on (Invariants 3 and 4)."""
         book = self._book
         if self._taps.any or not book.suspects.quiet:
             return first
@@ -179,7 +178,7 @@ class SideLane:
         for shared in needed:
             at = shared.processed if shared.processed >= first else shared.output.last_txid
             others = {view.id for view in book.views_of(shared)} - mine
-            # Who is being made of what it sends reads it, too, from some txid on.
+            # A view that is being created from its output also reads it, from some txid on.
             if shared.processed < first and (others or shared.awaited):
                 return first
             if at >= first:
@@ -187,10 +186,10 @@ class SideLane:
         return last
 
     def take(self) -> None:
-        """Take in what has been done.
+        """Handle finished work.
 
         Raises:
-            TransientError: nothing is lost; all must be done again.
+            TransientError: nothing is lost; the work must be repeated.
         """
         future, train = self._future, self._train
         if future is not None and train is not None and future.done():
@@ -208,9 +207,9 @@ class SideLane:
             self._commits.beside(answer)
 
     def abort(self, serve: Callable[[], None]) -> None:
-        """Give up what is under way; returns when nobody works on anything any more.
+        """Give up what is under way; return when no thread works on it any more.
 
-        ``serve`` does what the lane's thread may wait for.
+        ``serve`` runs the functions that the lane's thread may wait for.
         """
         self._sink.leave()
         future, self._future, self._train = self._future, None, None
@@ -227,7 +226,7 @@ class SideLane:
         self._jobs.abort(owner.interrupt_beside if owner is not None else _nothing)
 
     def rewind(self, txid: int) -> None:
-        """What comes after ``txid`` comes again.  REQUIRES: not ``busy``, all is reset."""
+        """Prepare for the batches after ``txid``.  REQUIRES: not ``busy``, all units are reset."""
         book = self._book
         self._jobs.rewind()
         if book.side.groups and self._begin(txid):
@@ -244,9 +243,9 @@ class SideLane:
     # --- who goes where
 
     def judge(self, outcome: Outcome, worked_s: float) -> None:
-        """A batch of the main lane was processed: put aside who is too slow for it.
+        """Move slow groups to the side lane after a batch of the main lane.
 
-        ``worked_s``: what that took.
+        ``worked_s``: processing time of the batch.
         """
         limit_s = self._book.settings.lane_ms / 1000
         writes, self._commits.writes = self._commits.writes, {}
@@ -254,7 +253,7 @@ class SideLane:
             return
         seconds = defaultdict[str, float](float, writes)
         slowest: dict[str, tuple[float, str]] = {}
-        """By group: what its slowest unit took, and the views that need the unit."""
+        """By group: the time of its slowest unit, and the views that need the unit."""
         for unit_id in outcome.touched:
             unit = self._book.unit(unit_id)
             if unit is None or unit.bound is None:
@@ -278,7 +277,7 @@ class SideLane:
                     self._put_aside(group, *slowest.get(group, (0.0, "")))
 
     def look(self) -> None:
-        """Have those back who are quick again and have caught up."""
+        """Move groups back to the main lane that have stayed long enough and have caught up."""
         side, now = self._book.side, clock.monotonic()
         for group in self._caught_up():
             if now >= self._stays[group][1]:
@@ -288,7 +287,7 @@ class SideLane:
             side.end(self._book.queues)
 
     def _caught_up(self) -> list[str]:
-        """The groups that lack nothing of what was taken."""
+        """Return the groups in the side lane that lack no batch."""
         side, taken = self._book.side, self._book.taken.txid
         if not side.groups or side.kept or self.busy:
             return []
@@ -296,7 +295,7 @@ class SideLane:
         return [group for group in sorted(side.groups) if group not in late]
 
     def _may(self, group: str) -> bool:
-        """Whether it makes sense to put a group aside, and can be done."""
+        """Return whether a group can move to the side lane, and other groups benefit."""
         book, side = self._book, self._book.side
         if group in side.groups or not book.suspects.quiet:
             return False
@@ -308,7 +307,7 @@ class SideLane:
         return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
 
     def _put_aside(self, group: str, took_s: float, slowest: str) -> None:
-        """Process a group beside the others from the next batch on.
+        """Process a group in the side lane from the next batch on.
 
         ``slowest``: the views whose part took longest.  REQUIRES: its views have processed all that
         was taken.
@@ -331,9 +330,9 @@ class SideLane:
         )
 
     def dissolve(self) -> bool:
-        """Have back who cannot stay; then the stream must begin anew.
+        """Move groups that cannot stay to the main lane; True: the stream must begin anew.
 
-        Because there is no room for what waits, or a view has come that reads the clock.
+        Groups cannot stay if there is no room for their batches, or a view reads the clock now.
         """
         side = self._book.side
         if not side.groups:
@@ -346,7 +345,7 @@ class SideLane:
         return bool(timed)
 
     def _begin(self, txid: int) -> bool:
-        """Keep what comes after ``txid``; False: there is no room for that, now and for a while."""
+        """Queue the batches after ``txid``; False: there is no room, now and for a while."""
         try:
             self._book.side.begin(self._book.queues, txid)
         except (NoRoom, OSError) as error:
@@ -355,7 +354,7 @@ class SideLane:
         return True
 
     def _refuse(self, reason: str = "") -> None:
-        """Nobody is put aside for a while."""
+        """Move no group to the side lane for a while."""
         side = self._book.side
         _log.warning("no room for what waits for slow commit groups", reason=reason)
         self._refused_until = clock.monotonic() + _STAY_S_MAX
@@ -363,7 +362,7 @@ class SideLane:
         side.groups.clear()
 
     def _took(self, train: _Train, outcome: Outcome) -> None:
-        """Whoever still takes long stays."""
+        """Let groups stay longer whose train was slow."""
         now = clock.monotonic()
         self._lateness.processed(outcome, now - train.begun, train.views)
         if now - train.begun < self._book.settings.lane_ms / 1000:
@@ -374,4 +373,4 @@ class SideLane:
 
 
 def _nothing() -> None:
-    """There is no connection to interrupt."""
+    """Do nothing: there is no connection to interrupt."""

@@ -8,10 +8,9 @@ from headrace.runtime.jobs import Answer, CommitJob, Jobs
 
 
 class LaneJobs(Jobs):
-    """Jobs of what is processed beside the others."""
+    """Jobs of the side lane."""
 
     def __init__(self) -> None:
-        """There is no job."""
         super().__init__()
         self._answer: Answer | None = None
         self._begun: float | None = None
@@ -32,10 +31,10 @@ class LaneJobs(Jobs):
             return self._begun is not None
 
     def answer(self) -> Answer | None:
-        """What has been committed, once; None: nothing yet.
+        """Return the finished commit once; None: there is none yet.
 
         Raises:
-            Exception: what the sink thread failed with.
+            Exception: the sink thread's error.
         """
         with self._changed:
             if self._answer is None and self._failure is not None:
@@ -46,7 +45,7 @@ class LaneJobs(Jobs):
             return out
 
     def rewind(self) -> None:
-        """Jobs may be put again.  REQUIRES: not ``busy``."""
+        """Allow new jobs after a failure.  REQUIRES: not ``busy``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._writing)
             self._failure = None

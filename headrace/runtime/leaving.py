@@ -1,4 +1,4 @@
-"""How views stop, on the engine's thread: for good, until they can go on, or as they are gone."""
+"""Stopping of views: for good, until they can go on, or because they were dropped."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 
 _DAMAGE: Final = (errors.StateDamaged, errors.ContinuityLost, errors.SinkTableError)
-"""What a view is filled anew after by itself (server/resumer.py)."""
+"""Errors after which a view is refilled automatically (server/resumer.py)."""
 TRIES_MAX: Final = 5
-"""Interruptions of a view at one place after which it stops."""
+"""Interruptions of a view at one txid after which it stops for good."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """Views of one engine that stop; every method runs on the engine's thread."""
+    """Stopping of one engine's views; every method runs on the engine's thread."""
 
     _book: Book
     _durability: Durability
@@ -43,12 +43,12 @@ class Leaving:
     _drain: Callable[[], None]
 
     def leave(self, view: View) -> None:
-        """Take a view out of what is being processed: its state is that of its last txid."""
+        """Remove a view from processing; its state is that of its last txid."""
         self._drain()
         view.reset()
 
     def forget(self, view_id: int) -> None:
-        """The view is gone from the catalog, or about to be."""
+        """Forget a view that is gone from the catalog, or about to be."""
         book = self._book
         view = book.views.pop(view_id, None)
         if view is not None:
@@ -64,12 +64,12 @@ class Leaving:
         self._waits.caught_up()
 
     def drop_state(self, view_id: int) -> None:
-        """Forget the state of a view that is gone."""
+        """Drop the state of a view that is gone."""
         # A checkpoint that is being written may hold the view's mark.
         self._durability.still()
         known = positions.view(self._book.db, view_id)
         if known is not None and views.heir(self._book.settings, view_id):
-            return  # until another has them (``loading.py``)
+            return  # until another view inherits the states (``loading.py``)
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)
         self._book.db.put_meta(meta, sync=False)
@@ -78,9 +78,9 @@ class Leaving:
         self._sharing.left(view_id)
 
     def judge(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
-        """What ``error`` comes to for a view: one that interrupts it again and again is final.
+        """Return ``error``, or a final error if it has interrupted the view too often.
 
-        An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
+        A user's code may raise an SQLSTATE that says "later", and need never stop doing so.
         """
         if not isinstance(error, errors.Interrupted) or isinstance(error, errors.OutOfReach):
             return error
@@ -98,7 +98,7 @@ class Leaving:
         return view.doom
 
     def fail(self, view: View, error: errors.HeadraceError) -> None:
-        """Stop a view: for good, or until it can go on (its table was locked, say)."""
+        """Stop a view, for good or until it can go on (for example when its table is unlocked)."""
         book = self._book
         self.leave(view)
         if isinstance(error, errors.SinkTableError) and not catalog.exists(
@@ -108,7 +108,7 @@ class Leaving:
             return
         error = self._watch.cause(view, error)
         if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
-            # What would fill it anew by itself would also let it run.
+            # The automatic refill would also let the paused view run.
             error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
         blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
         if not blocked:
@@ -131,7 +131,7 @@ class Leaving:
 
 
 def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
-    """``error`` with the call that mends ``view`` as its hint, where it had a vague one."""
+    """Return ``error`` with the call that repairs ``view`` as its hint, if it had a vague one."""
     if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
     elif error.hint == table.UNDO:

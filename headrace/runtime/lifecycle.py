@@ -1,4 +1,4 @@
-"""Commands on views, on the engine's thread: adopt, pause, resume, suspend, release, drop, tap."""
+"""Commands on views: adopt, pause, resume, suspend, release, drop, tap."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ class Lifecycle:
     _waits: PositionWaits
     _taps: Taps
     _tick: Callable[[], None]
-    """Has a batch come soon, whether anything changes or not."""
+    """Makes a batch come soon, even if nothing changes."""
     _rewind_soon: Callable[[], None]
 
     def release(self, job: str) -> None:
-        """End a hold and what was suspended for it; nothing happens if there is none."""
+        """End a job's hold and resume the views suspended for it; do nothing if there is none."""
         for view in [v for v in self._book.views.values() if v.suspended == job]:
             self._go_on(view)
         self._book.holds.release(job)
 
     def _go_on(self, view: View) -> None:
-        """End the suspension of a view, which may have another id or name by now."""
+        """End the suspension of a view, whose ID or name may have changed meanwhile."""
         view.suspend(None)
         try:
             found = views.load_one(self._book.owner.conn, view.id)
             view.write_to(found.target)
             self._book.owner.forget(view.id)
             if (found.placed, found.parts) != (view.placed, view.parts):
-                # Whoever moved it has ended amid that.
+                # The session that moved the view ended before the move was complete.
                 self._loading.relocate(view, found.placed, found.parts)
         except UndefinedError:
             self._leaving.forget(view.id)
             return
         except (TransientError, psycopg.Error) as error:
-            # ``load`` finds out, with the next connection.
+            # ``load`` reads it over the next connection.
             _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
         self._rewind_soon()
 
     def keep_holds(self, jobs: set[str]) -> None:
-        """Release every hold of a job that is not among ``jobs``, and its taps."""
+        """Release the holds and taps of all jobs that are not in ``jobs``."""
         self._taps.keep(jobs)
         for job in [j for j in self._book.holds.jobs() if j not in jobs]:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:
-        """Take over a populated view; the future is done when it has caught up with now."""
+        """Take over a populated view; the future is done when it has caught up."""
         book = self._book
         view = book.views.get(view_id)
         if view is None or not view.owned:
@@ -84,9 +84,9 @@ class Lifecycle:
         return future
 
     def suspend(self, view_id: int, job: str) -> None:
-        """Write nothing of a view until ``job`` is released: its contents are replaced.
+        """Write nothing to a view until ``job`` is released: its contents are being replaced.
 
-        Other views go on.  Nothing happens to a view that does not run.
+        Other views go on.  A view that does not run is left as it is.
         """
         view = self._book.views.get(view_id)
         if view is None or not view.owned:
@@ -96,12 +96,12 @@ class Lifecycle:
         view.story.add("suspended", job=job)
 
     def pause(self, view_id: int, caller: str | None = None) -> None:
-        """Stop a view at its last txid, until ``resume``; the WAL it lacks is kept.
+        """Stop a view at its last txid until ``resume``; the WAL that it lacks is retained.
 
-        ``caller``: the role that wants it.
+        ``caller``: the role that asked for it.
 
         Raises:
-            UserError: 55000, it has stopped already.
+            UserError: 55000, the view has stopped already.
         """
         view = self._known(view_id)
         if view.status == Status.PAUSED:
@@ -116,10 +116,10 @@ class Lifecycle:
         self._waits.caught_up()
 
     def resume(self, view_id: int) -> None:
-        """Let a paused view go on from its state, by a rewind; nothing happens to others.
+        """Let a paused view go on from its state, by a rewind; do nothing if it is not paused.
 
         Raises:
-            UserError: 55000, it has stopped meanwhile.
+            UserError: 55000, the view has stopped meanwhile.
         """
         view = self._known(view_id)
         if view.status != Status.PAUSED:
@@ -131,7 +131,7 @@ class Lifecycle:
         self._rewind_soon()
 
     def look_again(self, view_id: int) -> None:
-        """Go by what the catalog says now: whether changes are kept, how late the view may be."""
+        """Read a view's options from the catalog again: history and ``latency_ms``."""
         view = self._book.views.get(view_id)
         if view is not None and view.owned:
             self._book.owner.look_for_histories([view])
@@ -139,7 +139,7 @@ class Lifecycle:
             view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
     def tap(self, view_id: int, job: str) -> Path:
-        """Keep aside what is written for a view from now on (taps.py).
+        """Capture what is written to a view from now on (taps.py); return the file's path.
 
         Raises:
             UserError: 55000, the view has stopped; 55006, it is being created.
@@ -147,12 +147,12 @@ class Lifecycle:
         view = self._known(view_id)
         path = self._taps.begin(job, view)
         if view.temporal:
-            # A batch whose instant is known must come before any position asked for.
+            # A batch with a known timestamp must come before any position asked for.
             self._tick()
         return path
 
     def drop(self, view_id: int) -> None:
-        """Forget a view and its state; nothing happens if there is none."""
+        """Forget a view and its state; do nothing if there is none."""
         self._leaving.forget(view_id)
 
     def _known(self, view_id: int) -> View:

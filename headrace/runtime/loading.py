@@ -1,4 +1,4 @@
-"""How views come, on the engine's thread: with their states, and only if they may run."""
+"""Loading of views with their states, and checks before they may run; on the engine's thread."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 
 _FILL_S: Final = 0.1
-"""How long the other views may wait while a new one's state goes into memory; half a million
-entries, and the rest comes between batches."""
+"""Seconds for which other views may wait while a new view's state goes into memory: half a million
+entries.  The rest is loaded between batches."""
 
 
 @dataclass(slots=True)
 class Loading:
-    """Views of one engine that come; every method runs on the engine's thread."""
+    """Loading of one engine's views; every method runs on the engine's thread."""
 
     _book: Book
     _durability: Durability
@@ -54,7 +54,7 @@ class Loading:
     _hosts: Hosts
 
     def load(self) -> None:
-        """Own every view that should run: those known already, and those in the catalog."""
+        """Take ownership of every view that should run, known already or new in the catalog."""
         book = self._book
         conn = book.owner.conn
         self._durability.still()  # a checkpoint that is being written moves the marks
@@ -90,7 +90,7 @@ class Loading:
         self._sharing.prune()
 
     def _sentence(self) -> None:
-        """Stop the views of which the worker dies."""
+        """Stop the views that make the worker crash."""
         book = self._book
         for unit_id in book.suspects.guilty:
             shared = book.subplans.get(unit_id)
@@ -100,7 +100,7 @@ class Loading:
         book.suspects.stopped()
 
     def take(self, view: View) -> None:
-        """Take over a view that was populated; the engine runs."""
+        """Take over a populated view while the engine runs."""
         book = self._book
         self._durability.still()
         mark, known = positions.view(book.db, view.id), book.views.get(view.id)
@@ -116,12 +116,12 @@ class Loading:
                 if mark is None and not self._ingest(view):
                     raise DefiniteFailure("the view has no staged state", hint=RESYNC)
             except FeedLost as error:
-                # It is there, and is filled anew by itself.
+                # The view exists, and is refilled automatically.
                 book.views[view.id] = view
                 self._leaving.fail(view, error)
                 return
             except OutOfReach as error:
-                # It is there, and its states are staged until its worker is (``again``).
+                # The view exists; its states stay staged until its worker is back (``again``).
                 self._replace(view)
                 self._stand(view, mark)
                 book.views[view.id] = view
@@ -132,7 +132,7 @@ class Loading:
         try:
             self._own(view, new=mark is None)
         except BaseException:
-            # One that is taken over by half must not see a batch; the caller asks again.
+            # A view whose take-over failed midway must not see a batch; the caller retries.
             if book.views.pop(view.id, None) is not None and known is not None:
                 book.views[view.id] = known
             raise
@@ -141,13 +141,13 @@ class Loading:
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
     def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
-        """The catalog says that a view, which stands still, is elsewhere: so are its states.
+        """Move the staged states of a suspended view to where the catalog says.
 
-        They are staged.  A worker that cannot be asked gets them when it is back.  What is read of
-        parts of it is forgotten as they are taken in, after the mark: without it whoever starts
-        takes them in, too.
+        A worker that is out of reach gets them when it is back.  The mark is dropped first, so that
+        a restarted engine takes the states in, too.  Records of the view's former parts are dropped
+        as the states are taken in.
 
-        REQUIRES: nothing of it is in flight.
+        REQUIRES: nothing of the view is in flight.
         """
         book = self._book
         self._durability.still()
@@ -170,15 +170,15 @@ class Loading:
         _log.info("view moved", view=view.id, worker=placed, txid=view.mark.txid)
 
     def _replace(self, view: View) -> None:
-        """Forget who has written a view's table: two may never do so."""
+        """Forget other views that write a view's table, because only one may."""
         for other in self._book.index.links.writing(view.target.oid):
-            # A resync has put this one in its place.
+            # A resync has put this view in its place.
             if other.id != view.id:
                 self._book.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
-        """Stop the views that are fed from one that is new here; they are ``listed`` no more."""
+        """Stop the views fed from a view that is new here, and remove them from ``listed``."""
         views = self._book.views
         new = [view for view in listed.values() if view.id not in marks]
         for view in self._fed_before(new, [views.get(i, v) for i, v in listed.items()]):
@@ -187,9 +187,9 @@ class Loading:
             del listed[view.id]
 
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
-        """Views that run, and are fed from one that was filled anew: from what it was before.
+        """Return the running views fed from one that was refilled: their rows are from before.
 
-        Who has filled that anew may have found its table spoilt.
+        The refill may have been needed because that view's table was damaged.
         """
         ids, tables = {view.id for view in new}, {view.target.oid for view in new}
         return [
@@ -201,20 +201,19 @@ class Loading:
         ]
 
     def _own(self, view: View, *, new: bool) -> None:
-        """Become the owner of one view."""
         if self._book.owner.take_over([view]):
             self._leaving.forget(view.id)
             raise BugError(f"view {view.id} has no progress row")
         if new and view.progress and view.progress.txid > view.mark.txid:
-            # Batches up to there would be taken for written.
+            # Batches up to there would be considered written.
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
         self._verify([view])
 
     def again(self, view: View) -> None:
-        """A view whose worker is there again goes on, unless something stands against it.
+        """Let a view whose worker is back go on, unless a check fails.
 
         Raises:
-            OutOfReach: it is not.
+            OutOfReach: the worker is not back.
         """
         with self._book.suspects.during(view.id, LOADING):
             self._attempt(view, None)
@@ -222,7 +221,7 @@ class Loading:
             self._own(view, new=False)
 
     def _restore(self, view: View, mark: StateMark | None, listed: Iterable[View]) -> None:
-        """Give a view its states; see ``_attempt``."""
+        """Restore a view's states; see ``_attempt``."""
         try:
             self._attempt(view, mark, listed)
         except OutOfReach as error:
@@ -230,7 +229,7 @@ class Loading:
             self._leaving.fail(view, error)
 
     def _stand(self, view: View, mark: StateMark | None) -> None:
-        """Know of a view, which is out of reach, how far its states are at least."""
+        """Set the known minimum position of a view whose worker is out of reach."""
         if mark is None:
             found = views.manifest(self._book.settings, view.id)
             if found is not None and found.mark is None:
@@ -241,19 +240,19 @@ class Loading:
             view.restore(None, mark)
 
     def _attempt(self, view: View, mark: StateMark | None, listed: Iterable[View] = ()) -> None:
-        """Give a view its states, or stop it.
+        """Restore a view's states, or stop the view.
 
-        ``mark``: how far they are, as far as this worker knows; ``listed``: other views.
+        ``mark``: their position as far as this worker knows; ``listed``: other views.
 
         Raises:
-            OutOfReach: they are on a worker that cannot be asked now.
+            OutOfReach: they are on a worker that is out of reach.
         """
         try:
             if view.parts and mark is None:
                 mark = positions.view(self._book.db, view.id)
             if view.placed:
                 self._durability.still()
-                self._book.db.drop_view(view.id)  # if it has moved, and we have ended amid that
+                self._book.db.drop_view(view.id)  # left over if the engine ended during a move
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)
@@ -277,15 +276,15 @@ class Loading:
             self._leaving.fail(view, known)
 
     def _forget_mark(self, view: View) -> None:
-        """From now on whoever starts takes in what is staged, however far this gets."""
+        """Drop the mark first, so that a restarted engine takes in the staged states."""
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, None)
         self._book.db.put_meta(meta, sync=True)
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
-        """Whether its states are staged, and the mark says how far they were elsewhere."""
+        """Return whether states came back from another worker and are staged here."""
         if not views.staged(self._book.settings, view.id):
-            return False  # without a look at what the state database has of all views
+            return False  # cheap check, without reading the state database
         cut = self._sharing.cut(view.id)
         if view.id in self._book.db.views() and cut == view.parts:
             return False
@@ -293,7 +292,7 @@ class Loading:
         return found is not None and found.mark is not None and found.mark.txid >= mark.txid
 
     def _take_back(self, view: View, mark: StateMark) -> None:
-        """Give a view the state that the state database has."""
+        """Restore a view from the state database."""
         self._durability.still()
         if view.store is None:
             self._sharing.restore(view)
@@ -303,7 +302,7 @@ class Loading:
         _revive(view)
 
     def _ingest(self, view: View) -> bool:
-        """Take the state that population has staged; idempotent.  False: there is none."""
+        """Take in the states that a population staged; idempotent.  False: there are none."""
         book = self._book
         found = views.manifest(book.settings, view.id)
         if found is None:
@@ -330,7 +329,7 @@ class Loading:
         if view.placed:
             self._hosts.deploy(view, found.runs, mark)
             positions.put_view(meta, view.id, mark)
-            book.db.put_meta(meta, sync=False)  # how far it is at least, which its worker knows
+            book.db.put_meta(meta, sync=False)  # a lower bound; the worker knows the mark
             _revive(view)
             view.story.add("deployed", worker=view.placed, txid=txid, lsn=found.lsn)
             return True
@@ -347,21 +346,21 @@ class Loading:
         return True
 
     def _inherit(self, view: View, found: Manifest, mark: StateMark) -> None:
-        """Give a view the states of the one that it was made of, as of ``mark``.
+        """Give a view the states of its predecessor, as of ``mark``.
 
         Raises:
-            StateDamaged: that has gone on, or its states are gone.
+            StateDamaged: the predecessor has gone on, or its states are gone.
         """
         book = self._book
         self._durability.still()
         if positions.view(book.db, found.kept) != mark:
             raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
         if mark.txid < book.position.txid and mark.txid + 1 not in book.records:
-            # What it lacks could not be cut as before.
+            # The batches that it lacks could not be cut as before.
             raise ContinuityLost("the stream has moved on since the view was altered", hint=RESYNC)
         before = book.views.get(found.kept)
         if before is not None:
-            before.release()  # nobody may work on them any more
+            before.release()  # its states must not be used any more
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         inherited = self._sharing.inherit(view, found.kept, found.nodes, meta)
@@ -372,7 +371,7 @@ class Loading:
             found.kept, view.id, lambda state: subplans.owner(state) in found.nodes, meta
         )
         faults.point(faults.INHERITED)
-        # Before the other one goes: what shared subplans have sent since is kept for this one.
+        # Before the predecessor goes, so that output of shared subplans is retained for this view.
         book.views[view.id] = view
         inherited()
         view.restore(book.db.view(view.id, mark.txid), mark)
@@ -381,12 +380,12 @@ class Loading:
         _log.info("states inherited", view=view.id, of=found.kept, txid=mark.txid)
 
     def _txid_before(self, lsn: int, held_txid: int) -> int:
-        """The last batch that is wholly before ``lsn``, and so in the population.
+        """Return the last batch that is wholly before ``lsn``, and so in the population.
 
         ``held_txid`` is known to be, from the hold.
 
         Raises:
-            ContinuityLost: the batches after it are not kept any more.
+            ContinuityLost: the batches after it are no longer available.
         """
         book = self._book
         before = [t for t, r in book.records.items() if r.end_lsn <= lsn]
@@ -394,7 +393,7 @@ class Loading:
             return max(before)
         if lsn >= book.position.lsn:
             return book.position.txid
-        # Without records nothing was processed up to the position: unless it is a new one,
+        # Without records, nothing was processed up to the position; or the position is new,
         # because earlier state or the slot was lost.
         kept = lsn >= book.confirmed or book.retained.follows(held_txid, lsn)
         if not book.records and kept:
@@ -405,7 +404,7 @@ class Loading:
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
     def _verify(self, views: Sequence[View]) -> None:
-        """Let views run, or stop them; the number of statements is the same for any number."""
+        """Let views run, or stop them, with a number of statements that does not grow with them."""
         book = self._book
         wrong = {view.id: error for view in views if (error := self._objection(view)) is not None}
         left = [view for view in views if view.id not in wrong]
@@ -420,11 +419,11 @@ class Loading:
         states.run(book.owner.conn, running)
 
     def _objection(self, view: View) -> HeadraceError | None:
-        """What its positions have against a view's running; None: nothing."""
+        """Return why a view's positions forbid it to run, or None."""
         book = self._book
         assert view.progress is not None, "it was just taken over"
         if view.progress.txid < view.mark.sink_txid:
-            # Sink commit precedes checkpoint: the database was set back.
+            # Sink commit precedes checkpoint, so the database was restored from a backup.
             return ContinuityLost(
                 "the database is older than the view's state: it was restored", hint=RESYNC
             )
@@ -451,7 +450,7 @@ class Loading:
         return None
 
     def _written_by_another(self, view: View) -> bool:
-        """Whether progress shows a batch that this engine did not cut so (H21)."""
+        """Return whether progress shows a batch that this engine cut differently (H21)."""
         assert view.progress is not None, "it was just taken over"
         txid, mark = view.progress.txid, view.mark
         if txid <= mark.txid:
@@ -461,7 +460,7 @@ class Loading:
         return record is not None and record.end_lsn != view.progress.lsn
 
     def _collect_garbage(self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]) -> None:
-        """State of views that were dropped while we were not there."""
+        """Drop the states of views that were dropped while the engine was not running."""
         # A worker may have died between forgetting the mark and dropping the states.
         for view_id in sorted(marks.keys() | self._book.db.views()):
             known = self._book.unit(view_id)
@@ -470,7 +469,7 @@ class Loading:
 
 
 def _refilled() -> StructureChanged:
-    # Not damage: that may happen any number of times.
+    # Not damage, because it may happen any number of times.
     return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
 
 
@@ -483,6 +482,6 @@ def _outdated() -> StructureChanged:
 
 
 def _revive(view: View) -> None:
-    """The view has its state: it runs, unless somebody has paused it."""
+    """Let a view run that has its state, unless it is paused."""
     if view.status != Status.PAUSED:
         view.turn(Status.RUNNING)

@@ -1,7 +1,7 @@
-"""What the worker tells for metrics: of views, and of each collection, how much it has done.
+"""Metrics of the worker: counters of views and of each collection.
 
-Read beside the engine, like ``insight.py``.  Numbers of a collection begin at zero whenever its
-dataflow is made anew: with the worker, or after the view went back.
+Read while the engine runs, like ``insight.py``.  Counters of a collection begin at zero when its
+dataflow is created anew: with the worker, or after the view went back.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _NOTHING: Final[dict[str, Any]] = {}
 
 
 class CollectionNumbers(msgspec.Struct, frozen=True):
-    """What one collection has done since its dataflow was made."""
+    """Counters of one collection since its dataflow was created."""
 
     unit: int
-    """The view, or the shared subplan (negative), that it is of."""
+    """ID of its view, or of its shared subplan (negative)."""
     node: str
     collection: str
     worker: str
     input: bool
-    """Whether rows come into the view there: from a table, or from a shared subplan."""
+    """Whether rows enter the view there, from a table or a shared subplan."""
     rows_in: int
     rows_out: int
     busy_s: float
     state_bytes: int | None
-    """Of its states in memory; None: they are elsewhere."""
+    """Bytes of its states in memory; None: they are on another worker."""
 
 
 def measures(book: Book, collections_max: int) -> dict[str, Any]:
-    """``insight.gauges``, memory, workers, and up to ``collections_max`` ``CollectionNumbers``."""
+    """Return ``insight.gauges``, memory, workers, and at most that many ``CollectionNumbers``."""
     memory = [row for row in insight.memory(book) if row["views"] is None]
     whole: dict[str, Any] = {
         "collections": [],
@@ -52,7 +52,7 @@ def measures(book: Book, collections_max: int) -> dict[str, Any]:
         "memory_budget_bytes": book.settings.memory_bytes,
         "in_flight": len(book.pipeline.flights()),
     }
-    # The eldest first: one that is new pushes nobody out.
+    # The oldest units first, so that a new one does not displace them.
     for unit in sorted(book.units, key=lambda unit: abs(unit.id)):
         found = _of_unit(book, unit)
         if len(whole["collections"]) + len(found) > collections_max:
@@ -66,14 +66,14 @@ def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
     counted, store = _counted(unit), unit.store
     inputs = {spec.id for spec in unit.own.sources}
     inputs |= {node for node, feeder in unit.feeds.items() if not _part(book.unit(feeder))}
-    # A part of a view that is placed elsewhere is that view's.
+    # A part of a view on another worker counts for that view.
     views = book.views_of(unit) if _part(unit) else []
     owner = views[0].id if views else unit.id
     held = _held(store, {node.id for node in unit.own.nodes}) if _here(store) else None
     out = []
     for node in unit.own.nodes:
         if isinstance(unit, Shared) and node.id == unit.own.sink.id:
-            continue  # it goes on to who reads it
+            continue  # its rows go on to the readers
         numbers = counted.get(node.id, _NOTHING)
         out.append(
             CollectionNumbers(
@@ -88,7 +88,7 @@ def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
 
 
 def _part(unit: Unit | None) -> bool:
-    """Whether it is a part of one view, on another worker."""
+    """Return whether a unit is a part of one view, on another worker."""
     return isinstance(unit, Shared) and bool(unit.placed)
 
 
@@ -97,7 +97,7 @@ def _here(store: object) -> bool:
 
 
 def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
-    """Bytes in memory, by node: its states are called like it, or that and a dot and a part."""
+    """Return bytes in memory by node; its states are named after it, with an optional suffix."""
     out: dict[str, int] = {}
     for name, tier in list(store.tiers.items()):
         node = name
@@ -108,7 +108,7 @@ def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
 
 
 def _counted(unit: Unit) -> dict[str, Any]:
-    """What its dataflow counts, by node; nothing where it has none, or cannot be asked."""
+    """Return the counters of a unit's dataflow by node; empty if there are none."""
     store, flow = unit.store, unit.dataflow
     if isinstance(store, AwayStore):
         with contextlib.suppress(HeadraceError):

@@ -1,17 +1,16 @@
-"""Views follow partitions and children that come or go without a row.
+"""Partitions and children that are added or removed without a row: views follow without a refill.
 
     one transaction:  lock ─► empty? ─► publish ─► plans, facts        then: the views' own plans
 
-A member that comes is locked against writers while it is seen to be empty and is published, and in
-the same transaction the catalog gets the views' plans with an arm for it.  So no row of it can be
-committed before the stream has its changes, and whoever starts after a crash reads a plan that is
-right.  A member that went is not published any more, or is no part of the query; when its arm is
-removed, ``departures.py`` says.  Subplans that views share follow with their readers
-(``subplan_members.py``), and other workers are told afterwards, or when they are back.
+A new member is locked against writers while it is checked to be empty and is published.  The same
+transaction stores the views' plans with an arm for it.  So no row of it can be committed before the
+stream has its changes, and an engine that starts after a crash reads a correct plan.  A removed
+member is no longer published, or no longer part of the query; ``departures.py`` decides when its
+arm is dropped.  Shared subplans follow with their readers (``subplan_members.py``).  Other workers
+are told afterwards, or when they are back.
 
-A member that went and whose lock is not free, and a member that has changed again meanwhile, is
-asked about again by the next poll.  Everything else is not followed here: the view stops, and is
-filled anew.
+A removed member whose lock is not free, and a member that has changed again meanwhile, are checked
+again by the next poll.  All other changes are not followed here: the view stops and is refilled.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from headrace.sql import views as catalog
 
 _log = structlog.get_logger(__name__)
 _LOCK_MS: Final = 50
-"""Longest wait for the lock of a table, during which other statements wait behind."""
+"""Longest wait for the lock of a table; other statements queue behind it."""
 _TRIES: Final = 3
 _LEAF: Final = "r"
 _WHOLE: Final = "p"
@@ -54,15 +53,15 @@ _NONE: Final = frozenset[int]()
 
 
 class _NotFollowedError(Exception):
-    """The view has to be filled anew; the text says why."""
+    """The view has to be refilled; the text says why."""
 
 
 class _AgainError(Exception):
-    """More has changed meanwhile: the next poll shows it."""
+    """More has changed meanwhile; the next poll shows it."""
 
 
 class _InUseError(Exception):
-    """The lock of a member that went is not free."""
+    """The lock of a removed member is not free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +82,12 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """How one view goes on."""
+    """The next plan of one view, with its facts."""
 
     plan: PhysicalPlan
     facts: Facts
     models: Mapping[int, Model]
-    """The members that are new in its plan."""
+    """The members that are new in the plan."""
 
 
 @dataclass(slots=True)
@@ -98,11 +97,11 @@ class _Made:
     views: dict[int, _Next]
     subplans: dict[int, PhysicalPlan]
     refused: set[int]
-    """Views that do not follow."""
+    """Views that cannot follow."""
 
 
 class Partitions:
-    """The views of one engine whose tables get and lose members; on the engine's thread."""
+    """Views of one engine whose tables get and lose members; on the engine's thread."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class Partitions:
         hosts: Hosts,
         drain: Callable[[], None],
     ) -> None:
-        """``drain`` waits until nothing is in flight."""
+        """Create it; ``drain`` waits until nothing is in flight."""
         self._book = book
         self._durability = durability
         self._sharing = sharing
@@ -121,7 +120,7 @@ class Partitions:
         self._departures: Final = Departures(book)
 
     def follow(self, moving: Sequence[Difference], stopping: Collection[int]) -> Following:
-        """Have views follow what differs; ``stopping`` are about to stop for other reasons."""
+        """Let views follow the differences; ``stopping`` are about to stop for other reasons."""
         self._departures.note(moving)
         refused = {d.view.id for d in moving if self._is_refused(d)}
         leaving = refused | set(stopping)
@@ -139,13 +138,13 @@ class Partitions:
                     except psycopg.OperationalError:
                         if not facts:
                             raise
-                        break  # whoever uses the connection next sees it
+                        break  # the next use of the connection raises it
                     facts |= more
                     refused |= wrong
         return Following(facts, frozenset(refused))
 
     def _is_refused(self, difference: Difference) -> bool:
-        """Whether a view has to be filled anew, by itself."""
+        """Return whether a view has to be refilled; log why."""
         if difference.view.suspended is not None:
             _refuse(difference.view, "its contents are being replaced")
         elif self._departures.had_rows(difference):
@@ -167,17 +166,17 @@ class Partitions:
             if difference.view.id in leaving:
                 continue
             change = difference.change
-            # What is read of a member that is no leaf is read of its own members.
+            # A removed member that is no leaf is read through its own members.
             pending = departures.leaves(difference) - ready[difference.view.id]
             went = _NONE if pending else change.went
             steps.append(_Step(difference, replace(change, went=went)))
         return steps
 
     def _groups(self, steps: Sequence[_Step]) -> list[list[_Step]]:
-        """Steps by what they have in common: members that came or went, and subplans."""
+        """Group steps that share added or removed members, or subplans."""
         groups: list[tuple[set[int], list[_Step]]] = []
         for step in steps:
-            # Ids of subplans are negative.
+            # IDs of subplans are negative.
             common = {shared.id for shared in self._book.needed([step.view])}
             common |= step.change.came | step.change.went
             found = [group for group in groups if not common.isdisjoint(group[0])]
@@ -193,7 +192,7 @@ class Partitions:
     def _go_on(
         self, steps: Sequence[_Step], leaving: Collection[int]
     ) -> tuple[dict[int, Facts], set[int]]:
-        """Have views go on: the facts of each from now on, and those that cannot."""
+        """Take the steps; return the new facts of each view, and the views that cannot follow."""
         reason, failed = "", False
         left = [step for step in steps if step.any]
         for _ in range(_TRIES):
@@ -216,14 +215,14 @@ class Partitions:
                 faults.point(faults.MEMBERS_COMMITTED)
                 self._take(left, made)
                 return {view_id: after.facts for view_id, after in made.views.items()}, made.refused
-        # Those that have only lost members are asked again, unless it is they that have failed.
+        # Views that only lost members are checked again, unless these steps failed for good.
         wrong = [s for s in left if s.change.came] or (left if failed else [])
         for step in wrong:
             _refuse(step.view, reason)
         return {}, {step.view.id for step in wrong}
 
     def _commit(self, steps: Sequence[_Step], leaving: Collection[int]) -> _Made:
-        """Publish what came and write what views go on with, in one transaction."""
+        """Publish the new members and store the new plans, in one transaction."""
         conn, settings = self._conn, self._book.settings
         came = _NONE.union(*(step.change.came for step in steps))
         went = _NONE.union(*(step.change.went for step in steps))
@@ -273,7 +272,7 @@ class Partitions:
         made.subplans |= {i: plan for i, plan in below.items() if plan is not book.subplans[i].plan}
 
     def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
-        """What a view goes on with; in the transaction in which it does."""
+        """Return the next plan and facts of a view; call it inside the transaction."""
         before, now = step.of.before, step.of.now
         settled = members.settled(before, now, step.change)
         plan = step.view.plan
@@ -317,7 +316,7 @@ class Partitions:
         table: MemberTable,
         lsn: int,
     ) -> tuple[PhysicalPlan, Model]:
-        """``plan`` with a new member, and the member that it is like."""
+        """Return ``plan`` with a new member, and the member that it is like."""
         models = [
             Model(oid, Member(table.oid, table.schema, table.name, numbers, lsn))
             for oid, numbers in members.alike(settled, settled, table, tables)
@@ -331,7 +330,7 @@ class Partitions:
             and plan.feeds
             and {s.table_oid for s in plan.sources}.isdisjoint(model.like for model in models)
         ):
-            return plan, models[0]  # it is read by the view that feeds this one
+            return plan, models[0]  # the view that feeds this one reads it
         raise _NotFollowedError("no partition that is read is like the new one")
 
     def _write(self, step: _Step, after: _Next, tables: Mapping[int, MemberTable]) -> None:
@@ -344,7 +343,7 @@ class Partitions:
         reads.insert_tables(conn, view_id, read)
 
     def _take(self, steps: Sequence[_Step], made: _Made) -> None:
-        """Have views, and the subplans that they read, compute by their new plans."""
+        """Switch views, and the subplans that they read, to their new plans."""
         book = self._book
         subplan_members.take(book, made.subplans)
         for step in steps:
@@ -367,7 +366,7 @@ class Partitions:
 
 
 def _read(steps: Sequence[_Step]) -> set[int]:
-    """The tables that views read so far."""
+    """Return the tables that the views have read so far."""
     return {int(oid) for step in steps for oid in step.of.before["tables"]}
 
 

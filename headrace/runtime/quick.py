@@ -1,12 +1,11 @@
-"""A commit group's transaction in one round trip, and its COMMIT in a second one.
+"""Pipelined commit: a commit group's transaction in one round trip, and its COMMIT in another.
 
-What is asked and done is what the careful way (writing.py) asks and does, in its order, for all
-views at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken
-back, whoever is to blame, and the careful way does the work from the beginning: it finds out whose
-fault it is.
+It makes the same checks and writes as the sequential commit (writing.py), in the same order, but
+for all views at once.  It commits only if every answer is as expected.  Otherwise it rolls back, and
+the sequential commit starts from the beginning, which finds the view that failed.
 
-* Invariant: no row is written unless the server itself has found the tables as we know them
-  (``sink/quick.py``), however late we look at what it says.
+* Invariant: no row is written unless the server itself has found the tables as the engine knows
+  them (``sink/quick.py``), however late the answers are read.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from headrace.sink.quick import QuickWrite
 from headrace.sql import progress
 
 ROWS_MAX: Final = 2_000
-"""Of one view.  1 000 new rows cost a fifth less CPU here than by COPY, 3 000 as much, and more are
-cheaper by COPY; updates and deletes are cheaper here however many they are."""
+"""Rows of one view.  In a measurement, 1 000 new rows cost a fifth less CPU here than by COPY,
+3 000 the same, and more are cheaper by COPY; updates and deletes are always cheaper here."""
 BYTES_MAX: Final = 16 << 20
-"""Of all views: what goes out at once is in memory at once, more than once."""
+"""Bytes of all views, because everything sent at once is in memory at once, more than once."""
 _SKIPPED_MAX: Final = 256
 _MISSES: Final = 3
 _log = structlog.get_logger(__name__)
 
 _BEGIN: Final = (
     Sent(b"BEGIN"),
-    # Who waits for a row waits again in the careful way, for as long as he may.
+    # A transaction that waits for a row lock waits again in the sequential commit, for longer.
     Sent(b"SET LOCAL lock_timeout = '20ms'"),
 )
 _SETTLE: Final = Sent(b"SET CONSTRAINTS ALL IMMEDIATE")
 
 
 class QuickWay:
-    """Writes groups over one connection after the other; which are tried, and which not."""
+    """Writes commit groups by pipeline, and decides for which groups to try it."""
 
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
@@ -55,9 +54,9 @@ class QuickWay:
         self._skip: dict[str, int] = {}
 
     def write(self, link: SinkLink, job: CommitJob, parts: Sequence[ViewPart]) -> bool:
-        """Write one group's parts and move their progress, up to before the COMMIT.
+        """Write one group's parts and move their progress, up to but without the COMMIT.
 
-        False: nothing was written, and no transaction is open.
+        Return False if nothing was written and no transaction is open.
 
         Raises:
             psycopg.Error: the connection is lost.
@@ -73,7 +72,7 @@ class QuickWay:
         if writes is None:
             return False
         try:
-            # Which one of them only counts once they are written one by one.
+            # The view to blame matters only once the views are written one by one.
             with self._suspects.during(changing[0].view_id, job.txid):
                 good = self._sent(link, job, parts, changing, writes)
         except psycopg.Error as error:
@@ -90,7 +89,7 @@ class QuickWay:
         return False
 
     def _miss(self, group: str) -> None:
-        """What fails here every time must not cost every transaction a second try."""
+        """Skip the group for a while after repeated failures, so that it does not pay twice."""
         times = self._missed[group] = self._missed.get(group, 0) + 1
         if times >= _MISSES:
             self._skip[group] = min(2**times, _SKIPPED_MAX)
@@ -108,7 +107,7 @@ class QuickWay:
             try:
                 with self._suspects.during(part.view_id, job.txid):
                     write = link.writer.quick(part.target, diffs)
-            except Exception:  # noqa: BLE001  the careful way says whose bug it is
+            except Exception:  # noqa: BLE001  the sequential commit finds the view with the bug
                 return None
             if write is None or sum(write.wanted) > ROWS_MAX:
                 return None
@@ -123,7 +122,7 @@ class QuickWay:
         changing: Sequence[ViewPart],
         writes: Sequence[QuickWrite],
     ) -> bool:
-        """Whether all that is asked is answered as it should be."""
+        """Send all statements; return whether all answers are as expected."""
         known = [part.known for part in changing if part.known]
         rights = [right for part in changing for right in part.rights]
         altered = definitions.asking(known)
@@ -146,7 +145,7 @@ class QuickWay:
         found = iter(answers[len(before) :])
         wanted = [count for write in writes for count in write.wanted]
         good = all([next(found).count == count for count in wanted])
-        # A history that has just been taken away is one for the careful way.
+        # If a history was just removed, the sequential commit handles it.
         good = all([next(found).count == 1 for _ in noted]) and good
         next(found)  # constraints
         good = good and (altered is None or _unaltered(known, next(found)))

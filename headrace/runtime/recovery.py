@@ -1,7 +1,7 @@
-"""How the engine comes to a running stream, at the start and from any trouble; or cannot.
+"""Start of the stream, at engine start and after errors.
 
-The state database says where we stand, the source must be the one it is of, and views are owned
-anew.
+Positions come from the state database, the source must be the server that they belong to, and the
+engine takes ownership of the views again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Recovery:
-    """Of one engine; every method runs on its thread."""
+    """Recovery of one engine; every method runs on its thread."""
 
     _book: Book
     _durability: Durability
@@ -41,7 +41,7 @@ class Recovery:
     _leaving: Leaving
 
     def open(self) -> None:
-        """Read the state database; one that is damaged is set aside, for a new one."""
+        """Open the state database; set a damaged one aside and create a new one."""
         book = self._book
         try:
             self._read_state()
@@ -84,9 +84,9 @@ class Recovery:
             book.identity = source[0]
 
     def stream(self) -> tuple[Position, int]:
-        """From any situation to a running stream at the least position a live view needs.
+        """Open a stream, from any state, at the least position that a live view needs.
 
-        Returns where it starts, and how many batches come again.
+        Return where it starts, and how many batches are replayed.
         """
         book = self._book
         if book.connections is None:
@@ -96,7 +96,7 @@ class Recovery:
         for unit in book.units:
             unit.reset()
         if book.retained.local:
-            self._durability.still()  # it says how far what is kept reaches
+            self._durability.still()  # the checkpoint says how far the retained batches reach
         book.retained.rewind()
         plan = replay.plan(book)
         stream = book.stream = Stream(
@@ -118,14 +118,14 @@ class Recovery:
         book.last_pid = book.connections.pid
 
     def _adopt_source(self) -> None:
-        """Make sure of slot and publication; a new engine starts at the slot's position."""
+        """Ensure that slot and publication exist; a new engine starts at the slot's position."""
         book = self._book
         state = setup.ensure(book.owner.conn, book.settings, watched.fed)
         if book.position.lsn == 0:
             book.position = Position(book.position.txid, state.confirmed)
             book.confirmed = max(book.confirmed, state.confirmed)
-            # Durable before the first view: an engine that comes back must not take the slot's
-            # position for its own, which another one may have moved on (H21).
+            # Durable before the first view: another engine may have moved the slot's position, so
+            # an engine that comes back must not take it for its own (H21).
             meta: positions.Meta = {}
             positions.put_position(meta, book.position)
             positions.put_confirmed(meta, book.confirmed)
@@ -133,7 +133,7 @@ class Recovery:
         book.holds.begin(Position(book.position.txid, book.confirmed))
 
     def lose(self, error: ContinuityLost) -> None:
-        """The stream cannot go on: every view stops, and a new position is found."""
+        """Stop every view, because the stream cannot go on, and start at a new position."""
         book = self._book
         _log.error("continuity lost", reason=error.message, detail=error.detail)
         book.story.add("continuity lost", reason=error.message)
@@ -145,8 +145,8 @@ class Recovery:
                 self._leaving.fail(
                     view, ContinuityLost(error.message, detail=error.detail, hint=RESYNC)
                 )
-        # Nobody can use what it still has, and it may never get over it: a slot cannot
-        # decode what was written while its publication was not there (E12).
+        # No view can use what the old slot has, and it may be stuck for good: a slot cannot
+        # decode what was written while its publication did not exist (E12).
         setup.drop_slot(conn, book.settings.slot_name)
         state = setup.ensure(conn, book.settings, watched.fed)
         self._durability.still()
@@ -166,7 +166,7 @@ class Recovery:
 
 
 def _lineage(db: RocksDatabase) -> str:
-    """By whose records batches are cut; a new database has its own."""
+    """Return the name of the batch records; a new database gets a new one."""
     found = positions.get_lineage(db)
     if not found:
         found = uuid.uuid4().hex

@@ -1,11 +1,10 @@
-"""Where the stream must start again, and how the batches from there on were cut.
+"""Position at which the stream must start again, and the cuts of the batches after it.
 
-A batch that was recorded is cut the same way in each replay (T-11, T-26).  Records are durable
-with the next checkpoint at the latest; the power of the machine may go before.  Then the result
-tables are ahead of everything here, and their progress rows say how far: the lost batches become
-one that ends where a table stands.  Its state is computed anew and its diffs are not written, and
-that is exact, since state and table at a position are what the source's rows there make them,
-however the way to it was divided.
+A recorded batch is cut the same way in each replay (T-11, T-26).  Records are durable with the next
+checkpoint at the latest; a power failure may come before it.  Then the result tables are ahead of
+the local state, and their progress rows say how far.  The lost batches become one that ends at a
+table's position.  Its state is recomputed and its diffs are not written.  The result is exact: the
+source's rows at a position determine state and table, however the batches before it were cut.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the recorded batches come again."""
+    """How recorded batches are replayed."""
 
     start: Position
-    """The first of them comes after this."""
+    """Position after which the first of them begins."""
     backlog: Backlog | None
-    """Those that are kept on our side, which come first."""
+    """Batches retained locally, which come first."""
     cuts: list[Cut]
-    """Those that the source sends again."""
+    """Batches that the source sends again."""
     stream_lsn: int
-    """Where it begins."""
+    """LSN at which the source begins."""
 
     @property
     def batches(self) -> int:
-        """How many come again."""
+        """Number of batches to replay."""
         return len(self.cuts) + (self.backlog.left if self.backlog is not None else 0)
 
 
 def plan(book: Book) -> Plan:
-    """Recorded batches that some live view lacks, and where the stream must start.
+    """Return the recorded batches that a live view lacks, and where the stream must start.
 
-    The book's position moves over recorded batches that nobody lacks.
+    If no live view lacks recorded batches, the book's position moves over them.
 
     Raises:
-        ContinuityLost: the source has not come so far: it was restored.
+        ContinuityLost: the source is at an earlier position, so it was restored.
     """
     _check_age(book)
     _find(book)
@@ -73,7 +72,7 @@ def plan(book: Book) -> Plan:
     retained = book.retained
     if not retained.exists or not (retained.local or retained.covers(base)):
         return Plan(start, None, _cuts(book, ends, start, last), lsn)
-    # The source goes on where the queue ends, be it before what live views have: it is for all.
+    # The source goes on at the end of the queue, even if live views are further.
     known = Position(retained.last, book.retained_lsn)
     cuts = _cuts(book, ends, known, last)
     if base >= known.txid:
@@ -82,7 +81,7 @@ def plan(book: Book) -> Plan:
 
 
 def _find(book: Book) -> None:
-    """Records that the power of the machine has taken, of batches that are kept."""
+    """Restore records that were lost in a power failure, from the retained batches."""
     meta: positions.Meta = {}
     if book.retained.exists:
         for record in book.retained.records(book.records.last):
@@ -92,12 +91,12 @@ def _find(book: Book) -> None:
 
 
 def _retain(book: Book, base: int, last: int) -> None:
-    """Have batches kept on our side from where somebody may need them on, if they should be."""
+    """Begin to retain batches from where a view or hold may need them, if that is configured."""
     retained = book.retained
     if not retained.local:
         return
     views = [*(view for view in book.views.values() if view.owned), *book.parts]
-    # A hold that is in vain (what it needs is gone) keeps nothing.
+    # A hold whose changes are gone retains nothing.
     holds = [h for h in book.holds.jobs().values() if book.needs(h) >= book.confirmed]
     least = min([base, last, *(v.mark.txid for v in views), *(h.txid for h in holds)])
     durable = min([least, book.durable.txid, *(v.durable.txid for v in views)])
@@ -109,7 +108,7 @@ def _retain(book: Book, base: int, last: int) -> None:
 
 
 def _check_age(book: Book) -> None:
-    """Nobody would be told of what a source writes where it has once been."""
+    """Raise ContinuityLost if the source is behind the engine's position."""
     row = book.owner.conn.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     ours = book.position.lsn
@@ -121,7 +120,7 @@ def _check_age(book: Book) -> None:
 
 
 def _cuts(book: Book, ends: Mapping[int, int], start: Position, last: int) -> list[Cut]:
-    """The batches after ``start``, all recorded; a lost one ends where the one before does."""
+    """Return the cuts after ``start``; a lost batch ends where the one before it does."""
     cuts = []
     meta: positions.Meta = {}
     end = start.lsn

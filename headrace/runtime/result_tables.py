@@ -1,12 +1,12 @@
-"""A look at the result tables now and then: a view that seldom changes need not wait for a row.
+"""Periodic checks of the result tables, so that a change is found without a row to write.
 
-Each table has a *sign*, which changes when somebody drops, renames or alters it, grants a right on
-it or makes an index.  Only then is it looked at closely: a view whose table is gone or altered
-stops, and what users have made of the table is written down (sink/kept.py), in case that it goes.
+Each table has a *sign*, which changes when it is dropped, renamed or altered, when rights on it are
+granted, or when an index is created.  Only then is it checked in full: a view whose table is gone
+or altered stops, and users' additions to the table are recorded (sink/kept.py), in case it is lost.
 
-Postgres has no index of what has changed in its catalog.  So one look is at no more than ``_TURN``
-tables, in turn, besides those of views that have come or changed: with thousands of views it is a
-while until a table has its turn, and a look costs the same.
+Postgres has no index of recent catalog changes.  So one check covers at most ``_TURN`` tables in
+turn, besides those of new and changed views.  With thousands of views it takes a while until a
+table has its turn, but each check costs the same.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _TURN: Final = 100
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
-    """Why a result table cannot be written; ``lock``: also whether it is locked now."""
+    """Return why a result table cannot be written, or None; ``lock``: also if it is locked now."""
     return find_unwritable(book, [view], lock=lock).get(view.id)
 
 
 def find_unwritable(
     book: Book, views: Sequence[View], *, lock: bool = False
 ) -> dict[int, HeadraceError]:
-    """Return why result tables cannot be written, by view; none for those that can.
+    """Return why result tables cannot be written, by view ID; without those that can.
 
-    All are looked at together.  An error of the server is one table's: half of them are looked at
-    then, and the other half, until that table is found.
+    All are checked together.  If the server raises an error, the halves are checked separately,
+    until the table at fault is found.
     """
     try:
         return _look(book, views, lock=lock)
     except psycopg.errors.LockNotAvailable:
-        # The system catalog, where no lock was asked for: whoever asks comes again.
+        # Without ``lock``, a lock on the system catalog: the caller tries again later.
         if not lock:
             raise
         error: HeadraceError = SinkBlocked(f"result table {views[0].target.shown} is locked")
@@ -83,26 +83,26 @@ def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, Headrac
 
 
 class ResultTables:
-    """Those of one engine's views; every method runs on the engine's thread."""
+    """Checks of one engine's result tables; every method runs on the engine's thread."""
 
     def __init__(self, book: Book, fail: Callable[[View, HeadraceError], None]) -> None:
-        """``fail`` stops a view."""
+        """Create it; ``fail`` stops a view."""
         self._book = book
         self._fail = fail
         self._changes = book.index.links.follow()
         self._changed: set[int] = set()
-        """Views to be looked at out of turn."""
+        """Views to check out of turn."""
         self._signs: OrderedDict[int, str | None] = OrderedDict()
-        """Of live views, the next one first; None: it is not known yet."""
+        """Signs of live views, the next to check first; None: not known yet."""
         self._snapshot = ""
-        """The source's at the last look."""
+        """The source's snapshot at the last check."""
         self._left = 0
-        """Number of views that have not had their turn since a transaction ended there."""
+        """Number of views still to check since the snapshot changed."""
         self.due = 0.0
-        """When to look next, on the monotonic clock."""
+        """When to check next, on the monotonic clock."""
 
     def poll(self) -> None:
-        """Look, if it is time to."""
+        """Check tables, if it is time to."""
         book = self._book
         conn = book.owner.conn
         now = clock.monotonic()
@@ -122,7 +122,7 @@ class ResultTables:
         self._left = max(self._left - _TURN, 0)
         if not live:
             return
-        self._changed.update(live)  # until they were looked at
+        self._changed.update(live)  # until the check has succeeded
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs[i] != sign}
         try:
@@ -138,7 +138,7 @@ class ResultTables:
         self._changed.clear()
 
     def _take_changes(self) -> list[View]:
-        """Give the views that live a turn, and no others; returns those that are new or changed."""
+        """Give a turn to live views only; return those that are new or changed."""
         book = self._book
         self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
         found = []
@@ -158,5 +158,5 @@ class ResultTables:
         except psycopg.Error as error:
             if failures.is_lost(error) or conn.closed:
                 raise
-            # Somebody drops an index just then, say.  It is noted when it changes again.
+            # For example, an index is being dropped.  It is recorded at the next change.
             _log.warning("grants and indexes not noted", reason=str(error))

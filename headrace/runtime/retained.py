@@ -1,16 +1,14 @@
-"""What the stream has sent, kept on our side until nobody needs it (``wal_retention = local``).
+"""The queue of batches retained locally until no view needs them (``wal_retention = local``).
 
-One queue (``storage/``) holds every batch by its txid, as the raw messages that it consists of, so
-that it is decoded again exactly as it was.  One for all tables: what is replayed are whole batches,
-over all tables in the order of their commits, and a table's messages mean nothing without them.
+One queue (``storage/``) holds every batch by its txid, as the raw messages from the stream, so that
+it can be decoded again.  There is one queue for all tables, because a replay needs whole batches,
+over all tables in commit order.  For the format see ``packing.py``.
 
-How a batch stands there is in ``packing.py``: it can be decoded without any batch before it.
-
-* Invariant 1: batches stand in it one after the other, without a gap, each whole.
-* Invariant 2: what the source is told that it may forget was synced here before, with the
-  checkpoint that tells it; that checkpoint says how far the queue must be found again.
-* Invariant 3: what is not as it was written is never a batch: who needs it is filled anew, unless
-  the source still has it.
+* Invariant 1: batches follow each other without a gap, each whole.
+* Invariant 2: everything that is confirmed to the source was synced here before, with the
+  checkpoint that confirms it.  That checkpoint says how far the queue must reach.
+* Invariant 3: damaged data is never taken for a batch.  A view that needs such a batch is refilled,
+  unless the source still has the batch.
 """
 
 from __future__ import annotations
@@ -44,28 +42,28 @@ _PREFIX: Final = "intake "
 _RETRY_S: Final = 60.0
 _NUMBERS: Final = 1 << 32
 _PART_MAX: Final = 2
-"""Of what all queues may hold, at most one part in so many: subplans must go on."""
+"""Divisor of the size of all queues; the rest is for subplans."""
 
 
 class Retained:
     """The intake's queue of one engine; every method runs on its thread."""
 
     READER: Final = "views"
-    """The one successor: what the least of all needs is what is kept."""
+    """The only successor; it stands for the view that is furthest behind."""
 
     def __init__(self, settings: Settings) -> None:
         self.local: Final = settings.wal_retention == "local"
-        """Whether what the stream sends should be kept here."""
+        """Whether batches should be retained locally."""
         self._bytes_max: Final = settings.queue_bytes_max // _PART_MAX
         self._storage: Storage | None = None
         self.queue: Queue | None = None
-        """The queue, if there is one; other threads may look at it."""
+        """The queue, if there is one; other threads may read it."""
         self._mark = RetainedMark(0, 0, 0, 0, 0)
         self._lsn = 0
         self._readable = 0
-        """What came up to this txid is damaged."""
+        """Batches up to this txid are damaged."""
         self.damaged = False
-        """Whether something was lost that somebody may have needed."""
+        """Whether batches were lost that a view may have needed."""
         self._descriptions = Descriptions()
         self._full_at: float | None = None
 
@@ -73,58 +71,58 @@ class Retained:
 
     @property
     def taking(self) -> bool:
-        """Whether what the stream sends is kept here, so that the source need not."""
+        """Whether batches are retained now, so that the source need not keep its WAL."""
         return self.local and self.queue is not None and self._full_at is None
 
     @property
     def exists(self) -> bool:
-        """Whether there is a queue, be it empty."""
+        """Whether there is a queue, even an empty one."""
         return self.queue is not None
 
     @property
     def last(self) -> int:
-        """The last txid that is here; 0: there is no queue."""
+        """Txid of the last batch; 0: there is no queue."""
         return self.queue.last_txid if self.queue is not None else 0
 
     @property
     def lsn(self) -> int:
-        """Where what follows ``last`` begins, or an earlier position."""
+        """LSN at which the changes after ``last`` begin, or a lower one."""
         return self._lsn
 
     def covers(self, txid: int) -> bool:
-        """Whether everything that came after ``txid``, up to ``last``, can be read here."""
+        """Return whether all batches after ``txid``, up to ``last``, can be read here."""
         queue = self.queue
         if queue is None or txid < self._readable:
             return False
         return queue.base_txid <= txid <= queue.last_txid
 
     def follows(self, txid: int, lsn: int) -> bool:
-        """Whether all that came after ``txid`` is here, and came without a gap since ``lsn``.
+        """Return whether all batches after ``txid`` are here, without a gap since ``lsn``.
 
-        Where the stream was lost it goes on with the next txid, but further on.
+        After a loss of the stream, txids go on, but at a higher LSN.
         """
         return self.covers(txid) and lsn >= self._mark.begin
 
     def bytes_after(self, txid: int) -> int:
-        """Bytes that are kept for somebody who has everything up to ``txid``."""
+        """Return the bytes retained after ``txid``."""
         if self.queue is None or not self.covers(txid):
             return 0
         return self.queue.bytes_after(txid)
 
     @property
     def full(self) -> bool:
-        """Whether there was no room here for what should be kept."""
+        """Whether there was no room for a batch."""
         return self.local and self._full_at is not None
 
     @property
     def roomy(self) -> bool:
-        """Whether it was full and another try is worth it."""
+        """Whether it was full and it is time for another attempt."""
         if self._full_at is None or clock.monotonic() < self._full_at + _RETRY_S:
             return False
         return self.queue is None or self.queue.queued_bytes < self._bytes_max * 3 // 4
 
     def statistics(self) -> dict[str, int | bool]:
-        """Numbers for the status; from any thread."""
+        """Return counters for the status; callable from any thread."""
         queue = self.queue
         return {
             "taking": self.taking,
@@ -135,7 +133,7 @@ class Retained:
     # --- coming and going
 
     def open(self, db: RocksDatabase, storage: Storage) -> None:
-        """Take over what an earlier run has left, as far as it is whole."""
+        """Take over the batches of an earlier run, as far as they are whole."""
         self._storage, self.queue = storage, None
         self._readable, self._full_at = 0, None
         mark = positions.get_retained(db) or RetainedMark(secrets.randbits(32), 0, 0, 0, 0)
@@ -152,7 +150,7 @@ class Retained:
         if found is not None and not mark.front and found.last_txid < mark.txid:
             found.begin_after(mark.txid)
         lost = found is None or found.front < mark.front or found.last_txid < mark.txid
-        # The state may have lost more than it should, and be older than what was given up here.
+        # An older copy of the state may lack batches that were dropped here.
         if found is None or lost or found.base_txid > mark.txid:
             _log.error("what was kept of the stream is lost", up_to=mark.txid)
             self.damaged = True
@@ -166,22 +164,22 @@ class Retained:
         found.open(self.READER, found.base_txid)
 
     def _check_end(self, queue: Queue) -> None:
-        """What no checkpoint has seen must be this queue's, one batch after the other.
+        """Drop batches after the checkpoint unless they belong to this queue, without a gap.
 
-        The power of the machine may have gone: what stands there then may be of any time.
+        After a power failure, the file may contain data of any time.
         """
         damaged, last = self.damaged, self._mark.txid
         with contextlib.suppress(TransientError):
             while last < queue.last_txid:
                 self._read(last + 1)
                 last += 1
-        self._readable, self.damaged = 0, damaged  # nobody was told to rely on what is gone
+        self._readable, self.damaged = 0, damaged  # no checkpoint relies on these batches
         queue.begin_after(last)
 
     def begin(self, db: RocksDatabase, txid: int, lsn: int) -> None:
-        """Nobody needs what is here: begin anew, with what comes after ``txid``, from ``lsn`` on.
+        """Begin a new queue with the batches after ``txid``, from ``lsn`` on; drop the old one.
 
-        If there is no room for it the source keeps all.
+        If there is no room for it, the source keeps all WAL.
         """
         storage = self._storage
         assert storage is not None, "it was opened"
@@ -204,7 +202,7 @@ class Retained:
         _log.info("the stream is kept here", after=txid)
 
     def lose(self, db: RocksDatabase) -> None:
-        """What is here is of no use; nothing happens if there is nothing."""
+        """Drop the queue, which is of no use any more; do nothing if there is none."""
         if not self._mark.lsn:
             return
         assert self._storage is not None, "it was opened"
@@ -216,7 +214,7 @@ class Retained:
         self._storage.drop(f"{_PREFIX}{self._mark.number}")
 
     def keep_after(self, db: RocksDatabase, txid: int) -> None:
-        """Everybody has everything up to ``txid``, durably."""
+        """Drop the batches up to ``txid``, which every view has durably."""
         if self.queue is None:
             return
         if not self.local and txid >= self.queue.last_txid:
@@ -225,7 +223,7 @@ class Retained:
         self.queue.keep_after(self.READER, txid)
 
     def note(self, meta: Meta) -> None:
-        """Add to a checkpoint how far it must be found again."""
+        """Add to a checkpoint how far the queue must reach."""
         queue = self.queue
         if queue is not None:
             self._mark = RetainedMark(
@@ -236,14 +234,14 @@ class Retained:
     # --- putting
 
     def rewind(self) -> None:
-        """The stream begins anew, and describes its tables again."""
+        """Prepare for a new stream, which describes its tables again."""
         self._descriptions = Descriptions()
         self._full_at = None
 
     def put(self, record: BatchRecord, batch: Batch) -> bool:
-        """Keep a batch; after a replay it stands here already.  Returns whether it does.
+        """Retain a batch, unless a replay finds it there already; return whether it is there.
 
-        What there is no room for is left to the source, with all that follows.
+        If there is no room, the source keeps its WAL from this batch on.
         """
         queue = self.queue
         if queue is None or not self.taking or record.txid <= queue.last_txid:
@@ -274,13 +272,13 @@ class Retained:
     # --- reading
 
     def records(self, after: int) -> list[BatchRecord]:
-        """How the batches after ``after`` were cut that stand here."""
+        """Return the records of the batches after ``after``."""
         return [self._record(txid) for txid in range(after + 1, self.last + 1)]
 
     def backlog(self, after: int) -> Backlog:
-        """The batches after ``after``, to be taken in order.  REQUIRES: ``covers(after)``.
+        """Return the batches after ``after``, to be taken in order.  REQUIRES: ``covers(after)``.
 
-        More of them may be taken when more have been put.
+        Later batches can be taken from it once they have been put.
         """
         return Backlog(self.last - after, self._batches(after))
 
@@ -293,10 +291,10 @@ class Retained:
         return packing.record(txid, self._read(txid))
 
     def _read(self, txid: int) -> list[Frame]:
-        """The frames of a batch.
+        """Return the frames of a batch.
 
         Raises:
-            TransientError: they are not as they were written; ``covers`` knows from now on.
+            TransientError: they are damaged; ``covers`` is false from now on.
         """
         queue, storage = self.queue, self._storage
         assert queue is not None, "covers(txid - 1)"

@@ -1,9 +1,9 @@
-"""Views whose worker went away, and comes back, on the engine's thread.
+"""Views whose worker is lost, and comes back; on the engine's thread.
 
-Such a view stands still, like one whose table is locked, and what it lacks is kept for it; the
-others do not notice.  Its worker begins with what it had made durable, and what came after that
-comes again.  If it stays away for ``worker_lost_s`` it counts as lost: its views stop as those do
-whose states are damaged, and what fills these anew (``server/resumer.py``) places them elsewhere.
+Such a view stops, like one whose table is locked, and its changes are retained; other views are not
+affected.  The worker comes back with its durable states, and later changes are replayed.  After
+``worker_lost_s`` the worker counts as lost for good.  Its views then stop as if their states were
+damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.25
 
 
 class Returning:
-    """Of one engine; every method runs on its thread."""
+    """Handling of lost workers for one engine; every method runs on its thread."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class Returning:
         rewind_soon: Callable[[], None],
         lose: Callable[[str], None],
     ) -> None:
-        """``lose``: from now on a worker counts as lost."""
+        """Create it; ``lose`` declares a worker lost."""
         self._book = book
         self._lose = lose
         self._loading = loading
         self._leaving = leaving
         self._rewind_soon = rewind_soon
         self.due = math.inf
-        """When to come by again (``look``), on the monotonic clock."""
+        """When to call ``look`` again, on the monotonic clock."""
         self._since: dict[str, float] = {}
-        """Since when workers are away that views wait for, on the monotonic clock."""
+        """Since when workers that views wait for are out of reach, on the monotonic clock."""
 
     def look(self) -> None:
         """Stop views whose worker is gone, and let those go on whose worker is back."""
@@ -72,7 +72,7 @@ class Returning:
         self._give_up([view for view in waiting if self._book.missing(view)])
 
     def _give_up(self, waiting: list[View]) -> None:
-        """Stop views that have waited for too long for a worker: it counts as lost."""
+        """Stop views that have waited too long for a worker, and declare the worker lost."""
         patience_s, now = self._book.settings.worker_lost_s, clock.monotonic()
         away = {view.id: self._away(view) for view in waiting}
         self._since = {w: self._since.get(w, now) for found in away.values() for w in found}
@@ -85,7 +85,7 @@ class Returning:
                 self._leaving.fail(view, _lost_for_good(found[0], patience_s))
 
     def _away(self, view: View) -> set[str]:
-        """The workers that have states of a view, and cannot be asked."""
+        """Return the workers that have states of a view and are out of reach."""
         units = (view, *self._book.parts_of(view))
         return {unit.placed for unit in units if unit.placed and not unit.reachable}
 

@@ -1,4 +1,4 @@
-"""Rows of a batch as another worker is sent them: words of one session, in order."""
+"""Rows of a batch as another worker receives them: messages of one session, in order."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _log = structlog.get_logger(__name__)
 Word = tuple[ToWorker, pa.RecordBatch | None]
 
 _KEPT_BYTES_MAX: Final = 64 << 20
-"""Of a batch's rows, for who is to be blamed."""
+"""Maximum bytes of a batch's rows that are kept to find the row that causes an error."""
 _WAITING_MAX: Final = 64
 _WAITING_BYTES_MAX: Final = 1 << 25
-"""Words that wait, and bytes of their rows; then the coordinator does."""
+"""Maximum number of waiting messages, and bytes of their rows; then the coordinator waits."""
 
 
 class Inbox:
-    """Words of one session, in order; ended when the coordinator is gone."""
+    """Messages of one session, in order; ended when the coordinator is gone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -49,7 +49,7 @@ class Inbox:
         self._over = False
 
     def put(self, word: Word | None) -> None:
-        """Add a word; None: there will be no other."""
+        """Add a message; None: it was the last one."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._room)
             if not self._over:
@@ -62,10 +62,10 @@ class Inbox:
         return len(self._words) < _WAITING_MAX and self._bytes < _WAITING_BYTES_MAX
 
     def get(self, timeout_s: float | None = None) -> Word | None:
-        """The next word; None: nothing for so long.
+        """Return the next message; None: there was none for ``timeout_s``.
 
         Raises:
-            Ended: there will be none.
+            Ended: there will be no more.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._words, timeout_s)
@@ -80,30 +80,30 @@ class Inbox:
         return found
 
     def next(self) -> Word:
-        """The next word, for which it waits; see ``get``."""
+        """Wait for the next message and return it; see ``get``."""
         while (found := self.get()) is None or isinstance(found[0], Alive):
             pass
         return found
 
     def close(self) -> None:
-        """Nobody reads on; who waits for a word hears it."""
+        """Drop later messages, and wake threads that wait for one."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
 
 class Latest:
-    """Which coordinator has begun last: one before it is none any more, though it may not know."""
+    """Epoch of the coordinator that began last; earlier ones are refused, and may not know it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epoch = 0
 
     def begin(self, epoch: int) -> None:
-        """One of ``epoch`` greets.
+        """Accept a coordinator with ``epoch``.
 
         Raises:
-            Ended: another has begun since.
+            Ended: a newer coordinator has begun.
         """
         with self._lock:
             if epoch < self._epoch:
@@ -125,7 +125,7 @@ class SentFrames(Frames):
         inbox: Inbox,
         aside: Callable[[WriteSnapshot | AskStats | Export], None],
     ) -> None:
-        """``aside`` is given what comes from other threads of the coordinator meanwhile."""
+        """Create it; ``aside`` gets messages from other threads of the coordinator meanwhile."""
         super().__init__(begin.txid, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
         self._inbox = inbox
         self._aside = aside
@@ -133,14 +133,14 @@ class SentFrames(Frames):
         self._bytes = 0
         self._rows = 0
         self.ended = False
-        """Whether all of them, or that there are no more, has come."""
+        """Whether all rows, or the end of the batch, have come."""
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Chunks of frames.
+        """Iterate over chunks of frames.
 
         Raises:
-            Interrupted: the coordinator has given the batch up.
-            Ended: it is gone.
+            Interrupted: the coordinator gave up the batch.
+            Ended: the coordinator is gone.
         """
         if self.ended:
             yield from [] if self._kept is None else [self._kept]
@@ -178,13 +178,13 @@ class SentFrames(Frames):
             self._kept.append(frame)
 
     def rest(self) -> None:
-        """Take in what is still to come."""
+        """Read the rest of the batch."""
         while not self.ended:
             with contextlib.suppress(RowsLost):
                 self._next()
 
     def all(self) -> list[TableDiffs] | None:
-        """Every frame; None when they are too many to keep."""
+        """Return every frame, or None when they are too many to keep."""
         return self._kept
 
 

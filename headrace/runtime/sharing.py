@@ -1,56 +1,55 @@
-"""Subplans that several views have in common, kept once.
+"""Sharing of subplans that several views have in common.
 
     view a: plan ──► own part ◄─┐
                                 ├── diffs of the shared subplan, txid by txid ◄── its own state
     view b: plan ──► own part ◄─┘
 
-A *shared subplan* is a unit like a view, without a result table: it has a plan, a store and a mark,
-is processed before those that read it, committed when they are, and checkpointed with them in one
-write.
+A *shared subplan* is a unit like a view, but without a result table.  It has a plan, a store and a
+mark.  It is processed before its readers, committed when they are, and checkpointed with them in
+one write.
 
-How it comes about.  A new view is populated whole, as if it were alone.  When the worker takes its
-state, it looks for the largest subplans that other views have too (``subplans.signatures``).  Where
-one is found, the staged state of those nodes becomes the state of a shared subplan, and the new
-view reads from it.  The others, which run with a state of their own, *join*: at a moment when
-nothing is in flight, and both they and the shared subplan are durable at one txid, they drop their
-state of these nodes and read on.  Both are functions of the same tables as of the same txid, so
-nothing changes hands.  A view that meets a shared subplan joins it likewise, once it has caught up.
-Shared subplans may read others.
+Creation.  A new view is populated whole, as if it were alone.  When the worker takes in its state,
+it looks for the largest subplans that other views also have (``subplans.signatures``).  For each of
+these, the staged state of the nodes becomes the state of a shared subplan, and the new view reads
+its output.  The other views, which run with their own state, *join* when nothing is in flight, and
+both the view and the shared subplan are durable at one txid.  They drop their state of these nodes
+and read on.  Both states are functions of the same tables as of the same txid, so nothing is handed
+over.  A new view joins existing shared subplans in the same way, once it has caught up.  Shared
+subplans may read others.
 
-Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the
-shared subplan goes on with the others.  What it sends is therefore kept in a queue
-(``shared.py``) until everybody who reads it is durably beyond; a view that goes on is fed from
-there.
+Stopped readers.  A view that is paused, or whose table is locked, stops at its txid, while the
+shared subplan goes on with the other views.  Its output is therefore kept in a queue
+(``shared.py``) until every reader is durably beyond it; a view that goes on is fed from there.
 
-* Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory
-  and in each checkpoint; and what it sent since the least durable mark of theirs is in its queue.
-* Invariant 2: who reads what is written in one batch with the dropping of states, or the making of
-  marks: at any moment of a crash a unit has the state that its part of the plan needs.
+* Invariant 1: the mark of a shared subplan is never behind that of a reader, in memory and in each
+  checkpoint.  Its output since the readers' least durable mark is in its queue.
+* Invariant 2: the feeds are written in one batch with the dropping of states, or the creation of
+  marks.  At any crash, a unit has the state that its part of the plan needs.
 * Invariant 3: a shared subplan without readers is dropped.
 * Invariant 4: a shared subplan reads the tables that its readers' plans read below it
   (``subplan_members.py``).
 
-When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.
-A view that has stopped for good reads nothing any more; filled anew, it may share again.
+If a shared subplan fails (a row divides by zero in it), all its readers fail, as each would have
+alone.  A view that has stopped for good reads nothing; refilled, it may share again.
 
-*Connection points.*  A view that is fed from another one (option ``from``) is a reader of a
-subplan that is all of that one's plan; its own plan begins with what comes from there.  It is never
-without: what is below is nowhere in its plan.
+*Connection points.*  A view that is fed from another one (option ``from``) reads a subplan that is
+all of that view's plan; its own plan begins with the output of the subplan.  It cannot do without
+the subplan, because its own plan does not contain the nodes below.
 
-*Parts on other workers.*  A view may be cut: nodes of its plan are computed elsewhere, each with
-all that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on
-that worker, what it sends comes here, into its queue, and is read here like that of any other.
+*Parts on other workers.*  A view may be cut: nodes of its plan are computed on other workers, each
+with everything below it, as a subplan that only the view reads (``parts``).  The part's states are
+on that worker; its output comes here, into its queue, and is read like that of any shared subplan.
 
-* Invariant 5: what a part has sent up to its mark on its worker is in the queue here: the worker
-  keeps with each mark how far that is (``Shared.told``), and is told to write it after the queue
-  was.  Who comes back without that is not believed.
-* In memory a part may be behind its view, after its worker has died: then it catches up alone, for
-  what it sent is here, and until it has, no checkpoint has the view.
-* A part is there from when the state database here says so, which is after its worker has made it
-  durable; one that nobody knows of is dropped there when it joins.
+* Invariant 5: the queue here has the output of a part up to the part's mark on its worker.  The
+  worker stores the queue's position with each mark (``Shared.told``), and is told to write the mark
+  after the queue.  If the queue lacks some of it, the worker's states are not used.
+* In memory, a part may be behind its view after its worker has died.  It then catches up alone,
+  because its output is here.  Until it has, checkpoints leave the view out.
+* A part exists once the state database here has it, which is after its worker has made it durable.
+  A worker that joins drops parts that are unknown here.
 
-Not shared: what reads the clock, and groups that show a key in the form in which it came first.
-Views are kept out by their option ``sharing``, all of them by the setting of that name.
+Not shared: nodes that read the clock, and groups that show a key in the form that came first.
+The option ``sharing`` keeps out one view, the setting of that name all views.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ _RETRY_S: Final = 1.0
 
 
 class FeedLost(ContinuityLost):
-    """What a view is fed from is not there any more."""
+    """The subplan that feeds a view no longer exists."""
 
 
 class Sharing:
@@ -114,20 +113,20 @@ class Sharing:
         self._links: Final = book.index.links
         self._signatures: Final = Signatures()
         self._changes: Final = book.index.links.follow()
-        """Units whose signatures may not be known yet."""
+        """Units whose signatures may be unknown."""
         self._affected: set[int] = set()
-        """Units that may be able to read more or less than when ``look_at`` was called last."""
+        """Units that may be able to read more or less than at the last call of ``look_at``."""
         self._joining: dict[int, dict[str, int]] = {}
-        """Units that could read more than they do: all that they would."""
+        """Units that could read more subplans than they do, with all feeds they would have."""
         self._retry_at = 0.0
 
     # --- from and to the state database
 
     def read(self) -> None:
-        """Take over what an earlier run has left.
+        """Restore the shared subplans of an earlier run.
 
         Raises:
-            StateDamaged: it cannot be read.
+            StateDamaged: they cannot be read.
         """
         book = self._book
         book.subplans.clear()
@@ -137,14 +136,14 @@ class Sharing:
         book.subplans.update({made.id: made for made in found})
 
     def follow(self, views: Iterable[View]) -> None:
-        """Have subplans read the members of tables that ``views``, which are new here, read."""
+        """Let subplans read the table members that ``views``, which are new here, read."""
         subplan_members.restore(self._book, views, self._feeds)
 
     def restore(self, view: View) -> None:
-        """Have a view, whose mark is known, read what it has read before.
+        """Restore the feeds of a view whose mark is known.
 
         Raises:
-            StateDamaged: that is not there.
+            StateDamaged: a subplan is missing.
         """
         feeds = self._feeds.get(view.id)
         for feeder in feeds.values():
@@ -155,14 +154,15 @@ class Sharing:
         subplan_members.check(self._book, view)
 
     def part(self, view: View) -> Shared:
-        """The shared subplan of all that a view computes, which the view itself reads then.
+        """Return the shared subplan of all that a view computes; the view itself reads it then.
 
-        Where there is none, the view's states become those of a new one.
+        If there is none, the view's states become those of a new one.
 
-        REQUIRES: nothing is in flight, and all is durable.
+        REQUIRES: nothing is in flight, and everything is durable.
 
         Raises:
-            TransientError: the view is not where the engine is, or about to join another one.
+            TransientError: the view is not at the engine's position, or about to join a subplan.
+            UnsupportedError: the view is on another worker.
         """
         if view.placed or view.parts:
             raise UnsupportedError(
@@ -203,10 +203,10 @@ class Sharing:
         return made
 
     def feed(self, view: View, feeds: Mapping[str, int], txid: int) -> None:
-        """Have a new view, whose first contents are of ``txid``, read what it was made of.
+        """Set the feeds of a new view, whose first contents are as of ``txid``.
 
         Raises:
-            FeedLost: that is gone, or was set back.
+            FeedLost: a feeding subplan is gone, or was set back.
         """
         for feeder in feeds.values():
             shared = self._book.subplans.get(feeder)
@@ -216,7 +216,7 @@ class Sharing:
         _check_fed(view)
 
     def cut(self, view_id: int) -> dict[str, str]:
-        """The parts that a view has, as the state database says: workers by node."""
+        """Return the parts of a view in the state database: worker by node."""
         feeds = self._feeds.get(view_id)
         known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
@@ -224,12 +224,12 @@ class Sharing:
     def inherit(
         self, view: View, kept: int, nodes: Collection[str], meta: Meta
     ) -> Callable[[], None]:
-        """Have a view read what ``kept`` reads, whose ``nodes`` it goes on with.
+        """Give a view the feeds of ``kept``, whose ``nodes`` it reuses.
 
-        To be called once what is added to ``meta`` is durable: the answer.
+        Return a function to call once the additions to ``meta`` are durable.
 
         Raises:
-            StateDamaged: it would not have all that it needs.
+            StateDamaged: the view would lack a subplan.
         """
         feeds = self._feeds.get(kept)
         if not (feeds.keys() <= set(nodes) and self._book.subplans.keys() >= set(feeds.values())):
@@ -250,12 +250,12 @@ class Sharing:
         return inherited
 
     def reach(self, view: View) -> None:
-        """Have the parts of a view that are on other workers at hand.
+        """Reconnect the parts of a view that are on other workers.
 
         Raises:
-            OutOfReach: a worker cannot be asked now.
-            StateDamaged: it has lost the states, or we what came of them.
-            Deadly: it dies of them.
+            OutOfReach: a worker is out of reach.
+            StateDamaged: the worker's states, or the output here, are lost.
+            Deadly: the worker crashes because of them.
         """
         for part in self._book.parts_of(view):
             if part.reachable:
@@ -271,7 +271,7 @@ class Sharing:
             part.story.add("back", worker=part.placed, txid=mark.txid)
 
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
-        """Have other workers take their parts of a new view."""
+        """Deploy the parts of a new view on other workers."""
         made: list[Shared] = []
         for worker in set(view.parts.values()):
             self._hosts.reach(worker)
@@ -296,13 +296,13 @@ class Sharing:
         return made
 
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
-        """Make subplans of a new view: what it has in common with others, or is elsewhere.
+        """Create the subplans of a new view: those shared with other views, or its remote parts.
 
-        ``runs`` have its states, of which it must keep those of its own part only.  Who reads what
-        is added to ``meta``, which must be written before ``divided``.
+        ``runs`` have the view's states; it must keep only those of its own part.  The feeds are
+        added to ``meta``, which must be written before ``divided``.
 
         Raises:
-            OutOfReach: a worker that is to have a part cannot be asked now.
+            OutOfReach: the worker for a part is out of reach.
         """
         if view.parts:
             return self._cut(view, runs, mark, meta)
@@ -328,7 +328,7 @@ class Sharing:
         return made
 
     def divided(self, view: View, made: list[Shared], mark: StateMark) -> None:
-        """What ``divide`` has made is durable."""
+        """Register the subplans that ``divide`` created; they are durable."""
         for shared in made:
             if not shared.placed:
                 shared.restore(self._book.db.view(shared.id, mark.txid), mark)
@@ -343,10 +343,10 @@ class Sharing:
             self._feeds.put(view.id, view.feeds)
 
     def _common(self, view: View) -> list[str]:
-        """The largest subplans of a new view that others keep for themselves."""
+        """Return the largest subplans of a new view that other units compute for themselves."""
         if not _may(self._book, view):
             return []
-        # The signatures of all units that may share are known then.
+        # This makes the signatures of all units that may share known.
         for unit in map(self._book.unit, self._changes.take()):
             if unit is not None and _shares(self._book, unit):
                 self._signatures.of(unit)
@@ -363,9 +363,9 @@ class Sharing:
     # --- who reads what
 
     def told(self, view: View) -> dict[str, tuple[int, list[str]]]:
-        """Nodes whose rows a view shares: id of the subplan, and the views that need it too.
+        """Return the shared nodes of a view: ID of the subplan, and the other views that need it.
 
-        From any thread.
+        Callable from any thread.
         """
         out = {}
         for node, feeder in dict(view.feeds).items():
@@ -378,16 +378,16 @@ class Sharing:
     # --- joining and leaving
 
     def look(self) -> None:
-        """Find out which units could read more than they do."""
+        """Find all units that could read more subplans than they do."""
         self._joining = {}
         self._affected.clear()
         self._find([unit for unit in self._book.units if _shares(self._book, unit)])
         self._durability.trim(self._book.subplans.values())
 
     def look_at(self, *unit_ids: int, trimmed: Iterable[int] = ()) -> None:
-        """Do as ``look`` for these units, and for those that were affected since the last call.
+        """Do as ``look`` for these units, and for those affected since the last call.
 
-        ``trimmed`` are subplans that other units read now, besides those of ``unit_ids``.
+        ``trimmed``: subplans with other readers now, besides those that ``unit_ids`` read.
         """
         affected = self._affected | set(unit_ids)
         self._affected.clear()
@@ -401,7 +401,7 @@ class Sharing:
         self._durability.trim(shared for shared in known if shared is not None)
 
     def _find(self, units: Iterable[Unit]) -> None:
-        """Put those of ``units`` into ``_joining`` that could read more than they do."""
+        """Add those of ``units`` that could read more than they do to ``_joining``."""
         self._retry_at = 0.0
         for unit in units:
             other = {
@@ -410,13 +410,13 @@ class Sharing:
                 for shared in self._links.outputs(signature)
                 if not shared.placed and shared.id != unit.id
             }
-            other |= unit.feeds  # of these it keeps no state
+            other |= unit.feeds  # it keeps no state of these
             found = {n: other[n] for n in subplans.largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
 
     def settle(self) -> None:
-        """Let units join that can, when the time has come; each cycle comes by here."""
+        """Let units join that can, if it is time to; called in each cycle of the engine."""
         if not self._joining or clock.monotonic() < self._retry_at:
             return
         if not any(self._together(*pair) for pair in self._joining.items()):
@@ -424,7 +424,7 @@ class Sharing:
         self._retry_at = clock.monotonic() + _RETRY_S
         self._drain()
         self._durability.finish()
-        # Last those that leave a subplan for a larger one: the larger one may read it by then.
+        # Last the units that leave a subplan for a larger one, which may read the first by then.
         left: set[int] = set()
         for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._book)):
             unit = self._book.unit(unit_id)
@@ -436,14 +436,14 @@ class Sharing:
         self.look_at(trimmed=left)
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
-        """Whether a unit is where those that it would read are."""
+        """Return whether a unit and the subplans that it would read are at the same txid."""
         unit = self._book.unit(unit_id)
         if unit is None or any(not v.live for v in self._book.views_of(unit)):
             return False
         if not self._book.subplans.keys() >= set(feeds.values()):
             return False
         units = [unit, *(self._book.subplans[f] for f in feeds.values())]
-        # Before that, a snapshot has shown what later txids will bring.
+        # Before that, a snapshot contained changes of later txids.
         begun = max(u.start_lsn for u in units) <= self._book.position.lsn
         return begun and len({u.processed for u in units}) == 1
 
@@ -455,14 +455,14 @@ class Sharing:
         at |= {txid for u in units for txid in (u.mark.txid, u.durable.txid)}
         if at != {self._book.position.txid}:
             return False
-        # A view of before a change of the catalog, which it was not told of, must not join.  What
-        # any one reader relies on has all that the subplan does.
+        # A view that is not aware of a catalog change must not join.  Any one reader relies on
+        # everything that the subplan relies on.
         readers = (filter(_is_owned, self._book.views_of(u)) for u in units)
         views = {view.id: view for found in readers for view in itertools.islice(found, 1)}
         return not self._watch.check(views.values())
 
     def _join(self, unit: Unit, feeds: dict[str, int]) -> None:
-        """Drop what ``unit`` keeps of subplans that are shared now, and read them."""
+        """Make a unit read shared subplans, and drop its own state of their nodes."""
         own = subplans.over_feeds(unit.plan, feeds)
         meta: Meta = {}
         records.put_feeds(meta, unit.id, feeds)
@@ -476,7 +476,7 @@ class Sharing:
         self._joining.pop(unit.id, None)
 
     def left(self, unit_id: int) -> None:
-        """A view is gone, or has stopped for good: it reads nothing any more."""
+        """Remove the feeds of a view that is gone, or has stopped for good."""
         view = self._book.views.get(unit_id)
         if view is not None:
             view.feed_on({})
@@ -491,7 +491,7 @@ class Sharing:
         self.look_at(unit_id, trimmed=feeds.values())
 
     def prune(self) -> None:
-        """Forget what nobody reads: all views that should run are known."""
+        """Drop subplans that are not read, now that all views that should run are known."""
         for unit_id in self._feeds.views:
             view = self._book.views.get(unit_id)
             if view is None or not view.owned:
@@ -512,7 +512,7 @@ class Sharing:
         meta: Meta = {}
         records.drop(meta, shared)
         positions.put_view(meta, shared.id, None)
-        # That its readers have left it, too, must be on disk before its state is gone from there.
+        # The readers' new feeds must be on disk, too, before the state is gone from there.
         book.db.put_meta(meta, sync=True)
         del book.subplans[shared.id]
         self._feeds.drop(shared.id)
@@ -537,7 +537,7 @@ def _is_owned(view: View) -> bool:
 
 
 def _shares(book: Book, unit: Unit) -> bool:
-    """Whether a unit may share."""
+    """Return whether a unit may share."""
     if isinstance(unit, Shared):
         return not unit.placed
     assert isinstance(unit, View), "the other kind of unit"
@@ -545,13 +545,13 @@ def _shares(book: Book, unit: Unit) -> bool:
 
 
 def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> bool:
-    """Whether a unit other than ``view`` computes a node with that signature itself."""
-    # Subplans first, whose ids are negative: most others read them.
+    """Return whether a unit other than ``view`` computes a node with that signature itself."""
+    # Subplans first, as most other units read them; their IDs are negative.
     for unit_id in sorted(signatures.holders(signature)):
         unit = book.unit(unit_id)
         if unit is None or unit_id == view.id or not _shares(book, unit):
             continue
-        # One that this view replaces will be gone in a moment.
+        # A view that this one replaces will be gone in a moment.
         if isinstance(unit, View) and (
             unit.suspended is not None or unit.target.oid == view.target.oid
         ):
@@ -567,6 +567,6 @@ def _may(book: Book, view: View) -> bool:
 
 
 def _check_fed(unit: Unit) -> None:
-    """Raise StateDamaged unless all rows that come to a unit from elsewhere do."""
+    """Raise StateDamaged unless every feed of a unit's plan is known."""
     if any(feed.id not in unit.feeds for feed in unit.own.feeds):
         raise StateDamaged("what it is fed from is not known", hint=RESYNC)

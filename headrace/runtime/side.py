@@ -1,10 +1,10 @@
-"""What has come for the commit groups that are processed beside the others (``lane.py``).
+"""Queue of the batches for the commit groups in the side lane (``lane.py``).
 
-One queue has the rows of every txid since some group is there, as the main lane has decoded them;
-it may grow onto the disk.  It is nobody's only copy: what is not processed when the stream begins
-anew comes again.
+One queue has the rows of every txid since a group is in the lane, as the main lane decoded them; it
+may spill to disk.  It is not the only copy: batches that were not processed when the stream begins
+anew are replayed.
 
-* Invariant: txids stand in it one after the other, without a gap.
+* Invariant: its txids follow each other without a gap.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from headrace.types import Diffs
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "side lane"
-"""Of the queue, and of who reads it."""
+"""Name of the queue, and of its reader."""
 _PART_MAX: Final = 4
-"""Of what all queues may hold, at most one part in so many: then the main lane waits."""
+"""Divisor of the size of all queues; if this queue is larger, the main lane waits."""
 _TRAIN_BYTES: Final = 16 << 20
-"""Of rows that are taken as one txid, at most, but for a single one's."""
+"""Maximum bytes of rows in a train, except for a single txid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideBatch:
-    """A txid whose rows stand in the queue."""
+    """A txid whose rows are in the queue."""
 
     txid: int
     attempt: int
     end_lsn: int
     transactions: int
     instant: int
-    """When it was committed, as recorded; microseconds since 2000-01-01 UTC."""
+    """Recorded commit time, in microseconds since 2000-01-01 UTC."""
     oldest_us: int
     size: int
     """Bytes of its rows."""
     stopped: Mapping[int, HeadraceError]
-    """Views that must not take them, by id."""
+    """Views that must not take the rows, by ID."""
 
 
 class TrainFrames(Frames):
-    """The rows of txids that follow each other, as if they had come with the last of them."""
+    """Rows of consecutive txids, coalesced into the last one."""
 
     def __init__(self, queue: Queue, train: list[SideBatch]) -> None:
-        """``queue`` holds all of ``train``."""
+        """Create frames; ``queue`` holds all of ``train``."""
         last = train[-1]
         oldest = min((kept.oldest_us for kept in train if kept.oldest_us), default=0)
         super().__init__(train[0].txid, last.txid, last.attempt, last.instant, oldest)
@@ -68,7 +68,7 @@ class TrainFrames(Frames):
         self._train = train
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """A chunk for each txid that has rows."""
+        """Iterate over the txids that have rows, one chunk each."""
         for kept in self._train:
             if not kept.size:
                 continue
@@ -90,37 +90,37 @@ class TrainFrames(Frames):
 
 
 class Side:
-    """Of one engine; the engine's thread writes it."""
+    """Side lane queue of one engine; only the engine's thread changes it."""
 
     def __init__(self, bytes_max: int) -> None:
-        """``bytes_max``: what all queues may hold together."""
+        """Create it; ``bytes_max`` is the limit of all queues together."""
         self._bytes_max: Final = bytes_max // _PART_MAX
         self.groups: set[str] = set()
-        """The commit groups that are processed beside the others."""
+        """The commit groups in the side lane."""
         self.working: frozenset[int] = frozenset()
-        """Units that are being worked on there just now, by id: nobody else may touch them."""
+        """IDs of the units that the lane works on now; no other thread may touch them."""
         self.left_out = False
-        """Whether the last checkpoint left some out, because they were worked on."""
+        """Whether the last checkpoint left out units that the lane worked on."""
         self.kept: deque[SideBatch] = deque()
         self.queue: Queue | None = None
         self._size = 0
         self.overflowed = False
-        """Whether there was no room for what should be kept."""
+        """Whether there was no room for a batch."""
 
     @property
     def roomy(self) -> bool:
-        """Whether more may come."""
+        """Whether there is room for more."""
         return self.queue is None or self.queue.queued_bytes < self._bytes_max
 
     def begin(self, storage: Storage, txid: int) -> None:
-        """Keep what comes after ``txid``, and nothing else."""
+        """Begin to queue the batches after ``txid``."""
         self.end(storage)
         self.queue = storage.make(NAME)
         self.queue.begin_after(txid)
         self.queue.open(NAME, txid)
 
     def end(self, storage: Storage) -> None:
-        """Keep nothing."""
+        """Drop the queue."""
         self.queue = None
         self.kept.clear()
         self._size = 0
@@ -128,7 +128,7 @@ class Side:
         storage.drop(NAME)
 
     def put(self, txid: int, attempt: int, oldest_us: int, chunk: list[TableDiffs] | None) -> None:
-        """Keep rows of ``txid``, if there is room; None: these were all."""
+        """Queue rows of ``txid``, if there is room; None: there are no more."""
         for frame in chunk or ():
             batch = frame.diffs.batch
             rows = batch.num_rows
@@ -136,7 +136,7 @@ class Side:
             self._size += max(batch.nbytes, 1)
 
     def close(self, frames: Frames, end_lsn: int, transactions: int) -> None:
-        """All rows of a txid are there."""
+        """End a txid: all its rows are in the queue."""
         txid, attempt = frames.txid, frames.attempt
         self._put(Header(Kind.TIME_END, txid, attempt, 0, frames.oldest_us))
         if self.overflowed:
@@ -160,14 +160,14 @@ class Side:
             _log.warning("what waits for a slow view cannot be kept", reason=str(error))
 
     def passed(self, txid: int) -> None:
-        """Nobody needs what came up to ``txid``."""
+        """Drop the batches up to ``txid``."""
         while self.kept and self.kept[0].txid <= txid:
             self.kept.popleft()
         if self.queue is not None:
             self.queue.keep_after(NAME, min(txid, self.queue.last_txid))
 
     def train(self, last: int) -> list[SideBatch]:
-        """What may be taken as one from the first on, up to txid ``last``: at least the first."""
+        """Return the next train: at least one batch, and none after txid ``last``."""
         out: list[SideBatch] = []
         size = 0
         for kept in self.kept:
