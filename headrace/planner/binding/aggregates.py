@@ -342,7 +342,7 @@ class AggregateCalls:
         return self._lowering.plain_type(kind.element or oid)
 
     def _prove(self, node: Tree, agg: Agg, converted: Tree | None) -> None:
-        """Raise unless Postgres analyses the generated SQL to the same aggregate as in the query."""
+        """Raise unless Postgres analyses the generated SQL to the query's aggregate."""
         lowering = self._lowering
         exprs = [e for e in (agg.argument, *agg.more) if e is not None]
         columns = []

@@ -235,7 +235,7 @@ class Binder:
         return self._joined(left, right, condition, level, _JOIN_KINDS[kind])
 
     def _joined(self, left: Node, right: Node, condition: Tree, level: Level, kind: str) -> Node:
-        """Return a join; conditions with subqueries become filters over it or over its right side."""
+        """Return a join; conditions with subqueries become filters over it or its right side."""
         parts = conjunct_trees(condition)
         hard = [p for p in parts if has_subquery(p)]
         scope = self.scope(level)

@@ -269,7 +269,7 @@ def _unchecked(call: Call) -> Call:
 
 
 def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[str, list[Ref]]:
-    """Return SQL that makes ``calls`` over columns typed as their references, and the references."""
+    """Return SQL of ``calls`` over columns typed as their references, and the references."""
     found = list({r.id: r for c in calls for r in references(c)}.values())
     places = {ref.id: place for place, ref in enumerate(found, 1)}
     sqls = ", ".join(lowering.sql(c, lambda r: f"s.a{places[r.id]}") for c in calls)
@@ -407,7 +407,7 @@ class TargetSets:
         return [Tree("TARGETENTRY", {"expr": a}) for c in self._above for a in c.args]
 
     def above(self, node: Node, arguments: list[Expr]) -> Node:
-        """Return ``node`` with the remaining calls; ``arguments`` are the bound ``self.arguments``."""
+        """Return ``node`` with the other calls; ``arguments`` are ``self.arguments``, lowered."""
         given = iter(arguments)
         calls: list[tuple[_SetCall, Call]] = []
         for call in self._above:

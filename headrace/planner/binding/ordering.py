@@ -73,7 +73,7 @@ class Ordering:
         *,
         sorted_: bool = False,
     ) -> None:
-        """Create the binder; with ``sorted_`` the result's order matters and its sort columns stay."""
+        """Create the binder; with ``sorted_`` the order matters and the sort columns stay."""
         self._lowering = lowering
         self._query = query
         self._key = key

@@ -166,7 +166,7 @@ class _Cycle:
         return ProjectNode(base, (*_items(base.columns), *new))
 
     def follow(self, step: Node, name: str) -> Node:
-        """Return ``step``, which reads the work table ``name``, over the rows that close no cycle."""
+        """Return ``step``, which reads work table ``name``, over rows that close no cycle."""
         before = self._made()
         carrier = Carrier(self._lowering, name, lambda: before, alone=True)
         rows, _ = carrier.carried(step)
@@ -200,7 +200,7 @@ class _Cycle:
         return quote(expr.text, self._lowering.type_name(expr.oid))
 
     def _lowered(self, sqls: list[str], columns: tuple[Col, ...]) -> list[Expr]:
-        """Return generated SQL expressions, lowered over ``columns``, which are ``s.a1`` and so on."""
+        """Return generated SQL, lowered over ``columns``, which are ``s.a1`` and so on."""
         inputs = ", ".join(
             f"{quote(None, self._lowering.type_name(c.oid))} AS a{place}"
             for place, c in enumerate(columns, 1)
@@ -279,7 +279,7 @@ class Carrier:
     outside: Callable[[Node], tuple[Node, tuple[Expr, ...]]] | None = None
 
     def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
-        """Return ``node``, which reads the work table, with the added columns, and these columns."""
+        """Return ``node``, which reads the work table, with added columns, and these columns."""
         if isinstance(node, WorkTableNode):
             columns = self.fresh()
             return dataclasses.replace(node, columns=node.columns + columns), columns

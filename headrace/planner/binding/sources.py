@@ -214,7 +214,7 @@ class Sources:
                 inline.put_value(call, query, strict=routine.strict)
 
     def _need_functions(self, tree: Tree, caller: str) -> None:
-        """Require that ``caller`` may execute all functions; those in views run as the caller too."""
+        """Require that ``caller`` may execute all functions, which also in views run as it."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
         if caller not in self._roles:
             self._roles[caller] = self._conn.execute(

@@ -237,7 +237,7 @@ class Subqueries:
     def _unknown(
         self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
     ) -> Expr | None:
-        """Return when ``outer = ANY (…)`` is unknown for a row without an equal one; None: never."""
+        """Return when ``outer = ANY (…)`` is unknown without an equal row; None: never."""
         sure_inner = facts.not_null(right, inner.id)
         sure_outer = self._sure(scope, outer)
         if sure_inner and sure_outer:
