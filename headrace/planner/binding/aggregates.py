@@ -5,8 +5,8 @@ group's multiset of arguments is kept, and Postgres evaluates ``fn(DISTINCT $1, 
 for the groups that a transaction touched.  Arguments are computed as columns below the aggregate;
 constants and rows (``ROW(a, b)``, which no array can carry) are written into the SQL itself.
 
-If the query orders the input only in part, or not at all, a canonical order is used, common to all
-aggregates of the level (``alignment``): the same rows always give the same result.
+A query may order the input only in part, or not at all.  Then a canonical order is used, common to
+all aggregates of the level (``alignment``), so the same rows always give the same result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_RECORDS: Final = frozenset(
         *("array_length", "array_lower", "array_upper", "array_ndims", "array_dims"),
     }
 )
-"""Functions that convert an array of records to another type."""
+"""Functions that turn an array of records into text, JSON or a number."""
 _BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
 _UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
 """Aggregates whose value does not depend on the order of their input."""
@@ -93,7 +93,10 @@ class AggregateCalls:
     def __init__(
         self, lowering: Lowering, column: NewColumn, group: Callable[[Expr], Expr]
     ) -> None:
-        """``group``: what a direct argument, which reads keys alone, is below the groups."""
+        """Create the binder.
+
+        ``group`` maps a direct argument, which reads only keys, to the input of the groups.
+        """
         self._lowering = lowering
         self._column = column
         self._group = group
@@ -135,7 +138,7 @@ class AggregateCalls:
         for entry in node.nodes("args"):
             expr = lowering.lower(entry.child("expr"), scope)
             if filter_ is not None and raises(expr) and not self._inline(expr):
-                # Postgres looks at the filter first.
+                # Postgres evaluates the filter first.
                 expr = build.guarded(lowering, filter_, expr)
             by_ref[entry.number("ressortgroupref")] = expr
             if not entry.flag("resjunk"):
@@ -206,7 +209,7 @@ class AggregateCalls:
     # -- native
 
     def _native(self, call: _Call, column: Col, collation: int) -> Agg | None:
-        """The aggregate as ``collections.reduce`` computes it itself, or None."""
+        """Return the aggregate in the form that ``collections.reduce`` computes, or None."""
         name = call.name
         if not call.function.builtin or call.direct:
             return None
@@ -298,7 +301,7 @@ class AggregateCalls:
         return agg
 
     def _conversion(self, node: Tree, sql: str) -> str:
-        """SQL of what ``node`` makes of the aggregate whose SQL is ``sql``."""
+        """Return the SQL of conversion ``node`` applied to the aggregate whose SQL is ``sql``."""
         lowering = self._lowering
         if node.kind == "COERCEVIAIO":
             return f"({sql})::{lowering.type_name(node.number('resulttype'))}"
@@ -312,7 +315,7 @@ class AggregateCalls:
         return f"{function.quoted}({', '.join(args)})"
 
     def _inline(self, expr: Expr) -> bool:
-        """Whether ``expr`` is a row, which is built inside of the aggregate's SQL."""
+        """Return whether ``expr`` is a row, which the aggregate's SQL builds itself."""
         kind = self._lowering.catalog.types[expr.oid].kind
         return kind in ("p", "c") and isinstance(expr, Call)
 
@@ -339,7 +342,7 @@ class AggregateCalls:
         return self._lowering.plain_type(kind.element or oid)
 
     def _prove(self, node: Tree, agg: Agg, converted: Tree | None) -> None:
-        """Postgres must understand our SQL of the aggregate as it did the query."""
+        """Raise unless Postgres analyses the generated SQL to the query's aggregate."""
         lowering = self._lowering
         exprs = [e for e in (agg.argument, *agg.more) if e is not None]
         columns = []
@@ -375,10 +378,10 @@ class AggregateCalls:
 
 
 def converted_records(catalog: Catalog, node: Tree) -> Tree | None:
-    """The aggregate that ``node`` makes text, JSON or a number of, if its result is record[].
+    """Return the aggregate of type record[] that ``node`` converts to text, JSON or a number.
 
-    An array of records without a type exists only where Postgres evaluates it: so the conversion
-    is computed with the aggregate.
+    An array of records without a type exists only inside Postgres, so the conversion is computed
+    together with the aggregate.
     """
     if node.kind == "COERCEVIAIO":
         args = [node.child("arg")] if node.number("resulttype") in (t.TEXT, t.VARCHAR) else []
@@ -419,7 +422,10 @@ def _sql(
 
 
 def _signature(node: Tree, *, placed: bool = False) -> tuple[object, ...]:
-    """What an AGGREF means, but for its arguments; ``placed``: its last order is ours."""
+    """Return what identifies an AGGREF apart from its arguments.
+
+    ``placed``: the last element of its order was added by the planner and is left out.
+    """
     order = [
         (c.number("eqop"), c.number("sortop"), c.flag("nulls_first"))
         for c in node.nodes("aggorder")
@@ -434,7 +440,7 @@ def _signature(node: Tree, *, placed: bool = False) -> tuple[object, ...]:
 
 
 def _label(call: _Call) -> str:
-    """The call for people."""
+    """Return the call as shown to users."""
     order = ", ".join(f"{show(e)}{_words(how)}" for e, how in call.order)
     if call.within:
         direct = ", ".join(map(show, call.direct))
@@ -445,7 +451,7 @@ def _label(call: _Call) -> str:
 
 
 def _words(how: str) -> str:
-    """``USING … NULLS …`` as people write it."""
+    """Return ``USING … NULLS …`` in the short form shown to users."""
     operator = how.split("(")[-1].split(")")[0].rsplit(".", 1)[-1]
     last = how.endswith("LAST")
     if operator == "<":

@@ -97,9 +97,9 @@ class Binder:
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
     def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
-        """Return the plan of ``query``; its columns are the query's, in order.
+        """Return the plan of ``query``, with the columns of the query in order.
 
-        ``outer`` is the scope of the enclosing query at the position of this one: the plan may
+        ``outer`` is the scope of the enclosing query at the position of this one.  The plan may
         then have free references to its columns.
         """
         return self._bind(self._level(query, env, outer), sorted_=False)[0]
@@ -235,7 +235,7 @@ class Binder:
         return self._joined(left, right, condition, level, _JOIN_KINDS[kind])
 
     def _joined(self, left: Node, right: Node, condition: Tree, level: Level, kind: str) -> Node:
-        """A join; conditions with subqueries are filters over it or over its right side."""
+        """Return a join; conditions with subqueries become filters over it or its right side."""
         parts = conjunct_trees(condition)
         hard = [p for p in parts if has_subquery(p)]
         scope = self.scope(level)
@@ -300,7 +300,7 @@ class Binder:
         return node
 
     def _with(self, entry: Tree, env: Env, name: str) -> Node:
-        """A reference to the WITH query ``name`` of the last level of ``env``."""
+        """Return a reference to the WITH query ``name`` of the last level of ``env``."""
         home = env[-1]
         cte = home.queries[name]
         if entry.flag("self_reference"):
@@ -404,5 +404,5 @@ class Binder:
 
 
 def _env(level: Level, scope: Scope) -> Env:
-    """WITH queries for a query in an expression, one entry per level that it counts."""
+    """Return the WITH queries for a query in an expression, one entry per level that it counts."""
     return (*level.env, *[With({}, scope)] * scope.depth)

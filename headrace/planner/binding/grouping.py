@@ -29,13 +29,13 @@ _EMPTY, _SIMPLE, _ROLLUP, _CUBE, _SETS = range(5)
 class Grouping:
     """Binds the grouped expressions of one query level.
 
-    ``target`` (or ``lower``) everything that stands above the groups, then take ``node``: it has
-    the keys and aggregates that were asked for.  Where there are several grouping sets, each row
-    is first made one per set (``Expand``), and the set's number is a key too.
+    Pass every expression above the groups to ``target`` (or ``lower``), then call ``node``: it has
+    the keys and aggregates that were used.  With several grouping sets, each row is first copied
+    once per set (``Expand``), and the set's number is an additional key.
     """
 
     def __init__(self, lowering: Lowering, column: NewColumn, query: Tree, scope: Scope) -> None:
-        """``scope`` has one site: what the groups are made of."""
+        """Create the binder; ``scope`` has one site, the input of the groups."""
         self._lowering = lowering
         self._column = column
         self._query = query
@@ -56,7 +56,7 @@ class Grouping:
         self.scope: Final = dataclasses.replace(
             scope, special=self._special, above=self.above, sites=(self._survivors,)
         )
-        """Where the expressions above the groups are lowered; ``above`` comes after that."""
+        """Scope in which expressions above the groups are lowered, before ``above`` is applied."""
         self._input = nodes.ids(self._site.node)
         self._bind_keys()
 
@@ -67,21 +67,21 @@ class Grouping:
         return below
 
     def bind(self, targets: list[Tree]) -> tuple[nodes.Node, list[Expr]]:
-        """The grouped plan, and what ``targets`` are above it."""
+        """Return the grouped plan, and ``targets`` in terms of it."""
         exprs = [self.target(e) for e in targets]
         return self.node(), exprs
 
     def target(self, entry: Tree) -> Expr:
-        """What a target entry is above the groups."""
+        """Return a target entry in terms of the groups."""
         key = self._by_ref.get(entry.number("ressortgroupref"))
         return key if key is not None else self.lower(entry.child("expr"))
 
     def lower(self, tree: Tree) -> Expr:
-        """What an expression is above the groups."""
+        """Return an expression in terms of the groups."""
         return self.above(self._lowering.lower(tree, self.scope))
 
     def node(self) -> nodes.Node:
-        """The groups that HAVING leaves, with all that was asked for so far."""
+        """Return the groups that pass HAVING, with all keys and aggregates used so far."""
         having = self._query.node("havingQual")
         if having is not None:
             scope = dataclasses.replace(self.scope, sites=(self._groups,))
@@ -128,7 +128,7 @@ class Grouping:
         return self._shown[expr]
 
     def _new_key(self, expr: Expr, label: str) -> Ref:
-        """A key of the groups: what is shown of it above them."""
+        """Add a key of the groups, and return the reference that shows it above them."""
         value = key_value(self._lowering, expr, "GROUP BY")
         column = self._column(label, value)
         self._keys.append((column, value))
@@ -138,17 +138,17 @@ class Grouping:
         return self._add(nodes.Agg(self._column(label, expr), "any", expr, name="any"))
 
     def _add_expanded(self, ref: int, expr: Expr) -> None:
-        """A key that is NULL outside of its grouping sets."""
+        """Add a key that is NULL outside of its grouping sets."""
         label = show(expr)
         column = self._column(label, expr)
         self._expanded[ref] = (column, expr)
         self._by_ref[ref] = self._new_key(column.ref, label)
         if not isinstance(expr, Const):
-            # A constant stays what it is, unless it is the very target of GROUP BY.
+            # A constant keeps its value unless it is itself a target of GROUP BY.
             self._shown.setdefault(expr, self._by_ref[ref])
 
     def _expand(self, node: nodes.Node, number: nodes.Col) -> nodes.Node:
-        """Rows of ``node`` once per grouping set."""
+        """Return the rows of ``node`` once per grouping set."""
         items: list[tuple[nodes.Col, Expr]] = [(c, c.ref) for c in node.columns]
         shown: list[tuple[nodes.Col, Ref]] = []
         for column, expr in self._expanded.values():
@@ -165,7 +165,7 @@ class Grouping:
         return nodes.ExpandNode(node, tuple(shown), sets, number)
 
     def _always(self, number: nodes.Col) -> tuple[tuple[str | None, ...], ...]:
-        """Keys of the empty grouping sets: they have a row even over no row."""
+        """Return the keys of the empty grouping sets, which have a row even over no input rows."""
         return tuple(
             tuple(str(i) if e == number.ref else None for _, e in self._keys)
             for i, one in enumerate(self._sets)
@@ -175,7 +175,7 @@ class Grouping:
     # -- expressions
 
     def above(self, expr: Expr) -> Expr:
-        """``expr`` in terms of the groups."""
+        """Return ``expr`` in terms of the groups."""
         if expr in self._shown:
             return self._shown[expr]
         match expr:
@@ -191,7 +191,7 @@ class Grouping:
                 return dataclasses.replace(expr, args=args)
 
     def _below(self, expr: Expr) -> Expr:
-        """``expr``, which reads keys alone, in terms of what goes into the groups."""
+        """Return ``expr``, which reads only keys, in terms of the input of the groups."""
         for column, key in self._expanded.values():
             if key == expr:
                 return column.ref
@@ -218,7 +218,7 @@ class Grouping:
         return self._base.special(node) if self._base.special is not None else None
 
     def _arguments(self, node: Tree, levels: int) -> Scope:
-        """Where the arguments of an aggregate are lowered that stands ``levels`` queries deeper."""
+        """Return the scope for the arguments of an aggregate nested ``levels`` queries deeper."""
         if not levels or not has_subquery(node):
             return self._base.below(levels)
         if any(n.kind == "RANGETBLENTRY" and n.text("ctename") for n in node.walk()):
@@ -229,7 +229,7 @@ class Grouping:
         )
 
     def _json(self, node: Tree) -> Expr | None:
-        """JSON_ARRAYAGG and JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""
+        """Return JSON_ARRAYAGG or JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""
         call = node.node("func")
         if call is None or call.kind != "AGGREF":
             return None
@@ -241,7 +241,7 @@ class Grouping:
         return self._lowering.lower(coercion, scope)
 
     def _grouping(self, node: Tree) -> Expr:
-        """GROUPING: a bit per argument, set where the grouping set has it not."""
+        """Return GROUPING: one bit per argument, set where the grouping set does not contain it."""
         wanted = node.numbers("refs")
         values = [_bits(wanted, one) for one in self._sets]
         constants = [Const(str(v), t.INT4) for v in values]
@@ -274,7 +274,7 @@ def _bits(wanted: list[int], one: tuple[int, ...]) -> int:
 
 
 def grouping_sets(query: Tree) -> list[tuple[int, ...]]:
-    """The grouping sets of a query, each as the sorted numbers of its keys; one at least.
+    """Return the grouping sets of a query, at least one, each as the sorted numbers of its keys.
 
     Several items of GROUP BY multiply: GROUP BY a, ROLLUP (b, c) is (a, b, c), (a, b), (a).
     """
@@ -288,7 +288,7 @@ def grouping_sets(query: Tree) -> list[tuple[int, ...]]:
 
 
 def _expanded(item: Tree) -> list[tuple[int, ...]]:
-    """The sets that one item of GROUP BY stands for."""
+    """Return the sets that one item of GROUP BY stands for."""
     kind = item.number("kind")
     if kind == _EMPTY:
         return [()]

@@ -1,10 +1,10 @@
 """Aggregates over a sorted subquery: ``SELECT array_agg(x) FROM (SELECT x … ORDER BY y) s``.
 
-SQL gives the input of an aggregate no order but that of its own ORDER BY, yet Postgres feeds it the
-rows as the only FROM item yields them, and its manual says so.  So such an aggregate is bound as
-``array_agg(x ORDER BY y)``, in the parse tree: what the subquery sorts by becomes one more column
-of it, which nobody can name.  The order also comes through WITH queries, and through subqueries
-that change nothing about it.
+In SQL only an aggregate's own ORDER BY orders its input.  Yet Postgres feeds it the rows in the
+order in which the only FROM item returns them, and its manual says so.  So such an aggregate is
+bound as ``array_agg(x ORDER BY y)``: in the parse tree, the sort columns of the subquery become
+additional columns that no query can name.  The order also passes through WITH queries, and through
+subqueries that do not change it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def carry_order(tree: Node, catalog: Catalog) -> None:
 
 
 def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
-    """``seen``: the queries that were visited; that of a view stands at several places."""
+    """Order the aggregates in ``query`` and the queries inside it.
+
+    ``seen`` has the queries already visited: the query of a view may occur several times.
+    """
     if id(query) in seen:
         return
     seen.add(id(query))
@@ -50,7 +53,7 @@ def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
 
 
 def _queries(*values: object) -> Iterator[Node]:
-    """The outermost queries in ``values``."""
+    """Yield the outermost queries in ``values``."""
     stack = list(values)
     while stack:
         value = stack.pop()
@@ -63,7 +66,7 @@ def _queries(*values: object) -> Iterator[Node]:
 
 
 def _aggregates(query: Node) -> Iterator[Node]:
-    """The aggregate calls of ``query`` itself."""
+    """Yield the aggregate calls of ``query`` itself."""
     stack: list[object] = [query.fields.get("targetList"), query.fields.get("havingQual")]
     while stack:
         value = stack.pop()
@@ -83,7 +86,7 @@ def _shows_order(call: Node, catalog: Catalog) -> bool:
 
 
 def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
-    """(range-table index, query, its surroundings) of the only FROM item, if that is a query."""
+    """Return the only FROM item if it is a query: (range-table index, query, its environment)."""
     items = query.child("jointree").nodes("fromlist")
     if len(items) != 1 or items[0].kind != "RANGETBLREF":
         return None
@@ -101,7 +104,7 @@ def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
 
 
 def _passes_on(query: Node) -> bool:
-    """Whether the rows of ``query`` stand in the order of its input."""
+    """Return whether ``query`` returns its rows in the order of its input."""
     lists = ("groupClause", "groupingSets", "distinctClause", "windowClause")
     nodes = ("setOperations", "havingQual", "limitCount", "limitOffset")
     return (
@@ -113,7 +116,7 @@ def _passes_on(query: Node) -> bool:
 
 
 def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
-    """Whether ``query`` is sorted, by columns that can be maintained."""
+    """Return whether ``query`` is sorted, by columns that can be maintained."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         return not any(_refused(e, catalog) for e, _ in _sort_entries(query))
@@ -122,7 +125,7 @@ def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
 
 
 def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
-    """(number of a column, sort clause): what ``query`` is sorted by, shown from now on."""
+    """Return (column number, sort clause) for each sort key of ``query``, and make them visible."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         entries = _sort_entries(query)
@@ -143,14 +146,14 @@ def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
 
 
 def _sort_entries(inner: Node) -> list[tuple[Node, Node]]:
-    """(target entry, sort clause) of what a query sorts by."""
+    """Return (target entry, sort clause) for each sort key of a query."""
     by_ref = {e.number("ressortgroupref"): e for e in inner.nodes("targetList")}
     clauses = inner.nodes("sortClause")
     return [(by_ref[c.number("tleSortGroupRef")], c) for c in clauses]
 
 
 def _refused(entry: Node, catalog: Catalog) -> bool:
-    """Whether the value of a sort column may not be maintained (``ORDER BY random()``)."""
+    """Return whether the value of a sort column may not be maintained (``ORDER BY random()``)."""
     for node in entry.walk():
         if node.kind == "SQLVALUEFUNCTION":
             return True
@@ -161,7 +164,7 @@ def _refused(entry: Node, catalog: Catalog) -> bool:
 
 
 def _columns(inner: Node, entries: list[Node]) -> list[int]:
-    """Numbers of the columns of ``inner`` that show ``entries``, all of them from now on."""
+    """Make ``entries`` visible columns of ``inner``, and return their numbers."""
     for entry in entries:
         entry.fields["resjunk"] = "false"
     shown = [e for e in inner.nodes("targetList") if not e.flag("resjunk")]

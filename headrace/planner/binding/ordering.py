@@ -1,15 +1,15 @@
 """ORDER BY, LIMIT, OFFSET, WITH TIES and DISTINCT ON of one query level.
 
-A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression
-in it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET
-it decides which rows there are; rows equal in it stand in one canonical order
-(``collections.sorting``), and so do all rows where there is no ORDER BY.
+A view is a multiset of rows: ORDER BY alone changes nothing and is not computed.  If an expression
+in it fails on some row, only a query that reads the view in that order fails.  With LIMIT or OFFSET
+the order decides which rows exist.  Rows with equal sort keys are in one canonical order
+(``collections.sorting``), and so are all rows where there is no ORDER BY.
 
-A row without a type, ORDER BY (a, b), is sorted by its fields: it is never NULL itself, and of a
-field NULL is more than any value.
+A row without a type, ORDER BY (a, b), is sorted by its fields: the row itself is never NULL, and a
+NULL field is greater than any value.
 
-A number of rows that is computed (LIMIT (SELECT …), or of an outer query's row) is compared with
-row_number() in the same order; a change then costs the rows whose number becomes another.
+A computed number of rows (LIMIT (SELECT …), or a column of an outer query) is compared with
+row_number() in the same order.  A change then costs as much as the rows whose number changes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROW_ORDERS: Final = {2990: False, 2991: True}
 """The operators < and > of type record: whether they descend."""
 
 KeyOf = Callable[[Lowering, Expr, str], Expr]
-"""What decides whether values are equal in a construct (``typekeys.key_value``)."""
+"""Function that returns the value that decides equality in a construct (``typekeys.key_value``)."""
 
 
 class Ordering:
@@ -73,7 +73,7 @@ class Ordering:
         *,
         sorted_: bool = False,
     ) -> None:
-        """``sorted_``: the order of the result matters, its columns stay."""
+        """Create the binder; with ``sorted_`` the order matters and the sort columns stay."""
         self._lowering = lowering
         self._query = query
         self._key = key
@@ -85,7 +85,7 @@ class Ordering:
         """Set by ``bind``."""
 
     def targets(self) -> list[Tree]:
-        """The visible entries of the target list, then those that are only sorted by."""
+        """Return the visible entries of the target list, then those only used for sorting."""
         entries = self._query.nodes("targetList")
         visible = [e for e in entries if not e.flag("resjunk")]
         if not self._limited and not self.distinct_on and not self._sorted:
@@ -101,7 +101,7 @@ class Ordering:
         ]
 
     def bind(self, node: Node, targets: list[Tree], scope: Scope) -> Node:
-        """The rows that are kept of ``node``, whose columns are ``targets`` in order."""
+        """Return the rows of ``node`` that are kept; its columns are ``targets``, in order."""
         by_ref: dict[int, list[Ref]] = {}
         for entry, column in zip(targets, node.columns, strict=True):
             if reference := entry.number("ressortgroupref"):
@@ -165,12 +165,12 @@ class Ordering:
         return TopKNode(node, (), order, limit, min(offset, _ROWS_MAX), ties)
 
     def _reads_rows(self, name: str) -> bool:
-        """Whether the count may be another for other contents of the database."""
+        """Return whether the count may change with the contents of the database."""
         tree = self._query.node(name)
         return tree is not None and any(p.kind in _NOT_CONSTANT for p in tree.walk())
 
     def _numbered(self, node: Node, order: tuple[OrderNode, ...], scope: Scope) -> Node:
-        """Counts that are computed: each row by its number in the order."""
+        """Return the rows that computed counts keep, selected by their number in the order."""
         if self._query.text("limitOption") in WITH_TIES:
             self._lowering.refuse("WITH TIES for a number of rows that is not constant")
         number = self._column("row_number", Const(None, INT8))
@@ -215,7 +215,7 @@ class Ordering:
 
 
 def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
-    """What the sort clauses of ``expr`` look at: the fields of a row, or itself."""
+    """Return the expressions that sort clauses of ``expr`` compare: a row's fields, or ``expr``."""
     if expr.kind != "ROWEXPR" or expr.number("row_typeid") != RECORD:
         return [expr]
     if any(c.number("sortop") not in _ROW_ORDERS for c in clauses):
@@ -245,9 +245,9 @@ def orders(
 
 
 def _order_of(lowering: Lowering, ref: Ref, descending: bool) -> int:
-    """The operator by which Postgres sorts values of the type of ``ref``."""
+    """Return the operator by which Postgres sorts values of the type of ``ref``."""
     kind = lowering.type_name(ref.oid)
-    # The type's name is quoted where it comes from.
+    # The type's name is already quoted.
     query = (
         f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
     )

@@ -1,13 +1,14 @@
-"""What a query reads, and whether it may: views by their queries, tables as ``relations`` has them.
+"""Finds the relations that a query reads, expands views, and checks rights.
 
-*Views.*  Postgres puts a view's tree in its place when the query runs; we do it when it is planned
-(``Sources.load`` changes the tree itself, so everything behind it knows nothing of views).  The
-definition is the one of that moment; a later one is a difference of the catalog that stops the
-view (postgres/fingerprint.py).  A table that Headrace maintains is the query of that view: both
-then follow the base tables, and are right at the same transactions.
+*Views.*  Postgres replaces a view by its tree when the query runs.  Headrace does so at planning:
+``Sources.load`` changes the tree itself, so later steps see no views.  The definition of that time
+is used; a later change of it is found as a difference of the catalog, which stops the view
+(postgres/fingerprint.py).  A table that Headrace maintains is replaced by its view's query: both
+views then follow the base tables, and are right at the same transactions.
 
-*Rights* are those that Postgres would check: what a view names is read as its owner, or as the
-caller where it is ``security_invoker``.  Row security counts where a relation is named.
+*Rights* are those that Postgres would check.  A relation that a view names is read as the view's
+owner, or as the caller where the view is ``security_invoker``.  Row security is checked for each
+relation that is named.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
 
 
 class Sources:
-    """What one query reads."""
+    """The relations, functions and rights that one query needs."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class Sources:
         trust: Trust,
         over: int | None = None,
     ) -> None:
-        """``settings`` are those of the caller that influence evaluation.
+        """Create it; ``settings`` are the caller's settings that influence evaluation.
 
-        ``over``: the table of a view of Headrace that is not put in place (``PlanRequest``).
+        ``over`` is the table of a Headrace view that is not expanded (``PlanRequest``).
         """
         self._over = over
         self._trust = trust
@@ -108,18 +109,19 @@ class Sources:
         self._roles: dict[str, Any] = {}
         self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
-        """SQL of what was put in place, in which its constants are written out."""
+        """SQL of the expanded queries, with their constants written out."""
         self.relations: set[tuple[int, bool]] = set()
         """(table as named, with its children)"""
         self._through: list[tuple[int, str]] = []
         """The views of Headrace (table, name) that are being put in place."""
         self.rights: set[tuple[str, int, int, tuple[int, ...], int]] = set()
-        """What roles must be allowed: (kind, OID of the role, OID of the object, columns, through).
+        """Rights that roles need: (kind, OID of the role, OID of the object, columns, through).
 
-        ``through`` is the table of the view of Headrace whose query needs it, 0: this one's.
+        ``through`` is the table of the Headrace view whose query needs the right, or 0 for this
+        query.
 
         ``select`` of a relation, ``open``: no row security applies; ``usage`` of a schema;
-        ``execute`` of a function.  Those that Postgres asks for when it answers the query.
+        ``execute`` of a function.  Postgres checks the same rights when it runs the query.
         """
         self.views: dict[int, str] = {}
         """Qualified names of the user's views by OID."""
@@ -134,13 +136,13 @@ class Sources:
     # -- loading
 
     def load(self, bound: session.BoundQuery, caller: str | None) -> None:
-        """Put views in place, check rights, load every table.
+        """Expand views, check rights, load every table.
 
-        REQUIRES: our own role and pinned settings.
+        REQUIRES: Headrace's own role and pinned settings.
 
         Raises:
             PrivilegeError: the caller, or the owner of a view, may not read something.
-            PrerequisiteError: we may not; or a table has no row identity.
+            PrerequisiteError: Headrace's role may not; or a table has no row identity.
             UnsupportedError: something is none of the relations that can be followed.
         """
         if caller is None:
@@ -154,10 +156,10 @@ class Sources:
         self.texts += self.tables.texts
 
     def _expand(self, tree: Tree, own: int, reader: str, caller: str, *, named: bool) -> None:
-        """Put views in the place of their names in ``tree``, which ``reader`` reads.
+        """Replace the names of views in ``tree``, which ``reader`` reads, by their queries.
 
         ``own`` is the view that the tree belongs to: Postgres 15 and older name it in there.
-        ``named``: it is the tree of a text that is analysed for the caller, who looks up names.
+        ``named``: the tree comes from text that is analysed for the caller, who looks up names.
         """
         self._need_functions(tree, caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
@@ -178,9 +180,9 @@ class Sources:
         self._put_functions(tree, caller)
 
     def _put_functions(self, tree: Tree, caller: str) -> None:
-        """Put queries of functions that read tables in the place of their calls, inner ones first.
+        """Replace calls of functions that read tables by their queries, inner calls first.
 
-        They are read as who asks.  A call that stays is refused where it stands.
+        They are read with the rights of ``caller``.  A call that stays is refused later.
         """
         for node in reversed(list(tree.walk())):
             rows = node.kind == "RANGETBLENTRY" and inline.is_call(node)
@@ -212,7 +214,7 @@ class Sources:
                 inline.put_value(call, query, strict=routine.strict)
 
     def _need_functions(self, tree: Tree, caller: str) -> None:
-        """Functions run as who asks, also those of views."""
+        """Require that ``caller`` may execute all functions, which also in views run as it."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
         if caller not in self._roles:
             self._roles[caller] = self._conn.execute(
@@ -255,7 +257,7 @@ class Sources:
             return
         result = self._result(oid)
         if result is not None and oid == self._over:
-            entry.fields["inh"] = "false"  # what others let inherit from it is no part of it
+            entry.fields["inh"] = "false"  # tables that inherit from it are not part of it
             self.tables.results[oid] = result.name
             self.relations.add((oid, False))
             return

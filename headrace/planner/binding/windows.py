@@ -1,13 +1,14 @@
 """Window functions of one query level: from WINDOWFUNC and WINDOW clauses to ``Window`` nodes.
 
-Calls over the same partitions and order become one node, whatever their frames: where rows are
-equal in the order, Postgres promises that all of them see the rows in the same one, and within a
-node it is so. Others are nodes over each other.  What a call reads is a column below it.  An
-argument that may fail on a row becomes part of the call's SQL instead, so that Postgres computes it
-where, and only where, the function asks for it (lag reads other rows than its own, FILTER keeps
-rows away).
+Calls over the same partitions and order become one node, whatever their frames: Postgres promises
+that they all see rows with equal sort keys in the same order, and one node guarantees that.  Other
+calls become nodes on top of each other.
 
-Every call is analysed again by Postgres and must come out as what the query had.
+The inputs of a call are columns below it.  An argument that may fail on a row becomes part of the
+call's SQL instead.  Then Postgres computes it only for the rows for which the function needs it:
+lag reads other rows than its own, and FILTER skips rows.
+
+Postgres analyses every generated call again, and the result must equal the call of the query.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ NewColumn = Callable[[str, Expr], Col]
 
 @dataclass(slots=True)
 class _Call:
-    """One window function, and where its trees stand among the targets."""
+    """One window function, and the positions of its trees among the targets."""
 
     tree: Tree
     column: Col
@@ -135,11 +136,11 @@ class Windows:
                         self._collect(node)
 
     def targets(self) -> list[Tree]:
-        """Target entries of what windows read: keys, arguments, filters."""
+        """Return target entries of the trees that windows read: keys, arguments, filters."""
         return [Tree("TARGETENTRY", {"expr": tree}) for tree in self._trees]
 
     def scope(self, scope: Scope) -> Scope:
-        """``scope`` in which a window function is a column."""
+        """Return ``scope`` in which a window function is a column."""
         if not self._calls:
             return scope
         before = scope.special
@@ -154,7 +155,7 @@ class Windows:
         return dataclasses.replace(scope, special=special, later=later)
 
     def bind(self, node: Node, exprs: list[Expr]) -> tuple[Node, list[Expr]]:
-        """Windows over ``node``, and the expressions without those of ``targets``."""
+        """Return windows over ``node``, and the expressions without those of ``targets``."""
         count = len(exprs) - len(self._trees)
         mine = exprs[count:]
         for definition in self._definitions:
@@ -208,7 +209,7 @@ class Windows:
         return made
 
     def _frameless(self, call: _Call) -> bool:
-        """Whether the frame has no meaning for the call: one with offsets may fail."""
+        """Return whether the frame has no effect on the call; a frame with offsets may fail."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         offsets = any(call.clause.node(name) for name in _OFFSETS)
         return function.builtin and function.name in _FRAMELESS and not offsets
@@ -237,7 +238,7 @@ class Windows:
         return window
 
     def _call(self, call: _Call, below: _Below, exprs: list[Expr]) -> tuple[WindowCall, list[Expr]]:
-        """The call, and its arguments and filter as its SQL has them."""
+        """Return the call, and its arguments and filter as its SQL has them."""
         lowering = self._lowering
         function = lowering.catalog.functions[call.tree.number("winfnoid")]
         self._require_function(function, call.tree)
@@ -281,10 +282,10 @@ class Windows:
     def _without_singles(
         self, call: _Call, function: Function, every: list[Expr], frame: str, below: _Below
     ) -> list[Expr]:
-        """``every`` with columns for scalar subqueries that may have several rows.
+        """Return ``every`` with columns for scalar subqueries that may have several rows.
 
-        No SQL has their check.  So they are computed for each row, which is exact where the
-        function looks at each row.
+        SQL cannot express their check, so they are computed for each row.  That is exact where the
+        function reads each row.
         """
         if not any(map(_checked, every)):
             return every
@@ -311,7 +312,7 @@ class Windows:
     def _running(
         self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
     ) -> RunningSpec | None:
-        """The call for the collection that needs no Postgres, if it can be."""
+        """Return the call for the collection that needs no Postgres, or None."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         name, condition = function.name, None
         if not function.builtin or not all(isinstance(e, Ref | Const) for e in parts):
@@ -337,7 +338,7 @@ class Windows:
         return RunningSpec(name, argument, condition)
 
     def _summed(self, name: str, argument: Ref, tree: Tree) -> bool:
-        """Whether ``Running`` knows how to add a value of that type."""
+        """Return whether ``Running`` can aggregate values of that type."""
         if name in ("count", "first_value", "last_value"):
             return True
         if name == "sum":
@@ -387,7 +388,7 @@ class Windows:
     # -- proof
 
     def _prove(self, definition: _Definition, window: WindowNode, meant: list[list[Expr]]) -> None:
-        """Postgres must understand our SQL of the calls as it did the query."""
+        """Raise unless Postgres analyses the generated calls to the same calls as in the query."""
         lowering = self._lowering
         columns = window.input.columns
         places = {c.id: i for i, c in enumerate(columns, 1)}
@@ -432,7 +433,7 @@ class Windows:
             lowering.refuse("a window function that cannot be reproduced exactly")
 
     def _same_call(self, one: Tree, other: Tree) -> bool:
-        """Whether both are the same call; lag and its kin over a domain give its base type."""
+        """Return whether both are the same call; lag and the like give a domain's base type."""
         base = self._lowering.catalog.types.base
         same_type = base(one.number("wintype")) == base(other.number("wintype"))
         return same_type and all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
@@ -471,7 +472,7 @@ class _Below:
         self._own: set[int] = set()
 
     def column(self, expr: Expr) -> Ref:
-        """A column with the value of ``expr``."""
+        """Return a column with the value of ``expr``."""
         if isinstance(expr, Ref) and expr.id in self._there | self._own:
             return expr
         if expr not in self._made:
@@ -480,11 +481,11 @@ class _Below:
         return self._made[expr].ref
 
     def reading(self, expr: Expr) -> Expr:
-        """``expr`` over columns that are there: those of an outer query are computed ones."""
+        """Return ``expr`` over available columns; columns of an outer query are computed ones."""
         return substitute(expr, {ref.id: self.column(ref) for ref in references(expr)})
 
     def node(self) -> Node:
-        """The input with the computed columns."""
+        """Return the input with the computed columns."""
         if not self._made:
             return self._input
         items: list[tuple[Col, Expr]] = [(c, c.ref) for c in self._input.columns]
@@ -493,7 +494,7 @@ class _Below:
 
 
 def _own(tree: Tree) -> Iterator[Tree]:
-    """Nodes of ``tree`` that belong to its query level."""
+    """Yield the nodes of ``tree`` that belong to its query level."""
     stack: list[object] = [tree]
     while stack:
         value = stack.pop()
@@ -507,7 +508,7 @@ def _own(tree: Tree) -> Iterator[Tree]:
 
 
 def _same_rows(one: Tree, other: Tree) -> bool:
-    """Whether two window definitions have the same partitions and order."""
+    """Return whether two window definitions have the same partitions and order."""
 
     def items(clause: Tree, name: str) -> list[tuple[str | None, ...]]:
         names = ("tleSortGroupRef", "sortop", "nulls_first")
