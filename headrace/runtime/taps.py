@@ -178,7 +178,6 @@ class Taps:
 
 
 def _lines(view: View, txid: int, diffs: pa.RecordBatch) -> bytes:
-    """Return ``diffs`` as COPY text."""
     schema = view.target.schema
     count = diffs.num_rows
     columns = [

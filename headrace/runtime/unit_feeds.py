@@ -26,7 +26,6 @@ class UnitFeeds:
         self._left = set(subplans)
 
     def __contains__(self, unit_id: int) -> bool:
-        """Return whether a unit reads any subplan."""
         return unit_id in self._feeds
 
     @property

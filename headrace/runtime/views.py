@@ -2,7 +2,7 @@
 
 A view is *live* when batches are processed for it. ``sink_error`` views keep their state and are
 retried; ``paused`` views keep it until they are resumed. ``error`` views have stopped until a
-resync, and hold back no WAL.
+resync, and hold back nothing.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ class Unit:
     placed: str = field(default="", kw_only=True)
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
-    """Whether its first states are still staged, because its worker is unreachable (``wait_at``).
-    """
+    """Whether its first states are still staged, for its worker is unreachable (``wait_at``)."""
     listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
     """Receives its changes (``unit_index.py``), while it is registered with the engine."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
@@ -212,10 +211,7 @@ class Unit:
         return self.store
 
     def has_rows(self, sources: Iterable[str]) -> bool:
-        """Return whether one of these sources has rows in its states.
-
-        REQUIRES: the states are in this process.
-        """
+        """Return whether one of these sources has rows in its states, which are in this process."""
         return any(keys for name in sources for keys, _ in self.here.map(name).scan())
 
     @property
@@ -311,8 +307,7 @@ class View(Unit):
     """Views of one group are written in one transaction; '': the unnamed group."""
     _latency_ms: int = 0
     parts: dict[str, str] = field(default_factory=dict)
-    """Parts on other workers: worker by node of its plan, which is computed there with all its
-    inputs."""
+    """Worker by node of its plan that is computed elsewhere, together with all its inputs."""
     shares: bool = True
     """Whether it may share subplans with other views."""
     kept: bool = False

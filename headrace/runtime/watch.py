@@ -110,8 +110,7 @@ class Watch:
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
         self.withdrawn: Final[set[int]] = set()
-        """Removed rows of pg_publication_rel whose table had no replica identity; any thread adds.
-        """
+        """Rows of pg_publication_rel removed for want of a replica identity; any thread adds."""
 
     def poll(self, fail: Callable[[View, HeadraceError], None], follow: Follow) -> None:
         """Check everything if a poll is due; call ``fail`` for the views that cannot continue.
@@ -418,7 +417,6 @@ class Watch:
                     known.pop(view_id, None)
 
     def _load(self, wanted: Iterable[int]) -> None:
-        """Load the missing facts of ``wanted``."""
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
             found = watched.load(self._conn, new)

@@ -162,7 +162,6 @@ class Worker:
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
-        """Drop a view that the catalog has dropped."""
         view_id = int(_need(params, "view_id"))
         self._engine.interrupt(view_id)
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
@@ -342,7 +341,6 @@ def _gauges(engine: Engine) -> rpc.Handler:
 
 
 def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Handler:
-    """Return such a handler for one view."""
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))

@@ -141,8 +141,7 @@ class SinkThread:
 
         Raises:
             TransientError: the connection broke, or a COMMIT was not answered. The outcome is
-                unknown
-                until the views are taken over again.
+                unknown until the views are taken over again.
             FencedError: another process owns the views by now.
         """
         answer = Answer(job)
@@ -162,8 +161,7 @@ class SinkThread:
             now = part.progress
             known = self._written.get(part.view_id)
             # Jobs are made before earlier answers arrive, so only this thread knows what it wrote
-            # since. The
-            # engine knows what another thread has written.
+            # since. The engine knows what another thread has written.
             if known is not None and (known.epoch, known.txid) > (now.epoch, now.txid):
                 now = known
             # Crash table, row 2: the sink has this txid already, only the state lacks it.
@@ -278,7 +276,6 @@ class _Group:
             answer.gone.update(missing)
 
     def _left(self) -> list[ViewPart]:
-        """Return the parts of views that have not failed."""
         answer = self._answer
         return [
             p
@@ -355,7 +352,6 @@ class _Group:
         return rows
 
     def _note(self, part: ViewPart) -> None:
-        """Write the changes of a view with a history."""
         if not part.kept or part.diffs is None:
             return
         try:
@@ -408,12 +404,10 @@ class _Breaks:
         self._found: dict[int, tuple[int, int]] = {}
 
     def add(self, part: ViewPart, txid: int) -> None:
-        """Count a lost connection."""
         at, times = self._found.get(part.view_id, (txid, 0))
         self._found[part.view_id] = (txid, times + 1 if at == txid else 1)
 
     def forget(self, part: ViewPart) -> None:
-        """Forget the losses of a view that was written."""
         self._found.pop(part.view_id, None)
 
     def error(self, part: ViewPart, txid: int) -> errors.HeadraceError | None:

@@ -261,7 +261,6 @@ def _below(plan: p.PhysicalPlan, name: str) -> frozenset[str]:
 
 
 def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[Row]:
-    """Yield the connection points of views that the query reads."""
     for oid in sorted(planned.results):
         number = points.view_of(conn, oid)
         view = None if number is None else views.of_id(conn, number)

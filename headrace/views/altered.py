@@ -124,8 +124,7 @@ class Altered(Resync):
             super()._adopt()
 
     def _measure(self, target: table.ResultTable) -> None:
-        # The table may have been renamed, dropped or locked by now. Autovacuum analyses it later
-        # anyway.
+        # The table may be renamed, dropped or locked by now. Autovacuum analyses it later anyway.
         timeout = {"lock_timeout": f"{self._settings.lock_timeout_ms}ms"}
         gone = UndefinedError(f"table {target.shown} is another one now")
         try:

@@ -351,8 +351,7 @@ class Builder:
                 except asyncio.CancelledError:
                     if future.cancelled():
                         raise
-                    # The job may have committed already: then its result is returned in spite of
-                    # the cancel.
+                    # If the job has committed already, its result is returned all the same.
                     await self._loop.run_in_executor(None, job.cancel)
         finally:
             self._jobs.discard(job)

@@ -3,8 +3,8 @@
 Table and catalog row go in one transaction: if an object of the user depends on the table,
 Postgres refuses and nothing is lost. Only tables that inherit from it are detached, and keep their
 rows. The worker is told after the commit, because it cannot restore what it forgets. Until then
-(or for ever, if this process is killed) it finds no table to write and no progress row to move,
-and treats the view as dropped.
+(this process may be killed before) it finds no table to write and no progress row to move, and
+treats the view as dropped.
 """
 
 from __future__ import annotations

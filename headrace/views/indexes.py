@@ -129,9 +129,8 @@ def check_definition(definition: str) -> None:
         )
     if ";" in words:
         raise SyntaxUserError("index definition must be one statement", hint=hint)
-    # NB: this check must not rely on our tokens, which might differ from Postgres' own. A dot
-    # outside of
-    # quotes is always visible here, under either reading of the quotes.
+    # NB: not on tokens, which might differ from Postgres' own.
+    # A dot outside of quotes is always visible here, under either reading of the quotes.
     if _has_qualified_name(definition):
         raise UnsupportedError(
             "qualified names are not supported in index definitions",
@@ -184,8 +183,7 @@ def add(conn: Connection, view: ViewRow, definition: str) -> str:
     conn.execute(sql.SQL("DROP TABLE {}").format(probe))
     oid, name = _make(conn, target, int(view.result_oid or 0), definition)
     _check_built_in(conn, oid)
-    # Without this, a table that is dropped before the worker's next look would be restored without
-    # it.
+    # Otherwise a table that is dropped before the worker's next look is restored without the index.
     results.note_kept(conn, [view.id])
     return name
 

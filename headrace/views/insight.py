@@ -125,7 +125,6 @@ def _seen(context: JobContext, job: Job, request: Request) -> Seen:
 
 
 def _names(seen: Seen, ids: Collection[int]) -> str:
-    """Return the names of those views of ``ids`` that may be seen."""
     return ", ".join(sorted(seen.names[number] for number in ids if number in seen.names))
 
 

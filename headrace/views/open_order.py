@@ -211,7 +211,6 @@ def _mark(expr: Expr, below: Marks) -> Mark | None:
 
 
 def _same(marks: Sequence[Mark | None]) -> Mark | None:
-    """Return the mark of a column that comes from several inputs."""
     found = [m for m in marks if m is not None]
     if not found:
         return None

@@ -126,7 +126,6 @@ def spelled(key: str) -> str:
 
 
 def _words(text: str) -> list[Word]:
-    """Return the tokens of one statement."""
     out: list[Word] = []
     open_: list[str] = []
     try:
@@ -214,7 +213,6 @@ class _Statement:
         return kept, moved
 
     def _column(self, part: list[Word], *, exact: bool) -> list[Word]:
-        """Return the column that a condition compares with parameters."""
         columns = _name_at(part, 0)
         rest = part[len(columns) :]
         if columns and rest and _is_test(rest, exact=exact):

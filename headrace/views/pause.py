@@ -42,10 +42,7 @@ def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
 
 
 def check_not_live(context: JobContext, view: ViewRow) -> None:
-    """Raise UserError 55006 if a job is populating ``view``.
-
-    If it is a job of the server, the error is an UnderRepairError.
-    """
+    """Raise UserError 55006 if a job populates ``view``; UnderRepairError if it is the server's."""
     other = context.live.get(view.id)
     if other is None:
         return

@@ -45,8 +45,7 @@ def set_placement(context: JobContext, job: Job, request: SetPlacement) -> dict[
         UndefinedError: 42P01, no such view; 42704, no such worker, or collection.
         PrivilegeError: the caller is not the view's owner.
         UnsupportedError: other views are fed from the view, or it is fed itself (option ``from``);
-            or
-            it cannot be cut that way.
+            or it cannot be cut that way.
         HeadraceError: as ``resync_view``; the view is as before.
     """
     wanted = placing.parsed(request.worker)
@@ -65,8 +64,7 @@ def move(
     Raises:
         UserError: 55006, a job is filling it; 55000, a strategy finds no place.
         UnsupportedError: other views are fed from the view, or it is fed itself (option ``from``);
-            or
-            it cannot be cut that way.
+            or it cannot be cut that way.
     """
     again: Replanned | None = None
     with planning(context, job) as conn:
@@ -170,7 +168,6 @@ def _shipped(
 def _say(
     context: JobContext, job: Job, view: ViewRow, wanted: Placement, parts: dict[str, str]
 ) -> None:
-    """Write a view's placement into the catalog."""
     with job.connection(context.settings.source, what="builder") as conn, conn.transaction():
         # Either a removal of the worker waits for this, or the check sees that the worker is gone.
         placing.check_all(conn, wanted, parts)

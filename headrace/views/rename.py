@@ -76,7 +76,6 @@ def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
 
 
 def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
-    """Rename table and catalog row to ``name`` in ``schema``."""
     if not views.rename(conn, view.id, schema, name):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     row = conn.execute(

@@ -139,7 +139,6 @@ def plan_again(
 
 
 def _argument(view: ViewRow) -> str:
-    """Return the name of a view as an argument of a call."""
     name = f"{tokens.identifier(view.schema)}.{tokens.identifier(view.name)}"
     return f"'{tokens.doubled(name)}'"
 
@@ -264,7 +263,6 @@ class Resync(Population):
         return {"view_id": self._view_id, "rows": rows, "notice": self._notice()}
 
     def _notice(self) -> str:
-        """Return a message about what was done."""
         said = "its table was made anew"
         if self._replaced is not None:
             removed, added = self._replaced.removed, self._replaced.added
@@ -326,10 +324,7 @@ class Resync(Population):
         self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
 
     def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
-        """Return a function that writes the new view's first progress.
-
-        The call comes while the old progress still exists.
-        """
+        """Return a function that writes the first progress; call this while the old one exists."""
         return lambda: put_progress(conn, self._view_id, facts)
 
     def _write_rows(
@@ -389,7 +384,6 @@ class Resync(Population):
                 table.check(conn, self._as_is(oid), publication, filling=True)
 
     def _leave(self) -> None:
-        """Have the worker forget the old view."""
         # A worker that is down sees it later: the old id is missing in the catalog.
         with contextlib.suppress(TransientError):
             self._context.worker.call("drop", {"view_id": self._view.id})

@@ -150,7 +150,6 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
 
 
 def _executed(conn: Connection, caller: str | None) -> list[Executed]:
-    """Return the statements of this database that ``caller`` may see."""
     try:
         with conn.transaction(force_rollback=True):
             schema, has_info = _held(conn)
@@ -296,7 +295,6 @@ def _weighed(
 
 
 def _create(conn: Connection, name: str, view: Suggested, planned: Planned) -> Iterator[Row]:
-    """Yield the calls to run, and the statement that reads the view."""
     # Do not reveal which tables another role's query reads.
     of = [] if planned.private else [t.name for t in planned.tables[:1]]
     called = "_".join([*of, *map(parameters.spelled, view.keys)])
