@@ -20,8 +20,8 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.sql.status import Status
 
@@ -30,7 +30,7 @@ from headrace.sql.status import Status
 class Attaching:
     """Attaching to views of one engine; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _sharing: Sharing
     _drain: Callable[[], None]
@@ -47,7 +47,7 @@ class Attaching:
             QueryCancelled: the job has ended.
             UnsupportedError: the view reads the clock.
         """
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None:
             raise UndefinedError(f"view {view_id} is not there")
         if view.plan.temporal:
@@ -58,7 +58,7 @@ class Attaching:
             )
         if view.status == Status.PAUSED:
             raise DefiniteFailure(f"view {view.target.shown} is paused", sqlstate="55000")
-        if job not in self._book.holds.jobs():
+        if job not in self._state.holds.jobs():
             raise QueryCancelled(f'job "{job}" has ended')
         self._settle()
         if not view.live:
@@ -73,7 +73,7 @@ class Attaching:
 
     def attached(self, feeder: int, job: str) -> bool:
         """Return whether the output for a job is retained; if so, all commits are durable."""
-        shared = self._book.subplans.get(feeder)
+        shared = self._state.subplans.get(feeder)
         if shared is None or job not in shared.awaited:
             return False
         self._settle()

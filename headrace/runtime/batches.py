@@ -34,12 +34,12 @@ from headrace.expressions.pool import Pool
 from headrace.network.messages import Work
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
-from headrace.process.grants import Grants
+from headrace.process.memory_reservations import Grants
 from headrace.runtime import culprit
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.runtime.shared import Shared
-from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.types import TimeEnd
 
@@ -58,7 +58,7 @@ LOST_MAX: Final = 3
 """Attempts of a batch that may lose rows on an edge; after that it is a bug."""
 
 
-Altered = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
+ViewAlteration = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
 """Returns, by ID, the errors of those units whose definitions, or whose readers', were altered."""
 
 
@@ -97,8 +97,8 @@ class Processor:
     def __init__(
         self,
         settings: Settings,
-        suspects: Suspects,
-        altered: Altered,
+        suspects: CrashAttribution,
+        altered: ViewAlteration,
         evaluators: Pool,
         grants: Grants,
         pool: ThreadPoolExecutor | None = None,
@@ -314,7 +314,7 @@ class Processor:
 
         small = outcome.rows <= _LOOK_ROWS_MAX
         apart = [unit for unit in units if not (small and unit.brief)]
-        if len(units) == 1 or self._suspects.careful(txid):
+        if len(units) == 1 or self._suspects.sequential(txid):
             apart = []
         sent = {unit.id: self.pool.submit(one, unit) for unit in apart}
         errors = {unit.id: one(unit) for unit in units if unit.id not in sent}

@@ -27,9 +27,9 @@ from headrace.errors import HeadraceError, OutOfReach, TransientError
 from headrace.network.messages import Mark, TakeSnapshot, WriteSnapshot
 from headrace.process import faults
 from headrace.runtime import positions
-from headrace.runtime.away import AwayStore
 from headrace.runtime.histogram import Histogram
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase, RocksStore
 from headrace.storage.manager import Storage
@@ -62,7 +62,7 @@ class Durable(Promise):
 @dataclass(slots=True)
 class _Underway:
     checkpoint: Any
-    away: list[tuple[AwayStore, int]]
+    away: list[tuple[RemoteStore, int]]
     """Snapshots on other workers: one of the worker's stores, and the snapshot's number."""
     sync: Callable[[], None]
     queues: Storage
@@ -235,7 +235,7 @@ class Checkpoints:
                 # First the queues, which hold the output of units up to their marks.
                 work.queues.sync()
                 faults.point(faults.QUEUES_SYNCED)
-                _write_away(work)
+                _write_remote(work)
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error
@@ -245,18 +245,18 @@ class Checkpoints:
             self._wake()
 
 
-def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
+def _snapshots(units: Sequence[Unit]) -> list[tuple[RemoteStore, int]]:
     """Make other workers take snapshots of their units.
 
     Raises:
         OutOfReach: a worker is gone.
     """
-    by_worker: dict[str, tuple[AwayStore, dict[int, Mark]]] = {}
+    by_worker: dict[str, tuple[RemoteStore, dict[int, Mark]]] = {}
     for unit in units:
-        if isinstance(unit.store, AwayStore):
+        if isinstance(unit.store, RemoteStore):
             _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
             marks[unit.id] = unit.told
-    made: list[tuple[AwayStore, int]] = []
+    made: list[tuple[RemoteStore, int]] = []
     for store, marks in by_worker.values():
         number = store.link.number()
         store.link.send(TakeSnapshot(number, marks, store.host.told()))
@@ -264,7 +264,7 @@ def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
     return made
 
 
-def _write_away(work: _Underway) -> None:
+def _write_remote(work: _Underway) -> None:
     """Make other workers write their snapshots, after the records that these rely on are synced."""
     if not work.away:
         return

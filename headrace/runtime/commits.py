@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.runtime.book import Book
+from headrace.runtime.change_capture import ChangeCapture
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.jobs import Answer
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
-from headrace.runtime.taps import Taps
 from headrace.runtime.waits import PositionWaits
 
 
@@ -17,10 +17,10 @@ from headrace.runtime.waits import PositionWaits
 class Commits:
     """Answers of the pipeline; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _leaving: Leaving
     _waits: PositionWaits
-    _taps: Taps
+    _taps: ChangeCapture
     _lateness: Lateness
     taking: bool = field(default=False, init=False)
     """Whether an answer is being handled; ``drain`` returns at once meanwhile."""
@@ -33,7 +33,7 @@ class Commits:
 
     def take(self, wait_s: float = 0.0) -> None:
         """Handle the commits so far; wait up to ``wait_s`` for the first."""
-        for answer in self._book.pipeline.answers(wait_s):
+        for answer in self._state.pipeline.answers(wait_s):
             self.taking = True
             try:
                 self._answer(answer)
@@ -42,17 +42,17 @@ class Commits:
 
     def _answer(self, answer: Answer) -> None:
         """Move the marks of the views that have the txid; stop the views that could not take it."""
-        book, job = self._book, answer.job
+        state, job = self._state, answer.job
         self.written_s += sum(answer.seconds.values())
         for group, seconds in answer.seconds.items():
             self.writes[group] = self.writes.get(group, 0.0) + seconds
         self._move(answer)
-        if job.txid > book.position.txid:
-            book.position = Position(job.txid, max(job.lsn, book.position.lsn))
+        if job.txid > state.position.txid:
+            state.position = Position(job.txid, max(job.lsn, state.position.lsn))
         self._arrive()
         self.passed = job.txid
-        book.batches += 1
-        book.suspects.passed(job.txid)
+        state.batches += 1
+        state.suspects.passed(job.txid)
         self._stop_failed(answer)
         self._lateness.wrote(answer)
 
@@ -68,10 +68,10 @@ class Commits:
 
     def _move(self, answer: Answer) -> None:
         """Move the marks of the units that have the txid."""
-        book, job = self._book, answer.job
+        state, job = self._state, answer.job
         moved = []
         for part in job.parts:
-            view = book.views.get(part.view_id)
+            view = state.views.get(part.view_id)
             if view is None:
                 continue
             view.progress = answer.progress.get(view.id, view.progress)
@@ -83,35 +83,35 @@ class Commits:
             view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
             self._taps.passed(view, job, part.diffs)
             moved.append(view.id)
-        book.gauges.committed(answer, moved)
+        state.gauges.committed(answer, moved)
         for shared_id in job.shared:
-            shared = book.subplans.get(shared_id)
+            shared = state.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:
                 lsn = max(job.lsn, shared.start_lsn)
                 shared.commit(StateMark(job.txid, lsn, job.txid))
-        book.checkpoints.count()
+        state.checkpoints.count()
 
     def _stop_failed(self, answer: Answer) -> None:
         """Stop the views that could not be written, and forget those that are gone."""
-        book = self._book
+        state = self._state
         for view_id, error in answer.failed.items():
-            if view_id in book.views:
-                view = book.views[view_id]
-                self._leaving.fail(view, self._leaving.judge(view, error))
+            if view_id in state.views:
+                view = state.views[view_id]
+                self._leaving.fail(view, self._leaving.classify(view, error))
         for view_id in answer.gone:
             self._leaving.forget(view_id)
         self._waits.caught_up()
 
     def idle(self, lsn: int) -> None:
         """Note that the source has nothing before ``lsn`` that was not taken."""
-        book = self._book
-        if lsn > book.taken.lsn:
-            book.taken = Position(book.taken.txid, lsn)
+        state = self._state
+        if lsn > state.taken.lsn:
+            state.taken = Position(state.taken.txid, lsn)
             self._arrive()
 
     def _arrive(self) -> None:
         """Move the position over idle time if everything taken is committed."""
-        book = self._book
-        if book.taken.txid == book.position.txid:
-            lsn = max(book.taken.lsn, book.position.lsn)
-            book.position = Position(book.position.txid, lsn)
+        state = self._state
+        if state.taken.txid == state.position.txid:
+            lsn = max(state.taken.lsn, state.position.lsn)
+            state.position = Position(state.position.txid, lsn)

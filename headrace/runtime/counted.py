@@ -9,7 +9,7 @@ from typing import Any
 from headrace.collections import plan as p
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import HeadraceError
-from headrace.runtime.away import AwayStore
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksStore
 from headrace.state.sizes import StoredSize, sizes
@@ -21,7 +21,7 @@ def numbers(unit: Unit) -> dict[str, Any]:
     Empty if the unit has no dataflow, or its worker is out of reach.
     """
     store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
+    if isinstance(store, RemoteStore):
         with contextlib.suppress(HeadraceError):
             return store.stats()
         return {}

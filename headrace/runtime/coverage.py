@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace import clock
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import covered
 from headrace.sql.covered import Covered
@@ -42,9 +42,9 @@ class Passed:
 class Coverage:
     """Coverage of one engine's views; for its sink thread."""
 
-    def __init__(self, book: Book, passed: Callable[[], Passed]) -> None:
+    def __init__(self, state: EngineState, passed: Callable[[], Passed]) -> None:
         """Create it; ``passed`` returns how far views that read the clock are, on any thread."""
-        self._book: Final = book
+        self._state: Final = state
         self._passed: Final = passed
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
         """(server time, LSN): commits before the time are in the WAL before the LSN."""
@@ -68,7 +68,7 @@ class Coverage:
             if self._samples and self._samples[-1][1] == lsn:
                 self._samples.pop()
             self._samples.append((before, lsn))
-        links = self._book.index.links
+        links = self._state.index.links
         views = [view for key in sorted(asked) for view in links.asked_as(key)]
         covered.put(conn, [told for view in views if (told := self._told(view)) is not None])
 
@@ -78,7 +78,7 @@ class Coverage:
             return None
         # A view that reads the clock is complete only after the ticks until then.
         passed = self._passed()
-        lsn = self._book.covered(mark)
+        lsn = self._state.covered(mark)
         at = max((at for at, wal in self._samples if wal <= lsn), default=None)
         if view.temporal and at is not None:
             known = view.id in passed.views and mark.txid >= passed.txid

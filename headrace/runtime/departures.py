@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 import psycopg
 
 from headrace.errors import OutOfReach
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Difference
 from headrace.state.rocks import RocksStore
@@ -26,8 +26,8 @@ from headrace.types import parse_lsn
 class Departures:
     """Members that views miss; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._missed: dict[tuple[int, int], int] = {}
         """LSN of the source when a view first missed a member, by view and member."""
 
@@ -37,7 +37,7 @@ class Departures:
         new = missed - self._missed.keys()
         self._missed = {key: lsn for key, lsn in self._missed.items() if key in missed}
         if new:
-            self._missed |= dict.fromkeys(new, position(self._book.owner.conn))
+            self._missed |= dict.fromkeys(new, position(self._state.owner.conn))
 
     def had_rows(self, difference: Difference) -> bool:
         """Return whether a view has rows of a removed member, and will not lose them any more."""
@@ -64,7 +64,7 @@ class Departures:
             (view_id, leaf)
             for leaf, view_ids in missing.items()
             for view_id in view_ids
-            if self._is_fit(self._book.views[view_id], leaf, durably=durably)
+            if self._is_fit(self._state.views[view_id], leaf, durably=durably)
         }
         return {
             d.view.id: frozenset(
@@ -84,9 +84,9 @@ class Departures:
             if one.id in found:
                 continue
             found.add(one.id)
-            for shared in self._book.needed([one]):
+            for shared in self._state.needed([one]):
                 if _reads(shared, leaf):
-                    left += [v for v in self._book.views_of(shared) if v.owned and _reads(v, leaf)]
+                    left += [v for v in self._state.views_of(shared) if v.owned and _reads(v, leaf)]
         return found
 
     def _is_fit(self, view: View, leaf: int, *, durably: bool) -> bool:
@@ -98,11 +98,11 @@ class Departures:
     def _is_beyond(self, view: View, leaf: int) -> bool:
         """Return whether a view and the subplans that it reads have all from before the miss."""
         marks = [mark for unit in self._over(view, leaf) for mark in (unit.mark, unit.durable)]
-        return min(map(self._book.covered, marks)) >= self._missed[view.id, leaf]
+        return min(map(self._state.covered, marks)) >= self._missed[view.id, leaf]
 
     def _over(self, view: View, leaf: int) -> list[Unit]:
         """Return a view and the subplans over a member that it needs."""
-        return [view, *(shared for shared in self._book.needed([view]) if _reads(shared, leaf))]
+        return [view, *(shared for shared in self._state.needed([view]) if _reads(shared, leaf))]
 
     def _has_rows(self, view: View, leaf: int) -> bool | None:
         """Return whether the states of a view have rows of a member; None: unknown."""
@@ -133,7 +133,7 @@ def _rows(unit: Unit, table: int) -> bool | None:
         return False
     if isinstance(unit.store, RocksStore):
         return unit.has_rows(sources)
-    if isinstance(unit.store, AwayStore) and unit.store.up:
+    if isinstance(unit.store, RemoteStore) and unit.store.up:
         try:
             return unit.store.has_rows(sources)
         except OutOfReach:

@@ -35,34 +35,34 @@ from headrace.errors import ContinuityLost, HeadraceError, Interrupted, Transien
 from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
-from headrace.runtime.ahead import Ahead
 from headrace.runtime.attaching import Attaching
-from headrace.runtime.book import Book
-from headrace.runtime.capacity import Capacity
+from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
 from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
-from headrace.runtime.healing import Healing
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
-from headrace.runtime.keeping import Keeping
-from headrace.runtime.lane import SideLane
+from headrace.runtime.lagging_groups import LaggingGroups
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
 from headrace.runtime.moving import Moving
+from headrace.runtime.overload import OverloadDetector
 from headrace.runtime.partitions import Partitions
+from headrace.runtime.read_ahead import ReadAhead
+from headrace.runtime.reconnects import Reconnects
 from headrace.runtime.recovery import Recovery
-from headrace.runtime.returning import Returning
+from headrace.runtime.retries import Retries
 from headrace.runtime.sharing import Sharing
-from headrace.runtime.taps import Taps
+from headrace.runtime.state_reuse import StateReuse
 from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.watermark import Watermark
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.runtime.writing import SinkThread
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +83,7 @@ class Engine:
     """The engine of one database and all its views; see the module docstring."""
 
     def __init__(self, settings: Settings) -> None:
-        self.book: Final = Book(settings, Checkpoints(settings, self._poke))
+        self.state: Final = EngineState(settings, Checkpoints(settings, self._poke))
         self.running: Final = threading.Event()
         """Set once the first rewind has succeeded."""
         self._rested_at = 0.0
@@ -92,50 +92,58 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
-        book, drain, rewind_soon = self.book, self.drain, self.rewind_soon
-        self.watermark: Final = Watermark(book)
+        state, drain, rewind_soon = self.state, self.drain, self.rewind_soon
+        self.watermark: Final = Watermark(state)
         self._sink: Final = SinkThread(
-            *(book.pipeline, book.suspects, self._poke),
+            *(state.pipeline, state.suspects, self._poke),
             watermark=self.watermark,
-            coverage=Coverage(book, lambda: self._ticker.passed),
+            coverage=Coverage(state, lambda: self._ticker.passed),
         )
         # Lowest layer first.
-        self.durability: Final = Durability(book)
-        self.watch: Final = Watch(book)
-        self.waits: Final = PositionWaits(book)
-        self.taps: Final = Taps(book)
-        self._lateness: Final = Lateness(book)
-        self.hosts: Final = Hosts(book, self._poke)
-        self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
-        self._partitions: Final = Partitions(book, self.durability, self.sharing, self.hosts, drain)
+        self.durability: Final = Durability(state)
+        self.watch: Final = Watch(state)
+        self.waits: Final = PositionWaits(state)
+        self.taps: Final = ChangeCapture(state)
+        self._lateness: Final = Lateness(state)
+        self.hosts: Final = WorkerHandles(state, self._poke)
+        self.sharing: Final = Sharing(state, self.durability, self.watch, self.hosts, drain)
+        self._partitions: Final = Partitions(
+            state, self.durability, self.sharing, self.hosts, drain
+        )
         self.leaving: Final = Leaving(
-            *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
+            *(state, self.durability, self.watch, self.sharing, self.waits, self.hosts),
             drain,
         )
-        loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving, self.hosts)
-        self._healing: Final = Healing(book, self.leaving, rewind_soon)
-        self._commits: Final = Commits(*(book, self.leaving, self.waits, self.taps, self._lateness))
+        loading = Loading(
+            state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
+        )
+        self._healing: Final = Retries(state, self.leaving, rewind_soon)
+        self._commits: Final = Commits(
+            *(state, self.leaving, self.waits, self.taps, self._lateness)
+        )
         self._intake: Final = Intake(
-            book, self.watch, self.leaving, self._commits, self.hosts, drain
+            state, self.watch, self.leaving, self._commits, self.hosts, drain
         )
-        self._returning: Final = Returning(
-            book, loading, self.leaving, rewind_soon, self.hosts.lose
+        self._returning: Final = Reconnects(
+            state, loading, self.leaving, rewind_soon, self.hosts.lose
         )
-        self._lane: Final = SideLane(
-            *(book, self._intake, self._commits, self.taps, self._lateness),
+        self._lane: Final = LaggingGroups(
+            *(state, self._intake, self._commits, self.taps, self._lateness),
             self._intake.beside(self._altered),
             self._poke,
         )
-        self._capacity: Final = Capacity(book)
-        self._ahead: Final = Ahead(book, self._intake.record)
-        self._ticker: Final = Ticker(book, self._intake.pass_time)
-        self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
-        self.attaching: Final = Attaching(book, self.durability, self.sharing, drain)
-        self.lifecycle: Final = Lifecycle(
-            book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
+        self._capacity: Final = OverloadDetector(state)
+        self._ahead: Final = ReadAhead(state, self._intake.record)
+        self._ticker: Final = Ticker(state, self._intake.pass_time)
+        self._recovery: Final = Recovery(
+            state, self.durability, self.sharing, loading, self.leaving
         )
-        self.moving: Final = Moving(book, loading, self.lifecycle, self.durability)
-        self.keeping: Final = Keeping(book, self.lifecycle, self.durability)
+        self.attaching: Final = Attaching(state, self.durability, self.sharing, drain)
+        self.lifecycle: Final = Lifecycle(
+            state, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
+        )
+        self.moving: Final = Moving(state, loading, self.lifecycle, self.durability)
+        self.keeping: Final = StateReuse(state, self.lifecycle, self.durability)
 
     # --- for other threads
 
@@ -168,10 +176,10 @@ class Engine:
             away = self.hosts.at_work()
             if away is not None:
                 return away
-            return "rows to be written" if self.book.pipeline.flights() else None
+            return "rows to be written" if self.state.pipeline.flights() else None
         unit_id, seconds = busy
-        unit = self.book.unit(unit_id)
-        views = [] if unit is None else self.book.views_of(unit)
+        unit = self.state.unit(unit_id)
+        views = [] if unit is None else self.state.views_of(unit)
         names = ", ".join(view.target.shown for view in views)
         return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
 
@@ -195,7 +203,7 @@ class Engine:
 
     def interrupt(self, view_id: int) -> None:
         """Interrupt a view's current batch, because a command waits to stop it; any thread."""
-        view = self.book.views.get(view_id)
+        view = self.state.views.get(view_id)
         if view is not None:
             self.hosts.interrupt(view)
         bound = view.bound if view is not None else None
@@ -204,8 +212,8 @@ class Engine:
 
     def stop(self) -> None:
         """Make ``run`` commit what is in flight, write a checkpoint, confirm, and return."""
-        self.book.stopping = True
-        self.book.suspects.close()
+        self.state.stopping = True
+        self.state.suspects.close()
         self._poke()
 
     # --- the loop
@@ -215,9 +223,9 @@ class Engine:
         pause = _BACKOFF_S_MIN
         try:
             self._recovery.open()
-            while not self.book.stopping:
+            while not self.state.stopping:
                 try:
-                    if self.book.stream is None:
+                    if self.state.stream is None:
                         self.drain()
                         self._rewind()
                         self.running.set()
@@ -238,8 +246,8 @@ class Engine:
             self._close()
 
     def _cycle(self) -> None:
-        book = self.book
-        stream = book.stream
+        state = self.state
+        stream = state.stream
         assert stream is not None, "after a rewind"
         self._commits.take()
         self._lane.take()
@@ -252,29 +260,29 @@ class Engine:
         if not self._lane.working:
             self.look_at_catalog()
             self._healing.enforce_budget()
-            self._healing.heal()
+            self._healing.retry()
             self.hosts.look()
             self._returning.look()
             self.sharing.settle()
         if self._lane.dissolve():
             self.rewind_soon()
-        if book.stopping or book.stream is not stream:
+        if state.stopping or state.stream is not stream:
             return  # a command or a retried view has asked for a rewind
         self.durability.end()
         self._lane.look()
         self._lane.step()
         due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
         if not self._lane.working:
-            due = min(due, self._healing.heal_at(), self._returning.due, self.watch.due)
+            due = min(due, self._healing.retry_at(), self._returning.due, self.watch.due)
             due = min(due, self.hosts.due)
             worked_s, self._worked_s = self._worked_s, 0.0
-            if book.db.regulate(worked_s):
+            if state.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
-        full = not book.pipeline.room or not book.side.roomy
-        crowded = book.db.crowded or any(host.crowded for host in book.hosts.values())
-        held = book.checkpoints.lagging or crowded
+        full = not state.pipeline.room or not state.side.roomy
+        crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
+        held = state.checkpoints.lagging or crowded
         if full or held:
             began = clock.monotonic()
             self._commits.take(wait)
@@ -285,8 +293,8 @@ class Engine:
             self._ticker.tick()
         batch = stream.take(
             wait,
-            rested_at=math.inf if book.pipeline.busy else self._rested_at,
-            gather_s=book.latency_s * _GATHER,
+            rested_at=math.inf if state.pipeline.busy else self._rested_at,
+            gather_s=state.latency_s * _GATHER,
         )
         if batch is not None:
             self._process(batch)
@@ -307,7 +315,7 @@ class Engine:
             batch.close()
         self._capacity.worked(outcome, self._worked_s)
         self._lateness.processed(outcome, self._worked_s)
-        self._lane.judge(outcome, self._worked_s)
+        self._lane.classify(outcome, self._worked_s)
 
     def look_at_catalog(self) -> None:
         """Check what views rely on, if that is due; called between batches and before each one.
@@ -341,7 +349,7 @@ class Engine:
         Raises:
             TransientError: a commit failed.
         """
-        while not self._commits.taking and (self.book.pipeline.busy or self._lane.busy):
+        while not self._commits.taking and (self.state.pipeline.busy or self._lane.busy):
             self._be_urgent()
             self._commits.take(_DRAIN_S)
             self._lane.take()
@@ -351,10 +359,10 @@ class Engine:
 
         Batches in flight are committed first.
         """
-        book = self.book
-        if book.stream is not None:
-            book.stream.stop()
-            book.stream = None
+        state = self.state
+        if state.stream is not None:
+            state.stream.stop()
+            state.stream = None
 
     def fail_batch(self, txid: int, caller: str | None) -> None:
         """Process a batch in flight and all later ones again (T-30).
@@ -363,66 +371,66 @@ class Engine:
             PrivilegeError: ``caller`` may not act as the engine's role.
             PrerequisiteError: the batch is not in flight.
         """
-        self.book.owner.check_caller(caller)
-        if self.book.pipeline.take_back(txid):
+        self.state.owner.check_caller(caller)
+        if self.state.pipeline.take_back(txid):
             self.rewind_soon()
 
     # --- trouble
 
     def _rewind(self) -> None:
         """Start the stream, from any state, with nothing in flight."""
-        book = self.book
+        state = self.state
         start, again = self._recovery.stream()
         self._intake.rewind()
-        attempts = {txid: record.attempt for txid, record in book.records.items()}
-        book.pipeline.rewind(start.txid + 1, book.next_txid - 1, attempts)
+        attempts = {txid: record.attempt for txid, record in state.records.items()}
+        state.pipeline.rewind(start.txid + 1, state.next_txid - 1, attempts)
         self._commits.passed = start.txid
         self._capacity.rewind()
         self._lane.rewind(start.txid)
-        self._sink.start(book.owner)
-        book.owner.announce()
-        book.error = None
-        book.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=again)
+        self._sink.start(state.owner)
+        state.owner.announce()
+        state.error = None
+        state.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=again)
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=again)
 
     def _abandon(self, error: HeadraceError) -> None:
         """Drop the connections and all uncommitted work after ``error``."""
-        book = self.book
-        if book.error is None or book.error.message != error.message:
+        state = self.state
+        if state.error is None or state.error.message != error.message:
             _log.warning("stream interrupted", reason=error.message, code=error.code)
-        book.error = error
-        book.reconnects += 1
-        book.story.add("interrupted", reason=error.message)
+        state.error = error
+        state.reconnects += 1
+        state.story.add("interrupted", reason=error.message)
         self.rewind_soon()
         self._let_go()
 
     def _let_go(self) -> None:
         """Abort what is in flight and close the connections, from any state."""
-        book = self.book
+        state = self.state
         self._sink.leave()
         self._lane.abort(self._be_urgent)
-        owner, book.connections = book.connections, None
-        book.pipeline.abort(owner.interrupt if owner is not None else _nothing)
+        owner, state.connections = state.connections, None
+        state.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
             owner.close()
-        for unit in book.units:
+        for unit in state.units:
             unit.reset()
 
     def _rest(self, seconds: float) -> None:
         """Wait before the next attempt, while serving commands."""
         until = clock.monotonic() + seconds
-        while not self.book.stopping:
+        while not self.state.stopping:
             self._wake.clear()
             self._commands()
             left = until - clock.monotonic()
-            if left <= 0 or self.book.stopping:
+            if left <= 0 or self.state.stopping:
                 return
             self._wake.wait(left)
 
     def _poke(self) -> None:
         self._wake.set()
-        self.book.pipeline.wake()
-        stream = self.book.stream
+        self.state.pipeline.wake()
+        stream = self.state.stream
         if stream is not None:
             stream.batcher.poke()
 
@@ -437,24 +445,24 @@ class Engine:
         self.rewind_soon()
 
     def _close(self) -> None:
-        book = self.book
+        state = self.state
         self.rewind_soon()
         self._let_go()
-        book.pipeline.close()
+        state.pipeline.close()
         self._sink.close()
         self._lane.close()
-        book.checkpoints.close()
+        state.checkpoints.close()
         self.hosts.close()
         self._intake.close()
-        book.evaluators.close()
-        book.views.clear()
-        book.holds.close()
-        if book.opened is not None:
-            book.opened.close()
-            book.opened = None
-        if book.storage is not None:
-            book.storage.close()
-            book.storage = None
+        state.evaluators.close()
+        state.views.clear()
+        state.holds.close()
+        if state.opened is not None:
+            state.opened.close()
+            state.opened = None
+        if state.storage is not None:
+            state.storage.close()
+            state.storage = None
         gone = TransientError("the worker is stopping", sqlstate="57P01")
         self.waits.give_up(gone)
 

@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock, events
-from headrace.runtime import side
-from headrace.runtime.book import Book
+from headrace.runtime import lagging_queue
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
@@ -68,7 +68,7 @@ class QueueRow(msgspec.Struct, frozen=True):
     behind_bytes: int | None
     """Bytes after the reader's tail."""
     priority: int
-    """How urgently the reader must read on (``urgency.py``)."""
+    """How urgently the reader must read on (``queue_priority.py``)."""
     resident_pct: int
     """Percentage of the queued rows that was in memory at the last maintenance."""
     running: bool
@@ -86,29 +86,29 @@ class MemoryRow(msgspec.Struct, frozen=True):
     """IDs of the views that use it; None: all views."""
 
 
-def queues(book: Book) -> list[dict[str, Any]]:
+def queues(state: EngineState) -> list[dict[str, Any]]:
     """Return a ``QueueRow`` for each reader of each queue."""
     out: list[QueueRow] = []
-    storage = book.storage
+    storage = state.storage
     if storage is None:
         return []
     table = storage.pool.table.rows()
-    for shared in list(book.subplans.values()):
+    for shared in list(state.subplans.values()):
         if shared.queue is not None:
-            out += _of_subplan(book, shared, shared.queue, storage, table)
-    if book.retained.queue is not None:
-        out.append(_of_stream(book, book.retained.queue, storage, table))
-    if book.side.queue is not None:
-        out.append(_of_lane(book, book.side.queue, storage, table))
+            out += _of_subplan(state, shared, shared.queue, storage, table)
+    if state.retained.queue is not None:
+        out.append(_of_stream(state, state.retained.queue, storage, table))
+    if state.side.queue is not None:
+        out.append(_of_lagging(state, state.side.queue, storage, table))
     return [msgspec.structs.asdict(row) for row in out]
 
 
 def _of_subplan(
-    book: Book, shared: Shared, queue: Queue, storage: Storage, table: Table
+    state: EngineState, shared: Shared, queue: Queue, storage: Storage, table: Table
 ) -> list[QueueRow]:
     held = queue.contents()
     out = []
-    for reader in book.readers(shared):
+    for reader in state.readers(shared):
         nodes = tuple(sorted(node for node, unit in reader.feeds.items() if unit == shared.id))
         tail, behind = held.behind.get(reader.id, (None, None))
         out.append(
@@ -118,7 +118,7 @@ def _of_subplan(
                     "subplan",
                     reader.id,
                     nodes,
-                    _views(book, reader),
+                    _views(state, reader),
                     *_about(held, storage),
                 ),
                 *(tail, reader.processed, behind),
@@ -128,25 +128,25 @@ def _of_subplan(
     return out
 
 
-def _of_stream(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
-    reader = book.retained.READER
+    reader = state.retained.READER
     tail, behind = held.behind.get(reader, (None, None))
     return QueueRow(
-        *(0, "stream", 0, (), None, *_about(held, storage), tail, book.taken.txid, behind),
+        *(0, "stream", 0, (), None, *_about(held, storage), tail, state.taken.txid, behind),
         *_standing(table, queue.name, reader),
     )
 
 
-def _of_lane(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+def _of_lagging(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
-    tail, behind = held.behind.get(side.NAME, (None, None))
-    views = book.aside
+    tail, behind = held.behind.get(lagging_queue.NAME, (None, None))
+    views = state.aside
     processed = min((view.processed for view in views), default=held.last_txid)
     return QueueRow(
         *(0, "lane", 0, (), tuple(view.id for view in views), *_about(held, storage)),
         *(tail, processed, behind),
-        *_standing(table, queue.name, side.NAME),
+        *_standing(table, queue.name, lagging_queue.NAME),
     )
 
 
@@ -162,10 +162,10 @@ def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, boo
     return round(row.priority), row.resident_pct, row.running
 
 
-def links(book: Book) -> dict[str, dict[str, Any]]:
+def links(state: EngineState) -> dict[str, dict[str, Any]]:
     """Return figures of the links to other workers that are up."""
     out = {}
-    for host in list(book.hosts.values()):
+    for host in list(state.hosts.values()):
         link = host.link
         if link is not None and link.up:
             figures = dataclasses.asdict(link.sender.figures())
@@ -173,25 +173,25 @@ def links(book: Book) -> dict[str, dict[str, Any]]:
     return out
 
 
-def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
+def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
     """Return each view's freshness (``gauges.ViewNumbers``), and numbers of the worker.
 
     ``whole``: include views without recent writes.
     """
     now = clock.monotonic()
     told = {}
-    for view_id, known in list(book.gauges.views.items()):
+    for view_id, known in list(state.gauges.views.items()):
         if whole or known.points:
             numbers = known.told(now)
             if whole or numbers.recent:
                 told[view_id] = numbers
-    rows = _states(book) if whole or told else _databases(book)
+    rows = _states(state) if whole or told else _databases(state)
     states: dict[int, int] = {}
     for row in rows:
         for view_id in row.views or ():
             states[view_id] = states.get(view_id, 0) + row.bytes // len(row.views or (0,))
     views = {}
-    for view in list(book.views.values()) if whole else filter(None, map(book.views.get, told)):
+    for view in list(state.views.values()) if whole else filter(None, map(state.views.get, told)):
         numbers = told.get(view.id) or ViewGauge.empty().told(now)
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
@@ -205,25 +205,25 @@ def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
         }
     return {
         "views": views,
-        "reconnects": book.reconnects,
-        "batches_total": book.batches,
-        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
+        "reconnects": state.reconnects,
+        "batches_total": state.batches,
+        "workers": {MAIN: True, **{host.name: host.up for host in list(state.hosts.values())}},
         "memory_used_bytes": sum(
             row.bytes
-            for row in (*rows, *_changes(book), *_queues(book))
+            for row in (*rows, *_changes(state), *_queues(state))
             if row.limit is not None and row.part != "queues on disk"
         ),
-        "totals": msgspec.to_builtins(book.gauges.totals()),
-        "checkpoints": book.checkpoints.statistics(),
+        "totals": msgspec.to_builtins(state.gauges.totals()),
+        "checkpoints": state.checkpoints.statistics(),
     }
 
 
-def batches(book: Book) -> list[dict[str, Any]]:
+def batches(state: EngineState) -> list[dict[str, Any]]:
     """Return the batches in flight, then the last committed ones, newest first."""
-    done = [msgspec.structs.asdict(row) for row in reversed(list(book.gauges.batches))]
+    done = [msgspec.structs.asdict(row) for row in reversed(list(state.gauges.batches))]
     flying = [
         {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
-        for f in book.pipeline.flights()
+        for f in state.pipeline.flights()
     ]
     for row in done:
         names = (events.view_name(view_id) for view_id in row.pop("changed"))
@@ -231,9 +231,9 @@ def batches(book: Book) -> list[dict[str, Any]]:
     return [*reversed(flying), *({**row, "state": "committed"} for row in done)]
 
 
-def memory(book: Book) -> list[dict[str, Any]]:
+def memory(state: EngineState) -> list[dict[str, Any]]:
     """Return a ``MemoryRow`` for each use."""
-    rows = [*_process(), *_states(book), *_changes(book), *_queues(book)]
+    rows = [*_process(), *_states(state), *_changes(state), *_queues(state)]
     return [msgspec.structs.asdict(row) for row in rows]
 
 
@@ -247,50 +247,50 @@ def _process() -> list[MemoryRow]:
     return out
 
 
-def _databases(book: Book) -> list[MemoryRow]:
+def _databases(state: EngineState) -> list[MemoryRow]:
     """Return the memory of the whole state database."""
-    database = book.opened
+    database = state.opened
     if database is None:
         return []
     return [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
 
 
-def _states(book: Book) -> list[MemoryRow]:
+def _states(state: EngineState) -> list[MemoryRow]:
     """Return the memory of the state database, in total and by unit."""
-    out = _databases(book)
+    out = _databases(state)
     if not out:
         return []
-    for unit in book.units:
+    for unit in state.units:
         store = unit.store
         if isinstance(store, RocksStore):
             part = "shared states" if isinstance(unit, Shared) else "states"
-            out.append(MemoryRow(part, store.memory_bytes, views=_views(book, unit)))
-    for host in list(book.hosts.values()):
+            out.append(MemoryRow(part, store.memory_bytes, views=_views(state, unit)))
+    for host in list(state.hosts.values()):
         views = tuple(sorted(host.units))
         out.append(MemoryRow(f'states on worker "{host.name}"', host.memory_bytes, views=views))
     return out
 
 
-def _changes(book: Book) -> list[MemoryRow]:
+def _changes(state: EngineState) -> list[MemoryRow]:
     """Return the memory of the stream's changes, and of rows to be written."""
     out = []
-    limit = book.settings.memory.changes
-    stream = book.stream
+    limit = state.settings.memory.changes
+    stream = state.stream
     if stream is not None:
         numbers = stream.batcher.statistics()
         out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
         in_memory, on_disk = stream.streamed
-        out.append(MemoryRow("changes not committed", in_memory, book.settings.memory.transaction))
+        out.append(MemoryRow("changes not committed", in_memory, state.settings.memory.transaction))
         out.append(MemoryRow("changes on disk", numbers["spooled_bytes"] + on_disk))
-    out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes, limit))
-    grants = book.grants
+    out.append(MemoryRow("rows to be written", state.pipeline.waiting_bytes, limit))
+    grants = state.grants
     out.append(MemoryRow("batches at work", grants.granted_bytes, grants.budget_bytes))
     out.append(MemoryRow("columns (Arrow)", pa.total_allocated_bytes()))
     return out
 
 
-def _queues(book: Book) -> list[MemoryRow]:
-    storage = book.storage
+def _queues(state: EngineState) -> list[MemoryRow]:
+    storage = state.storage
     if storage is None:
         return []
     held = [queue.contents() for queue in storage.queues]
@@ -298,10 +298,10 @@ def _queues(book: Book) -> list[MemoryRow]:
     limit = storage.file.blocks_max * storage.file.block_bytes
     return [
         MemoryRow("queues on disk", storage.file.backed * storage.file.block_bytes, limit),
-        MemoryRow("queues in memory", resident, book.settings.memory.queues),
+        MemoryRow("queues in memory", resident, state.settings.memory.queues),
         MemoryRow("queues in use", sum(each.held_bytes for each in held)),
     ]
 
 
-def _views(book: Book, unit: Unit) -> tuple[int, ...]:
-    return tuple(sorted(view.id for view in book.views_of(unit)))
+def _views(state: EngineState, unit: Unit) -> tuple[int, ...]:
+    return tuple(sorted(view.id for view in state.views_of(unit)))

@@ -16,11 +16,10 @@ from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
 from headrace.runtime import positions
-from headrace.runtime.batches import Altered, Outcome, Processor
-from headrace.runtime.book import Book
+from headrace.runtime.batches import Outcome, Processor, ViewAlteration
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
@@ -28,6 +27,7 @@ from headrace.runtime.positions import BatchRecord, Position
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 
 _ROOM_S: Final = 1.0
 
@@ -37,14 +37,14 @@ class Intake:
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         watch: Watch,
         leaving: Leaving,
         commits: Commits,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
-        self._book = book
+        self._state = state
         self._watch = watch
         self._leaving = leaving
         self._commits = commits
@@ -55,7 +55,7 @@ class Intake:
         self._types: Types = {}
         """Types by which the columns of changes are parsed; the plans read them."""
         self._processor = Processor(
-            book.settings, book.suspects, watch.altered, book.evaluators, book.grants
+            state.settings, state.suspects, watch.altered, state.evaluators, state.grants
         )
         self.at_work: Final = self._processor.at_work
         """See ``Processor.at_work``; for any thread."""
@@ -70,35 +70,35 @@ class Intake:
         """End the threads."""
         self._processor.close()
 
-    def beside(self, altered: Altered) -> Processor:
+    def beside(self, altered: ViewAlteration) -> Processor:
         """Return a second processor on the same thread pool; ``altered``: see ``Processor``."""
-        book = self._book
+        state = self._state
         return Processor(
-            *(book.settings, book.suspects, altered, book.evaluators, book.grants),
+            *(state.settings, state.suspects, altered, state.evaluators, state.grants),
             self._processor.pool,
         )
 
     def process(self, batch: Batch) -> Outcome:
         """Run the dataflows on a batch, and hand the result to the sink thread."""
-        book, began_s = self._book, clock.monotonic()
-        txid = batch.txid if batch.txid is not None else book.next_txid
-        careful = book.suspects.careful(txid)
-        if careful:
+        state, began_s = self._state, clock.monotonic()
+        txid = batch.txid if batch.txid is not None else state.next_txid
+        sequential = state.suspects.sequential(txid)
+        if sequential:
             self._drain()
-        attempt = book.pipeline.begin(txid)
+        attempt = state.pipeline.begin(txid)
         record = self.record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
-        book.retained.put(record, batch)
+        state.retained.put(record, batch)
         faults.point(faults.BATCH_KEPT)
         behind = self._behind(txid)
         here = [view for view in behind if not view.placed]
         instant = record.commit_time_us
         late = self._late(txid)
         away = [*(view for view in behind if view.placed), *late]
-        needed = [s for s in book.needed(behind) if s.id not in {part.id for part in late}]
-        side = book.side
-        aside = book.aside
-        plans = [unit.own for unit in (*needed, *late, *behind, *book.needed(aside), *aside)]
+        needed = [s for s in state.needed(behind) if s.id not in {part.id for part in late}]
+        side = state.side
+        aside = state.aside
+        plans = [unit.own for unit in (*needed, *late, *behind, *state.needed(aside), *aside)]
         if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
@@ -114,9 +114,9 @@ class Intake:
             *(outcome, behind, [*needed, *late], batch.end_lsn, batch.transactions),
             began_s=began_s,
         )
-        book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
-        book.pipeline.processed(job)
-        if careful:
+        state.taken = Position(txid, max(batch.end_lsn, state.taken.lsn))
+        state.pipeline.processed(job)
+        if sequential:
             self._drain()
         return outcome
 
@@ -161,33 +161,33 @@ class Intake:
 
     def pass_time(self, instant: int) -> None:
         """Process an empty batch, which only moves the clock to ``instant``."""
-        while not self._book.pipeline.room:
+        while not self._state.pipeline.room:
             self._commits.take(_ROOM_S)
-        self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
+        self.process(Batch(end_lsn=self._state.start_lsn, commit_time_us=instant))
 
     def record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
         """Record how the batch is cut, before it is processed."""
-        book = self._book
+        state = self._state
         meta: positions.Meta = {}
-        start = book.start_lsn
-        before = book.records.get(txid - 1)
+        start = state.start_lsn
+        before = state.records.get(txid - 1)
         # Time never goes back between batches, even if the source's clock does.
         instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
-        record = book.records.record(
+        record = state.records.record(
             meta, BatchRecord(txid, start, batch.end_lsn, instant, attempt)
         )
         if meta:
             # A view that reads the clock must get the same timestamp again, and only the
             # record has it.
-            book.db.put_meta(meta, sync=book.reads_clock)
+            state.db.put_meta(meta, sync=state.reads_clock)
         return record
 
     def _behind(self, txid: int) -> list[View]:
         """Return the views that take part in ``txid`` now; views in the side lane do so later."""
-        aside = self._book.side.groups
+        aside = self._state.side.groups
         out = [
             view
-            for view in self._book.views.values()
+            for view in self._state.views.values()
             # A view without states lacks the txid until it catches up.
             if view.live
             and view.processed < txid
@@ -201,7 +201,7 @@ class Intake:
 
     def _late(self, txid: int) -> list[Shared]:
         """Return the parts on other workers that lack ``txid``."""
-        out = self._book.late(txid)
+        out = self._state.late(txid)
         for part in out:
             if part.processed != txid - 1:
                 raise BugError(f"unit {part.id} is at txid {part.processed} when {txid} comes")
@@ -209,14 +209,14 @@ class Intake:
 
     def _stop_failed(self, outcome: Outcome) -> None:
         """Stop the views that cannot process the batch at the one before."""
-        book = self._book
+        state = self._state
         self._drain()
         for unit_id, error in outcome.failed.items():
-            shared = book.subplans.get(unit_id)
+            shared = state.subplans.get(unit_id)
             if shared is not None:
-                self._stop_all(shared, book.views_of(shared), error, outcome.frames)
+                self._stop_all(shared, state.views_of(shared), error, outcome.frames)
         for unit_id, error in outcome.failed.items():
-            failed = book.views.get(unit_id)
+            failed = state.views.get(unit_id)
             # A view that is not live failed at an earlier txid, or just now.
             if failed is not None and failed.live:
                 self._stop_all(failed, [failed], error, outcome.frames)
@@ -225,7 +225,7 @@ class Intake:
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> None:
         """Stop ``views``, which need ``unit``; interrupted ones are tried again."""
-        judged = [self._leaving.judge(view, error) for view in views]
+        judged = [self._leaving.classify(view, error) for view in views]
         final = [e for e in judged if not isinstance(e, Interrupted)]
         known = self._reason(unit, views, final[0] if final else error, frames)
         for view, own in zip(views, judged, strict=True):

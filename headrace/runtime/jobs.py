@@ -17,7 +17,7 @@ from headrace.postgres.definitions import Definitions
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
 from headrace.sink.table import ResultTable
-from headrace.sql.history import Moment
+from headrace.sql.history import HistoryPosition
 from headrace.sql.progress import Progress
 
 
@@ -83,9 +83,9 @@ class CommitJob:
     """When its result was computed, on the monotonic clock."""
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> HistoryPosition:
         """Moment of its changes, as histories record it."""
-        return Moment(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
+        return HistoryPosition(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
 
 
 @dataclass(slots=True)

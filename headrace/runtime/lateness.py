@@ -3,7 +3,7 @@
 The views of a lane wait for each other: a batch is written when all of them have processed it, and
 the views of a commit group change in one transaction.  So a slow view delays the others, as does a
 view with many changed rows.  During the batch, ``list_views()`` names the view that is worked on
-(``holding.py``).  Afterwards the slow view and the delayed views have a note, until no view was
+(``activity.py``).  Afterwards the slow view and the delayed views have a note, until no view was
 late for a minute; the log names the slow view once.
 """
 
@@ -17,7 +17,7 @@ import structlog
 
 from headrace import clock
 from headrace.runtime.batches import Outcome
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.jobs import Answer
 from headrace.runtime.views import View
 from headrace.sql import states
@@ -47,8 +47,8 @@ class Slow:
 class Lateness:
     """Lateness reports of one engine; every method runs on its thread."""
 
-    def __init__(self, book: Book, now: Callable[[], float] = clock.monotonic) -> None:
-        self._book = book
+    def __init__(self, state: EngineState, now: Callable[[], float] = clock.monotonic) -> None:
+        self._state = state
         self._now = now
         self._until: float | None = 0.0
         """Monotonic time at which the notes are removed; None: there are none."""
@@ -65,16 +65,16 @@ class Lateness:
         if took_s < LATE_S:
             return
         if views is None:
-            aside = {view.id for view in self._book.aside}
-            views = [view for view in self._book.views.values() if view.id not in aside]
+            aside = {view.id for view in self._state.aside}
+            views = [view for view in self._state.views.values() if view.id not in aside]
         slow = []
         for unit_id in outcome.touched:
-            unit = self._book.unit(unit_id)
+            unit = self._state.unit(unit_id)
             if unit is None or unit.bound is None:
                 continue
             what = f"its part of a batch of {outcome.rows} changes"
-            slow += [Slow(v, unit.bound.taken_s, what) for v in self._book.views_of(unit)]
-        self._judge(slow, took_s, views)
+            slow += [Slow(v, unit.bound.taken_s, what) for v in self._state.views_of(unit)]
+        self._classify(slow, took_s, views)
 
     def wrote(self, answer: Answer) -> None:
         """Check a batch that was written, group by group, over one connection."""
@@ -85,25 +85,25 @@ class Lateness:
         rows = sum(part.diffs.num_rows for part in parts if part.diffs is not None)
         slow = []
         for part in parts:
-            view = self._book.views.get(part.view_id)
+            view = self._state.views.get(part.view_id)
             if view is not None and part.diffs is not None and part.changes:
                 share = part.diffs.num_rows / rows
                 what = f"writing its {part.diffs.num_rows} changed rows"
                 slow.append(Slow(view, took_s * share, what))
-        waited = (self._book.views.get(part.view_id) for part in answer.job.parts)
-        self._judge(slow, took_s, [view for view in waited if view is not None])
+        waited = (self._state.views.get(part.view_id) for part in answer.job.parts)
+        self._classify(slow, took_s, [view for view in waited if view is not None])
 
     def look(self) -> None:
         """Remove the notes when they have expired; called in each cycle of the engine."""
         if self._until is None or self._now() < self._until:
             return
         # An earlier process may have left notes.
-        states.end_late(self._book.owner.conn)
+        states.end_late(self._state.owner.conn)
         if self._named:
             _log.info("views are not held up any more")
         self._until, self._named, self._late = None, frozenset(), frozenset()
 
-    def _judge(self, slow: Iterable[Slow], took_s: float, views: Iterable[View]) -> None:
+    def _classify(self, slow: Iterable[Slow], took_s: float, views: Iterable[View]) -> None:
         longest = sorted(slow, key=lambda each: -each.seconds)
         # If many views take a little time each, none of them is to blame.
         guilty = [each for each in longest if each.seconds >= LATE_S or each.seconds >= took_s / 2]
@@ -121,7 +121,7 @@ class Lateness:
             return
         self._named, self._late = self._named | named, self._late | late
         states.tell_late(
-            self._book.owner.conn,
+            self._state.owner.conn,
             {each.view.id: f"{each.what} took {each.seconds:.1f} s" for each in guilty},
             sorted(late),
         )

@@ -10,13 +10,13 @@ import structlog
 
 from headrace import clock, errors, events
 from headrace.runtime import positions, views
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sink import table
 from headrace.sql import states
 from headrace.sql import views as catalog
@@ -34,12 +34,12 @@ TRIES_MAX: Final = 5
 class Leaving:
     """Stopping of one engine's views; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _watch: Watch
     _sharing: Sharing
     _waits: PositionWaits
-    _hosts: Hosts
+    _hosts: WorkerHandles
     _drain: Callable[[], None]
 
     def leave(self, view: View) -> None:
@@ -49,14 +49,14 @@ class Leaving:
 
     def forget(self, view_id: int) -> None:
         """Forget a view that is gone from the catalog, or about to be."""
-        book = self._book
-        view = book.views.pop(view_id, None)
+        state = self._state
+        view = state.views.pop(view_id, None)
         if view is not None:
             view.release()
             view.turn(Status.ERROR)
-        book.gauges.forget(view_id)
-        if book.connections is not None:
-            book.owner.forget(view_id)
+        state.gauges.forget(view_id)
+        if state.connections is not None:
+            state.owner.forget(view_id)
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
         events.forget_view(view_id)
@@ -67,17 +67,17 @@ class Leaving:
         """Drop the state of a view that is gone."""
         # A checkpoint that is being written may hold the view's mark.
         self._durability.still()
-        known = positions.view(self._book.db, view_id)
-        if known is not None and views.heir(self._book.settings, view_id):
+        known = positions.view(self._state.db, view_id)
+        if known is not None and views.next_owner(self._state.settings, view_id):
             return  # until another view inherits the states (``loading.py``)
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)
-        self._book.db.put_meta(meta, sync=False)
-        self._book.db.drop_view(view_id)
+        self._state.db.put_meta(meta, sync=False)
+        self._state.db.drop_view(view_id)
         self._hosts.drop(view_id)
         self._sharing.left(view_id)
 
-    def judge(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
+    def classify(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
         """Return ``error``, or a final error if it has interrupted the view too often.
 
         A user's code may raise an SQLSTATE that says "later", and need never stop doing so.
@@ -99,10 +99,10 @@ class Leaving:
 
     def fail(self, view: View, error: errors.HeadraceError) -> None:
         """Stop a view, for good or until it can go on (for example when its table is unlocked)."""
-        book = self._book
+        state = self._state
         self.leave(view)
         if isinstance(error, errors.SinkTableError) and not catalog.exists(
-            book.owner.conn, view.id
+            state.owner.conn, view.id
         ):
             self.forget(view.id)
             return
@@ -117,12 +117,12 @@ class Leaving:
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
-            states.become(book.owner.conn, view.id, status, error)
+            states.become(state.owner.conn, view.id, status, error)
         view.turn(status)
-        book.gauges.failed(view.id)
+        state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
-        view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
+        view.retry_at = clock.monotonic() + state.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:

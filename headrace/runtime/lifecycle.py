@@ -12,10 +12,10 @@ import structlog
 
 from headrace.errors import TransientError, UndefinedError, UserError
 from headrace.runtime import views
-from headrace.runtime.book import Book
+from headrace.runtime.change_capture import ChangeCapture
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
-from headrace.runtime.taps import Taps
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
@@ -29,28 +29,28 @@ _log = structlog.get_logger(__name__)
 class Lifecycle:
     """Commands on views of one engine; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _loading: Loading
     _leaving: Leaving
     _waits: PositionWaits
-    _taps: Taps
+    _taps: ChangeCapture
     _tick: Callable[[], None]
     """Makes a batch come soon, even if nothing changes."""
     _rewind_soon: Callable[[], None]
 
     def release(self, job: str) -> None:
         """End a job's hold and resume the views suspended for it; do nothing if there is none."""
-        for view in [v for v in self._book.views.values() if v.suspended == job]:
+        for view in [v for v in self._state.views.values() if v.suspended == job]:
             self._go_on(view)
-        self._book.holds.release(job)
+        self._state.holds.release(job)
 
     def _go_on(self, view: View) -> None:
         """End the suspension of a view, whose ID or name may have changed meanwhile."""
         view.suspend(None)
         try:
-            found = views.load_one(self._book.owner.conn, view.id)
+            found = views.load_one(self._state.owner.conn, view.id)
             view.write_to(found.target)
-            self._book.owner.forget(view.id)
+            self._state.owner.forget(view.id)
             if (found.placed, found.parts) != (view.placed, view.parts):
                 # The session that moved the view ended before the move was complete.
                 self._loading.relocate(view, found.placed, found.parts)
@@ -63,20 +63,20 @@ class Lifecycle:
         view.story.add("goes on")
         self._rewind_soon()
 
-    def keep_holds(self, jobs: set[str]) -> None:
+    def keep_pins(self, jobs: set[str]) -> None:
         """Release the holds and taps of all jobs that are not in ``jobs``."""
         self._taps.keep(jobs)
-        for job in [j for j in self._book.holds.jobs() if j not in jobs]:
+        for job in [j for j in self._state.holds.jobs() if j not in jobs]:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:
         """Take over a populated view; the future is done when it has caught up."""
-        book = self._book
-        view = book.views.get(view_id)
+        state = self._state
+        view = state.views.get(view_id)
         if view is None or not view.owned:
-            view = views.load_one(book.owner.conn, view_id)
+            view = views.load_one(state.owner.conn, view_id)
             self._loading.take(view)
-        target = max(book.position.txid, view.mark.txid)
+        target = max(state.position.txid, view.mark.txid)
         future = self._waits.adopted(view_id, target)
         if view.live and view.mark.txid < target:
             self._rewind_soon()
@@ -88,7 +88,7 @@ class Lifecycle:
 
         Other views go on.  A view that does not run is left as it is.
         """
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None or not view.owned:
             return
         self._leaving.leave(view)
@@ -106,8 +106,8 @@ class Lifecycle:
         view = self._known(view_id)
         if view.status == Status.PAUSED:
             return
-        states.become(self._book.owner.conn, view.id, Status.PAUSED)
-        states.paused_by(self._book.owner.conn, view.id, caller)
+        states.become(self._state.owner.conn, view.id, Status.PAUSED)
+        states.paused_by(self._state.owner.conn, view.id, caller)
         self._leaving.leave(view)
         view.turn(Status.PAUSED)
         view.message = None
@@ -124,7 +124,7 @@ class Lifecycle:
         view = self._known(view_id)
         if view.status != Status.PAUSED:
             return
-        states.become(self._book.owner.conn, view.id, Status.RUNNING)
+        states.become(self._state.owner.conn, view.id, Status.RUNNING)
         view.turn(Status.RUNNING)
         view.story.add("resumed")
         _log.info("view resumed", view=view.id)
@@ -132,14 +132,14 @@ class Lifecycle:
 
     def look_again(self, view_id: int) -> None:
         """Read a view's options from the catalog again: history and ``latency_ms``."""
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is not None and view.owned:
-            self._book.owner.look_for_histories([view])
-            view.allow(catalog.latency_ms(self._book.owner.conn, view_id))
+            self._state.owner.look_for_histories([view])
+            view.allow(catalog.latency_ms(self._state.owner.conn, view_id))
             view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
     def tap(self, view_id: int, job: str) -> Path:
-        """Capture what is written to a view from now on (taps.py); return the file's path.
+        """Capture what is written to a view from now on; return the file's path.
 
         Raises:
             UserError: 55000, the view has stopped; 55006, it is being created.
@@ -156,9 +156,9 @@ class Lifecycle:
         self._leaving.forget(view_id)
 
     def _known(self, view_id: int) -> View:
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None:
-            view = views.load_one(self._book.owner.conn, view_id)
+            view = views.load_one(self._state.owner.conn, view_id)
             if view.owned:
                 raise UserError(f"view {view.target.shown} is being created", sqlstate="55006")
         if not view.owned:

@@ -15,8 +15,8 @@ import msgspec
 from headrace.collections.plan import kind
 from headrace.errors import HeadraceError
 from headrace.runtime import insight
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -42,32 +42,32 @@ class CollectionNumbers(msgspec.Struct, frozen=True):
     """Bytes of its states in memory; None: they are on another worker."""
 
 
-def measures(book: Book, collections_max: int) -> dict[str, Any]:
+def measures(state: EngineState, collections_max: int) -> dict[str, Any]:
     """Return ``insight.gauges``, memory, workers, and at most that many ``CollectionNumbers``."""
-    memory = [row for row in insight.memory(book) if row["views"] is None]
+    memory = [row for row in insight.memory(state) if row["views"] is None]
     whole: dict[str, Any] = {
         "collections": [],
         "collections_left_out": 0,
         "memory": memory,
-        "memory_budget_bytes": book.settings.memory_bytes,
-        "in_flight": len(book.pipeline.flights()),
+        "memory_budget_bytes": state.settings.memory_bytes,
+        "in_flight": len(state.pipeline.flights()),
     }
     # The oldest units first, so that a new one does not displace them.
-    for unit in sorted(book.units, key=lambda unit: abs(unit.id)):
-        found = _of_unit(book, unit)
+    for unit in sorted(state.units, key=lambda unit: abs(unit.id)):
+        found = _of_unit(state, unit)
         if len(whole["collections"]) + len(found) > collections_max:
             whole["collections_left_out"] += len(found)
             continue
         whole["collections"] += [msgspec.structs.asdict(row) for row in found]
-    return insight.gauges(book) | whole
+    return insight.gauges(state) | whole
 
 
-def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
+def _of_unit(state: EngineState, unit: Unit) -> list[CollectionNumbers]:
     counted, store = _counted(unit), unit.store
     inputs = {spec.id for spec in unit.own.sources}
-    inputs |= {node for node, feeder in unit.feeds.items() if not _part(book.unit(feeder))}
+    inputs |= {node for node, feeder in unit.feeds.items() if not _part(state.unit(feeder))}
     # A part of a view on another worker counts for that view.
-    views = book.views_of(unit) if _part(unit) else []
+    views = state.views_of(unit) if _part(unit) else []
     owner = views[0].id if views else unit.id
     held = _held(store, {node.id for node in unit.own.nodes}) if _here(store) else None
     out = []
@@ -110,7 +110,7 @@ def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
 def _counted(unit: Unit) -> dict[str, Any]:
     """Return the counters of a unit's dataflow by node; empty if there are none."""
     store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
+    if isinstance(store, RemoteStore):
         with contextlib.suppress(HeadraceError):
             return store.stats()
         return _NOTHING

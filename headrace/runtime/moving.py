@@ -19,11 +19,11 @@ from typing import Any
 from headrace.collections import subplans
 from headrace.errors import TransientError
 from headrace.runtime import views
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import View
 
 
@@ -31,20 +31,20 @@ from headrace.runtime.views import View
 class Moving:
     """Moves of one engine's views; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _loading: Loading
     _lifecycle: Lifecycle
     _durability: Durability
 
     def begin(self, view_id: int, job: str) -> bool:
         """Suspend a view if its states are its own; False: it has to be refilled instead."""
-        book = self._book
-        view = book.views.get(view_id)
-        if view is None or not view.live or book.missing(view) is not None:
+        state = self._state
+        view = state.views.get(view_id)
+        if view is None or not view.live or state.missing(view) is not None:
             return False
-        if len(book.parts_of(view)) < len(view.feeds):
+        if len(state.parts_of(view)) < len(view.feeds):
             return False  # some states are shared
-        if book.index.links.fed_from(view.target.oid):
+        if state.index.links.fed_from(view.target.oid):
             return False
         self._lifecycle.suspend(view_id, job)
         return True
@@ -57,11 +57,11 @@ class Moving:
         view = self._suspended(view_id, job)
         self._durability.end()
         mark = view.mark
-        units = [view, *self._book.parts_of(view)]
-        if self._book.missing(view) is not None or any(u.mark.txid != mark.txid for u in units):
+        units = [view, *self._state.parts_of(view)]
+        if self._state.missing(view) is not None or any(u.mark.txid != mark.txid for u in units):
             return {}
         if any(unit.durable != unit.mark for unit in units):
-            if not self._book.checkpoints.underway:
+            if not self._state.checkpoints.underway:
                 self._durability.begin()
             return None
         return {
@@ -70,7 +70,7 @@ class Moving:
             "txid": mark.txid,
             "lsn": mark.lsn,
             "mark": [mark.txid, mark.lsn, mark.sink_txid],
-            "lineage": self._book.lineage,
+            "lineage": self._state.lineage,
         }
 
     def exporter(self, view_id: int, job: str, path: Path) -> Callable[[], object]:
@@ -79,12 +79,12 @@ class Moving:
         The first file is ``path``, those of parts are beside it; each state is in one of them.
         """
         view = self._suspended(view_id, job)
-        db, had = self._book.db, set[str]()
+        db, had = self._state.db, set[str]()
         works: list[Callable[[], object]] = []
-        for number, unit in enumerate((view, *self._book.parts_of(view))):
+        for number, unit in enumerate((view, *self._state.parts_of(view))):
             to = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
             leave, store = frozenset(had), unit.store
-            if isinstance(store, AwayStore):
+            if isinstance(store, RemoteStore):
                 works.append(partial(store.export, to, leave))
             else:
                 keep = partial(_is_of_others, leave)
@@ -98,17 +98,17 @@ class Moving:
         Return ``there``; ``later``, if a worker is out of reach; or ``lost``, if nothing was done
         because the view was resumed meanwhile.
         """
-        view, placed = self._book.views.get(view_id), views.placement({"placement": worker})
+        view, placed = self._state.views.get(view_id), views.placement({"placement": worker})
         if view is None:
             return "lost"
         if (view.placed, view.parts) != (placed, parts) and view.suspended == job:
             self._loading.relocate(view, placed, parts)
         if (view.placed, view.parts) != (placed, parts):
             return "lost"
-        return "there" if self._book.missing(view) is None else "later"
+        return "there" if self._state.missing(view) is None else "later"
 
     def _suspended(self, view_id: int, job: str) -> View:
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None or view.suspended != job:
             raise TransientError("the worker has begun anew while the view moved")
         return view

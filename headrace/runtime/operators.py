@@ -14,8 +14,8 @@ import msgspec
 
 from headrace.collections import plan as p
 from headrace.collections.plan import PhysicalPlan
-from headrace.runtime.book import Book
 from headrace.runtime.counted import numbers
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.sql.nodes import MAIN
@@ -47,26 +47,26 @@ class StatsRow(msgspec.Struct, frozen=True):
     """Age of its dataflow in seconds; 0: there is none."""
 
 
-def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
+def stats(state: EngineState, view_id: int) -> list[dict[str, Any]]:
     """Return a ``StatsRow`` for each collection of a view and of the subplans that it shares."""
-    view = book.views.get(view_id)
+    view = state.views.get(view_id)
     if view is None:
         return []
-    names = called(book, view)
+    names = called(state, view)
     rows: list[StatsRow] = []
-    for unit in (*book.needed([view]), view):
-        rows += _of_unit(book, view, unit, names.get(unit.id, {}))
+    for unit in (*state.needed([view]), view):
+        rows += _of_unit(state, view, unit, names.get(unit.id, {}))
     return [msgspec.structs.asdict(row) for row in rows]
 
 
-def called(book: Book, view: View) -> dict[int, dict[str, str]]:
+def called(state: EngineState, view: View) -> dict[int, dict[str, str]]:
     """Return, for each subplan that the view needs, its nodes' names in the view's own plan."""
     out: dict[int, dict[str, str]] = {}
     waiting: list[tuple[Unit, Mapping[str, str]]] = [(view, {n.id: n.id for n in view.plan.nodes})]
     while waiting:
         unit, known = waiting.pop()
         for node, feeder in unit.feeds.items():
-            shared = book.subplans.get(feeder)
+            shared = state.subplans.get(feeder)
             if shared is None or node not in known:
                 continue
             mine = out.setdefault(feeder, {})
@@ -92,7 +92,9 @@ def _alike(whole: PhysicalPlan, node: str, part: PhysicalPlan) -> Iterator[tuple
         waiting.extend(below)
 
 
-def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> Iterator[StatsRow]:
+def _of_unit(
+    state: EngineState, view: View, unit: Unit, names: Mapping[str, str]
+) -> Iterator[StatsRow]:
     # A part of the view on another worker is a subplan that only the view reads.
     found, below = numbers(unit), isinstance(unit, Shared)
     shared = below and not unit.placed
@@ -104,7 +106,7 @@ def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> It
         known = found.get(node.id, {})
         size = known.get("state")
         last = below and node.id == unit.own.sink.input
-        queue = _queue(book, view, unit) if isinstance(unit, Shared) and last else (None, None)
+        queue = _queue(state, view, unit) if isinstance(unit, Shared) and last else (None, None)
         yield StatsRow(
             *(names.get(node.id, node.id), p.kind(type(node)).lower(), shared),
             unit.placed or MAIN,
@@ -123,16 +125,16 @@ def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> It
         )
 
 
-def _queue(book: Book, view: View, shared: Shared) -> tuple[int | None, int | None]:
+def _queue(state: EngineState, view: View, shared: Shared) -> tuple[int | None, int | None]:
     """Return rows in a subplan's queue, and bytes that its readers for the view have not read."""
     queue = shared.queue
     if queue is None:
         return None, None
     held = queue.contents()
-    needed = {unit.id for unit in (view, *book.needed([view]))}
+    needed = {unit.id for unit in (view, *state.needed([view]))}
     behind = [
         held.behind[reader.id][1]
-        for reader in book.readers(shared)
+        for reader in state.readers(shared)
         if reader.id in needed and reader.id in held.behind
     ]
     return held.rows, max(behind, default=0)

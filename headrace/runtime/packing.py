@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.positions import BatchRecord
-from headrace.storage.shelf import Frame
+from headrace.storage.frame_cache import Frame
 
 NAME: Final = "message"
 """Name of a frame's only column."""

@@ -32,13 +32,13 @@ from headrace.postgres.members import Change, MemberTable
 from headrace.postgres.reliances import Facts, Reliances
 from headrace.process import faults
 from headrace.runtime import departures, subplan_members
-from headrace.runtime.book import Book
 from headrace.runtime.departures import Departures
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.watch import Difference, Following
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql import reads, results, watched
 from headrace.sql import views as catalog
 
@@ -105,19 +105,19 @@ class Partitions:
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         durability: Durability,
         sharing: Sharing,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
         """Create it; ``drain`` waits until nothing is in flight."""
-        self._book = book
+        self._state = state
         self._durability = durability
         self._sharing = sharing
         self._hosts = hosts
         self._drain = drain
-        self._departures: Final = Departures(book)
+        self._departures: Final = Departures(state)
 
     def follow(self, moving: Sequence[Difference], stopping: Collection[int]) -> Following:
         """Let views follow the differences; ``stopping`` are about to stop for other reasons."""
@@ -128,7 +128,9 @@ class Partitions:
         steps = self._steps(moving, leaving, durably=False)
         if any(step.any for step in steps):
             self._drain()
-            left = [d for d in moving if self._book.views.get(d.view.id) is d.view and d.view.owned]
+            left = [
+                d for d in moving if self._state.views.get(d.view.id) is d.view and d.view.owned
+            ]
             if not self._is_busy(left):
                 if any(step.change.went for step in steps):
                     self._durability.finish()
@@ -154,7 +156,7 @@ class Partitions:
         return True
 
     def _is_busy(self, found: Sequence[Difference]) -> bool:
-        return any(unit.busy for d in found for unit in (d.view, *self._book.needed([d.view])))
+        return any(unit.busy for d in found for unit in (d.view, *self._state.needed([d.view])))
 
     def _steps(
         self, found: Sequence[Difference], leaving: Collection[int], *, durably: bool
@@ -177,7 +179,7 @@ class Partitions:
         groups: list[tuple[set[int], list[_Step]]] = []
         for step in steps:
             # IDs of subplans are negative.
-            common = {shared.id for shared in self._book.needed([step.view])}
+            common = {shared.id for shared in self._state.needed([step.view])}
             common |= step.change.came | step.change.went
             found = [group for group in groups if not common.isdisjoint(group[0])]
             groups = [group for group in groups if common.isdisjoint(group[0])]
@@ -223,7 +225,7 @@ class Partitions:
 
     def _commit(self, steps: Sequence[_Step], leaving: Collection[int]) -> _Made:
         """Publish the new members and store the new plans, in one transaction."""
-        conn, settings = self._conn, self._book.settings
+        conn, settings = self._conn, self._state.settings
         came = _NONE.union(*(step.change.came for step in steps))
         went = _NONE.union(*(step.change.went for step in steps))
         made = _Made({}, {}, set())
@@ -246,7 +248,7 @@ class Partitions:
                 else:
                     self._write(step, made.views[step.view.id], tables)
             plans = made.subplans | {i: after.plan for i, after in made.views.items()}
-            if subplan_members.unequal(self._book, plans) - made.refused - set(leaving):
+            if subplan_members.unequal(self._state, plans) - made.refused - set(leaving):
                 raise _NotFollowedError("a view that shares a subplan does not follow")
             if not made.views:
                 raise psycopg.Rollback
@@ -255,21 +257,23 @@ class Partitions:
                     publication.drop_unused(conn, settings, unused, _LOCK_MS)
                 except _LOCKED as error:
                     raise _InUseError from error
-            subplan_members.prepare(self._book, made.subplans)
+            subplan_members.prepare(self._state, made.subplans)
             faults.point(faults.MEMBERS_CHANGED)
         return made
 
     def _plan(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int, made: _Made) -> None:
         """Add the next plan of a view, and of the subplans that it reads, to ``made``."""
-        book, view = self._book, step.view
+        state, view = self._state, step.view
         after = self._next(step, tables, lsn)
         if not (view.parts.keys() | view.feeds.keys()) <= {node.id for node in after.plan.nodes}:
             raise _NotFollowedError("a part of it would be without tables")
-        below = subplan_members.below(book, view, after.plan, after.models, made.subplans)
+        below = subplan_members.below(state, view, after.plan, after.models, made.subplans)
         if below is None:
             raise _NotFollowedError("a subplan that it shares cannot follow")
         made.views[view.id] = after
-        made.subplans |= {i: plan for i, plan in below.items() if plan is not book.subplans[i].plan}
+        made.subplans |= {
+            i: plan for i, plan in below.items() if plan is not state.subplans[i].plan
+        }
 
     def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
         """Return the next plan and facts of a view; call it inside the transaction."""
@@ -291,7 +295,7 @@ class Partitions:
             for oid, model in models.items()
         }
         asked = settled | {"tables": settled["tables"] | new}
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         found = Present.read(self._conn, Reliances([(0, asked)]), name, results.revisions).of(asked)
         whole = members.settled(before, now, step.of.change)
         if fingerprint.difference(whole, found) is not None:
@@ -344,8 +348,8 @@ class Partitions:
 
     def _take(self, steps: Sequence[_Step], made: _Made) -> None:
         """Switch views, and the subplans that they read, to their new plans."""
-        book = self._book
-        subplan_members.take(book, made.subplans)
+        state = self._state
+        subplan_members.take(state, made.subplans)
         for step in steps:
             view, after = step.view, made.views.get(step.view.id)
             if after is None:
@@ -355,14 +359,14 @@ class Partitions:
             view.story.add("members", came=came, went=went)
             _log.info("view follows partitions", view=view.id, came=came, went=went)
         for unit_id in made.views.keys() | made.subplans.keys():
-            unit = book.unit(unit_id)
+            unit = state.unit(unit_id)
             if unit is not None and unit.placed:
                 self._hosts.replan(unit)
         self._sharing.look()
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
-        return self._book.owner.conn
+        return self._state.owner.conn
 
 
 def _read(steps: Sequence[_Step]) -> set[int]:

@@ -65,7 +65,7 @@ class StateMark:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainedMark:
+class IntakeMark:
     """A checkpoint's record of the locally retained batches."""
 
     number: int
@@ -80,15 +80,15 @@ class RetainedMark:
     """LSN at which the queue began."""
 
 
-def put_retained(meta: Meta, mark: RetainedMark) -> None:
+def put_intake_mark(meta: Meta, mark: IntakeMark) -> None:
     """Add the mark of the locally retained batches."""
     meta[_RETAINED] = _FIVE.pack(*astuple(mark))
 
 
-def get_retained(db: RocksDatabase) -> RetainedMark | None:
+def get_intake_mark(db: RocksDatabase) -> IntakeMark | None:
     """Return the mark of the locally retained batches; None: there never were any."""
     value = db.get_meta(_RETAINED)
-    return RetainedMark(*_FIVE.unpack(value)) if value else None
+    return IntakeMark(*_FIVE.unpack(value)) if value else None
 
 
 def put_lineage(meta: Meta, lineage: str) -> None:

@@ -2,7 +2,8 @@
 
 Each table has a *sign*, which changes when it is dropped, renamed or altered, when rights on it are
 granted, or when an index is created.  Only then is it checked in full: a view whose table is gone
-or altered stops, and users' additions to the table are recorded (sink/kept.py), in case it is lost.
+or altered stops, and users' additions to the table are recorded (sink/table_metadata.py), in case
+it is lost.
 
 Postgres has no index of recent catalog changes.  So one check covers at most ``_TURN`` tables in
 turn, besides those of new and changed views.  With thousands of views it takes a while until a
@@ -23,7 +24,7 @@ from psycopg import sql
 from headrace import clock
 from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
 from headrace.postgres import failures, fingerprint
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import Connection, View
 from headrace.sink import table, trouble
 from headrace.sql import results
@@ -32,13 +33,13 @@ _log = structlog.get_logger(__name__)
 _TURN: Final = 100
 
 
-def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
+def unwritable(state: EngineState, view: View, *, lock: bool = False) -> HeadraceError | None:
     """Return why a result table cannot be written, or None; ``lock``: also if it is locked now."""
-    return find_unwritable(book, [view], lock=lock).get(view.id)
+    return find_unwritable(state, [view], lock=lock).get(view.id)
 
 
 def find_unwritable(
-    book: Book, views: Sequence[View], *, lock: bool = False
+    state: EngineState, views: Sequence[View], *, lock: bool = False
 ) -> dict[int, HeadraceError]:
     """Return why result tables cannot be written, by view ID; without those that can.
 
@@ -46,7 +47,7 @@ def find_unwritable(
     until the table at fault is found.
     """
     try:
-        return _look(book, views, lock=lock)
+        return _look(state, views, lock=lock)
     except psycopg.errors.LockNotAvailable:
         # Without ``lock``, a lock on the system catalog: the caller tries again later.
         if not lock:
@@ -62,13 +63,13 @@ def find_unwritable(
     if len(views) == 1:
         return {views[0].id: error}
     half = len(views) // 2
-    return find_unwritable(book, views[:half], lock=lock) | find_unwritable(
-        book, views[half:], lock=lock
+    return find_unwritable(state, views[:half], lock=lock) | find_unwritable(
+        state, views[half:], lock=lock
     )
 
 
-def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, HeadraceError]:
-    conn = book.owner.conn
+def _look(state: EngineState, views: Sequence[View], *, lock: bool) -> dict[int, HeadraceError]:
+    conn = state.owner.conn
     if not views:
         return {}
     with conn.transaction():
@@ -79,17 +80,17 @@ def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, Headrac
                 )
             )
         targets = [view.target for view in views]
-        return dict(table.find_altered(conn, targets, book.settings.publication_name))
+        return dict(table.find_altered(conn, targets, state.settings.publication_name))
 
 
 class ResultTables:
     """Checks of one engine's result tables; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book, fail: Callable[[View, HeadraceError], None]) -> None:
+    def __init__(self, state: EngineState, fail: Callable[[View, HeadraceError], None]) -> None:
         """Create it; ``fail`` stops a view."""
-        self._book = book
+        self._state = state
         self._fail = fail
-        self._changes = book.index.links.follow()
+        self._changes = state.index.links.follow()
         self._changed: set[int] = set()
         """Views to check out of turn."""
         self._signs: OrderedDict[int, str | None] = OrderedDict()
@@ -103,12 +104,12 @@ class ResultTables:
 
     def poll(self) -> None:
         """Check tables, if it is time to."""
-        book = self._book
-        conn = book.owner.conn
+        state = self._state
+        conn = state.owner.conn
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + book.settings.catalog_poll_ms / 1000
+        self.due = now + state.settings.catalog_poll_ms / 1000
         live = {view.id: view for view in self._take_changes()}
         if not self._signs:
             return
@@ -118,7 +119,7 @@ class ResultTables:
             self._snapshot, self._left = snapshot, len(self._signs)
         for view_id in list(itertools.islice(self._signs, min(self._left, _TURN))):
             self._signs.move_to_end(view_id)
-            live[view_id] = book.views[view_id]
+            live[view_id] = state.views[view_id]
         self._left = max(self._left - _TURN, 0)
         if not live:
             return
@@ -126,7 +127,7 @@ class ResultTables:
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs[i] != sign}
         try:
-            wrong = find_unwritable(book, [live[view_id] for view_id in new])
+            wrong = find_unwritable(state, [live[view_id] for view_id in new])
         except psycopg.errors.LockNotAvailable:
             return
         for view_id, error in wrong.items():
@@ -139,11 +140,11 @@ class ResultTables:
 
     def _take_changes(self) -> list[View]:
         """Give a turn to live views only; return those that are new or changed."""
-        book = self._book
+        state = self._state
         self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
         found = []
         for view_id in self._changed:
-            view = book.views.get(view_id)
+            view = state.views.get(view_id)
             if view is not None and view.live:
                 self._signs.setdefault(view_id, None)
                 found.append(view)
@@ -154,7 +155,7 @@ class ResultTables:
 
     def _note(self, conn: Connection, views: list[int]) -> None:
         try:
-            results.note_kept(conn, views)
+            results.record_table_metadata(conn, views)
         except psycopg.Error as error:
             if failures.is_lost(error) or conn.closed:
                 raise

@@ -23,10 +23,10 @@ from headrace.runtime import positions
 from headrace.runtime.positions import Meta
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase
+from headrace.storage.frame_cache import Damaged
 from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
-from headrace.storage.shelf import Damaged
 from headrace.storage.table import SharedTable
 
 _log = structlog.get_logger(__name__)

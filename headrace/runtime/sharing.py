@@ -74,15 +74,15 @@ from headrace.errors import (
 from headrace.process import faults
 from headrace.runtime import positions, subplan_members
 from headrace.runtime import shared as records
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
 from headrace.runtime.signatures import Signatures
 from headrace.runtime.unit_feeds import UnitFeeds
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 
 _log = structlog.get_logger(__name__)
 
@@ -98,21 +98,21 @@ class Sharing:
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         durability: Durability,
         watch: Watch,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
-        self._book = book
+        self._state = state
         self._hosts = hosts
         self._durability = durability
         self._watch = watch
         self._drain = drain
         self._feeds: Final = UnitFeeds()
-        self._links: Final = book.index.links
+        self._links: Final = state.index.links
         self._signatures: Final = Signatures()
-        self._changes: Final = book.index.links.follow()
+        self._changes: Final = state.index.links.follow()
         """Units whose signatures may be unknown."""
         self._affected: set[int] = set()
         """Units that may be able to read more or less than at the last call of ``look_at``."""
@@ -128,16 +128,16 @@ class Sharing:
         Raises:
             StateDamaged: they cannot be read.
         """
-        book = self._book
-        book.subplans.clear()
+        state = self._state
+        state.subplans.clear()
         self._joining.clear()
-        feeds, found = records.read(book.db, book.queues, book.records.last)
+        feeds, found = records.read(state.db, state.queues, state.records.last)
         self._feeds.load(feeds, (made.id for made in found))
-        book.subplans.update({made.id: made for made in found})
+        state.subplans.update({made.id: made for made in found})
 
     def follow(self, views: Iterable[View]) -> None:
         """Let subplans read the table members that ``views``, which are new here, read."""
-        subplan_members.restore(self._book, views, self._feeds)
+        subplan_members.restore(self._state, views, self._feeds)
 
     def restore(self, view: View) -> None:
         """Restore the feeds of a view whose mark is known.
@@ -147,11 +147,11 @@ class Sharing:
         """
         feeds = self._feeds.get(view.id)
         for feeder in feeds.values():
-            if feeder not in self._book.subplans:
+            if feeder not in self._state.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
-        subplan_members.check(self._book, view)
+        subplan_members.check(self._state, view)
 
     def part(self, view: View) -> Shared:
         """Return the shared subplan of all that a view computes; the view itself reads it then.
@@ -171,7 +171,7 @@ class Sharing:
             )
         top = view.plan.sink.input
         if top in view.feeds:
-            return self._book.subplans[view.feeds[top]]
+            return self._state.subplans[view.feeds[top]]
         signature = self._signatures.of(view).get(top, f"output of view {view.id}")
         known = self._links.outputs(signature)
         if known or not self._durably_together(view, view.feeds):
@@ -179,7 +179,7 @@ class Sharing:
         number = next(
             n
             for n in itertools.count(view.id * PER_VIEW_MAX)
-            if -n not in self._book.subplans and -n not in self._feeds
+            if -n not in self._state.subplans and -n not in self._feeds
         )
         settings = dict(view.settings)
         whole = subplans.subplan(view.plan, top)
@@ -192,10 +192,10 @@ class Sharing:
         records.put_feeds(meta, view.id, {top: made.id})
         positions.put_view(meta, made.id, mark)
         faults.point(faults.BEFORE_PART)
-        self._book.db.hand_over(view.id, made.id, meta)
+        self._state.db.hand_over(view.id, made.id, meta)
         faults.point(faults.PARTED)
         view.feed_on({top: made.id})
-        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        view.restore(self._state.db.view(view.id, mark.txid), mark)
         if made.feeds:
             self._feeds.put(made.id, made.feeds)
         self.divided(view, [made], mark)
@@ -209,7 +209,7 @@ class Sharing:
             FeedLost: a feeding subplan is gone, or was set back.
         """
         for feeder in feeds.values():
-            shared = self._book.subplans.get(feeder)
+            shared = self._state.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
                 raise FeedLost("what feeds the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
@@ -218,10 +218,10 @@ class Sharing:
     def cut(self, view_id: int) -> dict[str, str]:
         """Return the parts of a view in the state database: worker by node."""
         feeds = self._feeds.get(view_id)
-        known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
+        known = {node: self._state.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
 
-    def inherit(
+    def take_over(
         self, view: View, kept: int, nodes: Collection[str], meta: Meta
     ) -> Callable[[], None]:
         """Give a view the feeds of ``kept``, whose ``nodes`` it reuses.
@@ -232,11 +232,11 @@ class Sharing:
             StateDamaged: the view would lack a subplan.
         """
         feeds = self._feeds.get(kept)
-        if not (feeds.keys() <= set(nodes) and self._book.subplans.keys() >= set(feeds.values())):
+        if not (feeds.keys() <= set(nodes) and self._state.subplans.keys() >= set(feeds.values())):
             raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
-        subplan_members.check(self._book, view)
+        subplan_members.check(self._state, view)
         records.put_feeds(meta, kept, {})
         records.put_feeds(meta, view.id, feeds)
 
@@ -257,7 +257,7 @@ class Sharing:
             StateDamaged: the worker's states, or the output here, are lost.
             Deadly: the worker crashes because of them.
         """
-        for part in self._book.parts_of(view):
+        for part in self._state.parts_of(view):
             if part.reachable:
                 continue
             mark = self._hosts.mark(part)
@@ -306,7 +306,7 @@ class Sharing:
         """
         if view.parts:
             return self._cut(view, runs, mark, meta)
-        db = self._book.db
+        db = self._state.db
         made: list[Shared] = []
         feeds = dict(view.feeds)
         for node in self._common(view):
@@ -331,10 +331,10 @@ class Sharing:
         """Register the subplans that ``divide`` created; they are durable."""
         for shared in made:
             if not shared.placed:
-                shared.restore(self._book.db.view(shared.id, mark.txid), mark)
-            shared.open(self._book.queues, None)
+                shared.restore(self._state.db.view(shared.id, mark.txid), mark)
+            shared.open(self._state.queues, None)
             shared.keep_for({view.id: mark.txid})
-            self._book.subplans[shared.id] = shared
+            self._state.subplans[shared.id] = shared
             self._feeds.add(shared.id)
             self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
@@ -344,18 +344,18 @@ class Sharing:
 
     def _common(self, view: View) -> list[str]:
         """Return the largest subplans of a new view that other units compute for themselves."""
-        if not _may(self._book, view):
+        if not _may(self._state, view):
             return []
         # This makes the signatures of all units that may share known.
-        for unit in map(self._book.unit, self._changes.take()):
-            if unit is not None and _shares(self._book, unit):
+        for unit in map(self._state.unit, self._changes.take()):
+            if unit is not None and _shares(self._state, unit):
                 self._signatures.of(unit)
         mine = self._signatures.of(view)
         outputs = {s for s in mine.values() if self._links.outputs(s)}
         kept = {
             s
             for s in mine.values()
-            if s in outputs or _is_kept(self._book, self._signatures, s, view)
+            if s in outputs or _is_kept(self._state, self._signatures, s, view)
         }
         found = subplans.largest(view.plan, {n for n, s in mine.items() if s in kept})
         return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
@@ -369,9 +369,9 @@ class Sharing:
         """
         out = {}
         for node, feeder in dict(view.feeds).items():
-            shared = self._book.subplans.get(feeder)
+            shared = self._state.subplans.get(feeder)
             if shared is not None and not shared.placed:
-                views = self._book.views_of(shared)
+                views = self._state.views_of(shared)
                 out[node] = shared.id, [v.target.shown for v in views if v.id != view.id]
         return out
 
@@ -381,8 +381,8 @@ class Sharing:
         """Find all units that could read more subplans than they do."""
         self._joining = {}
         self._affected.clear()
-        self._find([unit for unit in self._book.units if _shares(self._book, unit)])
-        self._durability.trim(self._book.subplans.values())
+        self._find([unit for unit in self._state.units if _shares(self._state, unit)])
+        self._durability.trim(self._state.subplans.values())
 
     def look_at(self, *unit_ids: int, trimmed: Iterable[int] = ()) -> None:
         """Do as ``look`` for these units, and for those affected since the last call.
@@ -391,13 +391,13 @@ class Sharing:
         """
         affected = self._affected | set(unit_ids)
         self._affected.clear()
-        found = {unit_id: self._book.unit(unit_id) for unit_id in affected}
+        found = {unit_id: self._state.unit(unit_id) for unit_id in affected}
         for unit_id in found:
             self._joining.pop(unit_id, None)
         units = [unit for unit in found.values() if unit is not None]
-        self._find([unit for unit in units if _shares(self._book, unit)])
+        self._find([unit for unit in units if _shares(self._state, unit)])
         read = {feeder for unit in units for feeder in unit.feeds.values()} | set(trimmed)
-        known = (self._book.subplans.get(feeder) for feeder in read)
+        known = (self._state.subplans.get(feeder) for feeder in read)
         self._durability.trim(shared for shared in known if shared is not None)
 
     def _find(self, units: Iterable[Unit]) -> None:
@@ -426,8 +426,8 @@ class Sharing:
         self._durability.finish()
         # Last the units that leave a subplan for a larger one, which may read the first by then.
         left: set[int] = set()
-        for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._book)):
-            unit = self._book.unit(unit_id)
+        for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._state)):
+            unit = self._state.unit(unit_id)
             if unit is not None and self._durably_together(unit, feeds):
                 left |= set(unit.feeds.values())
                 self._join(unit, feeds)
@@ -437,27 +437,27 @@ class Sharing:
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
         """Return whether a unit and the subplans that it would read are at the same txid."""
-        unit = self._book.unit(unit_id)
-        if unit is None or any(not v.live for v in self._book.views_of(unit)):
+        unit = self._state.unit(unit_id)
+        if unit is None or any(not v.live for v in self._state.views_of(unit)):
             return False
-        if not self._book.subplans.keys() >= set(feeds.values()):
+        if not self._state.subplans.keys() >= set(feeds.values()):
             return False
-        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
+        units = [unit, *(self._state.subplans[f] for f in feeds.values())]
         # Before that, a snapshot contained changes of later txids.
-        begun = max(u.start_lsn for u in units) <= self._book.position.lsn
+        begun = max(u.start_lsn for u in units) <= self._state.position.lsn
         return begun and len({u.processed for u in units}) == 1
 
     def _durably_together(self, unit: Unit, feeds: Mapping[str, int]) -> bool:
         if not self._together(unit.id, feeds):
             return False
-        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
+        units = [unit, *(self._state.subplans[f] for f in feeds.values())]
         at = {u.processed for u in units}
         at |= {txid for u in units for txid in (u.mark.txid, u.durable.txid)}
-        if at != {self._book.position.txid}:
+        if at != {self._state.position.txid}:
             return False
         # A view that is not aware of a catalog change must not join.  Any one reader relies on
         # everything that the subplan relies on.
-        readers = (filter(_is_owned, self._book.views_of(u)) for u in units)
+        readers = (filter(_is_owned, self._state.views_of(u)) for u in units)
         views = {view.id: view for found in readers for view in itertools.islice(found, 1)}
         return not self._watch.check(views.values())
 
@@ -467,7 +467,7 @@ class Sharing:
         meta: Meta = {}
         records.put_feeds(meta, unit.id, feeds)
         faults.point(faults.BEFORE_JOIN)
-        self._book.db.drop_states(unit.id, lambda state: subplans.keeps(own, state), meta)
+        self._state.db.drop_states(unit.id, lambda name: subplans.keeps(own, name), meta)
         faults.point(faults.JOINED)
         self._feeds.put(unit.id, feeds)
         unit.feed_on(feeds)
@@ -477,7 +477,7 @@ class Sharing:
 
     def left(self, unit_id: int) -> None:
         """Remove the feeds of a view that is gone, or has stopped for good."""
-        view = self._book.views.get(unit_id)
+        view = self._state.views.get(unit_id)
         if view is not None:
             view.feed_on({})
             view.dataflow = None
@@ -486,14 +486,14 @@ class Sharing:
         if feeds:
             meta: Meta = {}
             records.put_feeds(meta, unit_id, {})
-            self._book.db.put_meta(meta, sync=False)
+            self._state.db.put_meta(meta, sync=False)
         self._drop_unread()
         self.look_at(unit_id, trimmed=feeds.values())
 
     def prune(self) -> None:
         """Drop subplans that are not read, now that all views that should run are known."""
         for unit_id in self._feeds.views:
-            view = self._book.views.get(unit_id)
+            view = self._state.views.get(unit_id)
             if view is None or not view.owned:
                 self.left(unit_id)
         self._drop_unread()
@@ -501,33 +501,33 @@ class Sharing:
 
     def _drop_unread(self) -> None:
         while unread := self._feeds.take_unread():
-            for shared in map(self._book.subplans.get, unread):
+            for shared in map(self._state.subplans.get, unread):
                 if shared is not None:
                     self._drop(shared)
 
     def _drop(self, shared: Shared) -> None:
-        book = self._book
+        state = self._state
         self._durability.still()
         shared.release()
         meta: Meta = {}
         records.drop(meta, shared)
         positions.put_view(meta, shared.id, None)
         # The readers' new feeds must be on disk, too, before the state is gone from there.
-        book.db.put_meta(meta, sync=True)
-        del book.subplans[shared.id]
+        state.db.put_meta(meta, sync=True)
+        del state.subplans[shared.id]
         self._feeds.drop(shared.id)
         self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
         self._signatures.forget(shared.id)
         if shared.placed:
             self._hosts.drop(shared.id)
         else:
-            book.db.drop_view(shared.id)
-        book.queues.drop(shared.queue_name)
+            state.db.drop_view(shared.id)
+        state.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
 
 
-def _leaves(book: Book, joining: tuple[int, Mapping[str, int]]) -> bool:
-    unit = book.unit(joining[0])
+def _leaves(state: EngineState, joining: tuple[int, Mapping[str, int]]) -> bool:
+    unit = state.unit(joining[0])
     now = set(unit.feeds.values()) if unit is not None else set()
     return not now <= set(joining[1].values())
 
@@ -536,20 +536,20 @@ def _is_owned(view: View) -> bool:
     return view.owned
 
 
-def _shares(book: Book, unit: Unit) -> bool:
+def _shares(state: EngineState, unit: Unit) -> bool:
     """Return whether a unit may share."""
     if isinstance(unit, Shared):
         return not unit.placed
     assert isinstance(unit, View), "the other kind of unit"
-    return unit.owned and unit.store is not None and _may(book, unit)
+    return unit.owned and unit.store is not None and _may(state, unit)
 
 
-def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> bool:
+def _is_kept(state: EngineState, signatures: Signatures, signature: str, view: View) -> bool:
     """Return whether a unit other than ``view`` computes a node with that signature itself."""
     # Subplans first, as most other units read them; their IDs are negative.
     for unit_id in sorted(signatures.holders(signature)):
-        unit = book.unit(unit_id)
-        if unit is None or unit_id == view.id or not _shares(book, unit):
+        unit = state.unit(unit_id)
+        if unit is None or unit_id == view.id or not _shares(state, unit):
             continue
         # A view that this one replaces will be gone in a moment.
         if isinstance(unit, View) and (
@@ -562,8 +562,8 @@ def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> 
     return False
 
 
-def _may(book: Book, view: View) -> bool:
-    return view.shares and book.settings.sharing
+def _may(state: EngineState, view: View) -> bool:
+    return view.shares and state.settings.sharing
 
 
 def _check_fed(unit: Unit) -> None:

@@ -16,7 +16,7 @@ from headrace.state.rocks import RocksCheckpoint, RocksDatabase, RocksStore
 
 
 @dataclass(slots=True)
-class ToldCheckpoints:
+class ReportedCheckpoints:
     """One checkpoint at a time, begun on the session's thread and written on another one."""
 
     _db: RocksDatabase

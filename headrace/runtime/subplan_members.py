@@ -19,7 +19,7 @@ from headrace.collections.members import Model
 from headrace.collections.plan import FeedSpec, PhysicalPlan
 from headrace.errors import RESYNC, StateDamaged
 from headrace.runtime import shared as records
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Meta
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_feeds import UnitFeeds
@@ -32,7 +32,7 @@ Plans = Mapping[int, PhysicalPlan]
 
 
 def below(
-    book: Book, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
+    state: EngineState, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
 ) -> dict[int, PhysicalPlan] | None:
     """Return the plans of the subplans that ``unit`` reads, when its own is ``whole``.
 
@@ -47,78 +47,78 @@ def below(
             return None
         if isinstance(whole.node(node), FeedSpec):
             continue
-        shared = book.subplans[feeder]
+        shared = state.subplans[feeder]
         made = known.get(feeder) or arms.follow(shared.plan, read[node], models)
         if made is None or not _computes(shared, made, meanings[node]):
             return None
-        more = below(book, shared, made, models, known)
+        more = below(state, shared, made, models, known)
         if more is None:
             return None
         found |= {feeder: made} | more
     return found
 
 
-def unequal(book: Book, plans: Plans) -> set[int]:
+def unequal(state: EngineState, plans: Plans) -> set[int]:
     """Return the views whose tables differ from those that a subplan below reads by ``plans``."""
     found: set[int] = set()
-    for unit_id in plans.keys() & book.subplans.keys():
-        for reader in book.readers(book.subplans[unit_id]):
+    for unit_id in plans.keys() & state.subplans.keys():
+        for reader in state.readers(state.subplans[unit_id]):
             other = _others(plans.get(reader.id, reader.plan), reader.feeds)
             if any(f == unit_id and other(n, plans[f]) for n, f in reader.feeds.items()):
-                found |= {view.id for view in book.views_of(reader)}
+                found |= {view.id for view in state.views_of(reader)}
     return found
 
 
-def prepare(book: Book, plans: Plans) -> None:
+def prepare(state: EngineState, plans: Plans) -> None:
     """Store new plans of subplans as pending in the state database."""
     meta: Meta = {}
     for unit_id, made in plans.items():
-        shared = book.subplans[unit_id]
+        shared = state.subplans[unit_id]
         shared.coming = made
         records.put(meta, shared)
     if meta:
-        book.db.put_meta(meta, sync=True)
+        state.db.put_meta(meta, sync=True)
 
 
-def take(book: Book, unit_ids: Iterable[int]) -> None:
+def take(state: EngineState, unit_ids: Iterable[int]) -> None:
     """Switch subplans to their pending plans; REQUIRES: nothing is in flight."""
     meta: Meta = {}
     for unit_id in unit_ids:
-        shared = book.subplans[unit_id]
+        shared = state.subplans[unit_id]
         if shared.coming is not None:
             _take(shared, shared.coming)
             records.put(meta, shared)
     if meta:
         # A crash that loses this write leaves the plan pending.
-        book.db.put_meta(meta, sync=False)
+        state.db.put_meta(meta, sync=False)
 
 
-def restore(book: Book, views: Iterable[View], feeds: UnitFeeds) -> None:
+def restore(state: EngineState, views: Iterable[View], feeds: UnitFeeds) -> None:
     """Switch to pending plans that fit the readers' plans in the catalog.
 
     ``views``: as the catalog has them; ``feeds``: the subplans that each unit reads.
     """
-    coming = any(shared.coming is not None for shared in book.subplans.values())
+    coming = any(shared.coming is not None for shared in state.subplans.values())
     left: list[Unit] = list(views) if coming else []
     while left:
         unit = left.pop()
         read = feeds.get(unit.id)
         other = _others(unit.plan, read)
         for node, feeder in read.items():
-            shared = book.subplans.get(feeder)
+            shared = state.subplans.get(feeder)
             if shared is None:
                 continue
             if shared.coming is not None and not other(node, shared.coming):
-                take(book, [feeder])
+                take(state, [feeder])
                 _log.info("subplan follows its readers", subplan=feeder, reader=unit.id)
             left.append(shared)
 
 
-def check(book: Book, view: View) -> None:
+def check(state: EngineState, view: View) -> None:
     """Raise StateDamaged unless a view's subplans read the tables that its plan says."""
-    for unit in (view, *book.needed([view])):
+    for unit in (view, *state.needed([view])):
         other = _others(unit.plan, unit.feeds)
-        if any(other(node, book.subplans[f].plan) for node, f in unit.feeds.items()):
+        if any(other(node, state.subplans[f].plan) for node, f in unit.feeds.items()):
             raise StateDamaged("a subplan that it shares reads other tables", hint=RESYNC)
 
 

@@ -22,9 +22,9 @@ import structlog
 from headrace import clock
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure, OutOfReach
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
 from headrace.runtime.coverage import Passed
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import View
 
 _log = structlog.get_logger(__name__)
@@ -40,13 +40,13 @@ _NOW_US: Final = """
 class Ticker:
     """The clock of one engine; every method runs on its thread."""
 
-    def __init__(self, book: Book, pass_time: Callable[[int], None]) -> None:
+    def __init__(self, state: EngineState, pass_time: Callable[[int], None]) -> None:
         """Take the function ``pass_time``, which makes a batch with only the given timestamp."""
-        self._book = book
+        self._state = state
         self._pass_time = pass_time
         self._next = 0.0
         self._forced = False
-        self._away: set[int] = set()
+        self._unreachable: set[int] = set()
         """Views whose worker could not be asked during the current tick."""
         self.passed = Passed()
         """How far time has advanced for which views; readable from any thread."""
@@ -64,12 +64,12 @@ class Ticker:
         """Advance time to now, if a check is due and any row changes by then."""
         if clock.monotonic() < self.due:
             return
-        settings = self._book.settings
+        settings = self._state.settings
         self._next = clock.monotonic() + settings.clock_interval_ms / 1000
-        row = self._book.owner.conn.execute(_NOW_US).fetchone()
+        row = self._state.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
-        self._away.clear()
+        self._unreachable.clear()
         views = frozenset(view.id for view in self._views())
         if self._sum(now, _near) > _ROWS_MAX:
             # One step at a time: the engine does its other work in between.
@@ -83,11 +83,11 @@ class Ticker:
             self._passed_to(now, views)
 
     def _passed_to(self, now: int, views: frozenset[int]) -> None:
-        self.passed = Passed(now, self._book.taken.txid, views - self._away)
+        self.passed = Passed(now, self._state.taken.txid, views - self._unreachable)
 
     def catch_up(self, instant: int) -> None:
         """Advance time until few rows are left to change at ``instant``, or the engine stops."""
-        while self._sum(instant, _near) > _ROWS_MAX and not self._book.stopping:
+        while self._sum(instant, _near) > _ROWS_MAX and not self._state.stopping:
             step = self._step(instant)
             if step >= instant:
                 return
@@ -116,15 +116,15 @@ class Ticker:
             return 0
 
     def _views(self) -> list[View]:
-        return [view for view in self._book.index.clocked if view.live]
+        return [view for view in self._state.index.clocked if view.live]
 
-    def _flow(self, view: View) -> Dataflow | AwayStore:
+    def _flow(self, view: View) -> Dataflow | RemoteStore:
         """Return the object that knows when rows of a view are due."""
-        if isinstance(view.store, AwayStore):
+        if isinstance(view.store, RemoteStore):
             return view.store
-        return view.flow(self._book.settings, self._book.evaluators)
+        return view.flow(self._state.settings, self._state.evaluators)
 
-    def _sum(self, instant: int, count: Callable[[Dataflow | AwayStore, int], int]) -> int:
+    def _sum(self, instant: int, count: Callable[[Dataflow | RemoteStore, int], int]) -> int:
         total = 0
         for view in self._views():
             try:
@@ -134,13 +134,13 @@ class Ticker:
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
                 total += 1
             except OutOfReach:
-                self._away.add(view.id)  # it is about to stop, and takes no part
+                self._unreachable.add(view.id)  # it is about to stop, and takes no part
         return total
 
 
-def _near(who: Dataflow | AwayStore, instant: int) -> int:
+def _near(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.near(instant)
 
 
-def _crossing(who: Dataflow | AwayStore, instant: int) -> int:
+def _crossing(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.crossing(instant)

@@ -30,9 +30,9 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
-from headrace.runtime.away import AwayStore
+from headrace.runtime.event_log import EventLog
 from headrace.runtime.positions import Meta, Position, StateMark
-from headrace.runtime.story import Story
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import nodes, states
@@ -74,7 +74,7 @@ class Unit:
     """The whole plan; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
-    store: RocksStore | AwayStore | None = field(default=None, kw_only=True)
+    store: RocksStore | RemoteStore | None = field(default=None, kw_only=True)
     mark: StateMark = field(default=_EMPTY, kw_only=True)
     """The state as of the last txid that is committed for it; see ``_move``."""
     durable: StateMark = field(default=_EMPTY, kw_only=True)
@@ -89,7 +89,7 @@ class Unit:
     """Whether it reads the clock."""
     feeds: dict[str, int] = field(init=False)
     """Nodes of ``plan`` whose rows come from shared subplans: id of each."""
-    story: Story = field(default_factory=Story, kw_only=True)
+    story: EventLog = field(default_factory=EventLog, kw_only=True)
     works: int = field(default=0, kw_only=True)
     """Number of txids that it has begun."""
     stirred: int = field(default=0, kw_only=True)
@@ -161,7 +161,7 @@ class Unit:
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
         return self.dataflow
 
-    def restore(self, store: RocksStore | AwayStore | None, mark: StateMark) -> None:
+    def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
         """Set its state, with nothing in flight; None: the state is out of reach."""
         self.store = store
         self.staged = False
@@ -248,7 +248,7 @@ class Unit:
     def checkpointed(self, mark: StateMark) -> None:
         """Record that ``mark`` is durable."""
         self.durable = mark
-        if isinstance(self.store, AwayStore):
+        if isinstance(self.store, RemoteStore):
             self.store.durable = mark.txid
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
         if self.listener is not None:
@@ -439,12 +439,12 @@ class Manifest:
     lineage: str
     """The lineage of the batch records for which that mark is valid."""
     kept: int
-    """The view whose states it takes over (``keeping.py``); 0: it has its own."""
+    """The view whose states it takes over (``state_reuse.py``); 0: it has its own."""
     nodes: frozenset[str]
     """The nodes of these states."""
 
 
-def heir(config: Settings, view_id: int) -> int:
+def next_owner(config: Settings, view_id: int) -> int:
     """Return the staged view that is to take over the states of ``view_id``; 0: none."""
     folder = config.staging_dir
     for path in folder.iterdir() if folder.exists() else ():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
 from headrace.forwarder.stream import Stream
 from headrace.runtime import views
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import views as catalog
 from headrace.sql.status import Status
@@ -40,8 +40,8 @@ class _Adopted:
 class PositionWaits:
     """Waiters of one engine; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._adopted: list[_Adopted] = []
         self._heaps: dict[int, list[_Waiter]] = {}
         self._numbers = itertools.count()
@@ -53,7 +53,7 @@ class PositionWaits:
         Raises:
             UndefinedError: there is no such view.
         """
-        if view_id not in self._book.views and not catalog.exists(self._book.owner.conn, view_id):
+        if view_id not in self._state.views and not catalog.exists(self._state.owner.conn, view_id):
             raise UndefinedError("the view was dropped", sqlstate="42P01")
         future: Future[None] = Future()
         waiter = _Waiter(lsn, next(self._numbers), future)
@@ -71,7 +71,7 @@ class PositionWaits:
         """Complete the futures of adopted views that have caught up, or never will."""
         left = []
         for waiting in self._adopted:
-            view = self._book.views.get(waiting.view_id)
+            view = self._state.views.get(waiting.view_id)
             if view is None:
                 waiting.future.set_exception(
                     UndefinedError("the view was dropped", sqlstate="42P01")
@@ -80,7 +80,7 @@ class PositionWaits:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")
                 )
-            elif self._book.missing(view) is not None:
+            elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
             elif view.mark.txid >= waiting.txid or view.status == Status.PAUSED:
                 waiting.future.set_result(None)
@@ -92,11 +92,11 @@ class PositionWaits:
     def check(self) -> None:
         """Complete the futures of reached positions; the engine calls this in each cycle."""
         for view_id, heap in list(self._heaps.items()):
-            view = self._book.views.get(view_id)
+            view = self._state.views.get(view_id)
             if view is None:
                 continue  # it is about to be adopted
             error = _stopped(view)
-            covered = self._book.covered(view.mark)
+            covered = self._state.covered(view.mark)
             while heap and (
                 error is not None or heap[0].lsn <= covered or heap[0].future.cancelled()
             ):
@@ -119,9 +119,9 @@ class PositionWaits:
             self.forget(view_id, error)
 
     def _hurry(self) -> None:
-        position = self._book.position.lsn
+        position = self._state.position.lsn
         least = min((h[0].lsn for h in self._heaps.values() if h[0].lsn > position), default=0)
-        stream = self._book.stream
+        stream = self._state.stream
         if stream is not None and self._hurried != (stream, least):
             stream.hurry(least)
         self._hurried = (stream, least)

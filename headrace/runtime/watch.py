@@ -46,8 +46,8 @@ from headrace.postgres.members import Change
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.postgres.reliances import Facts, Reliances, rights_of
-from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import Unit, View
 from headrace.sql import reads, results, states, watched
 from headrace.sql.status import Status
@@ -86,8 +86,8 @@ Follow = Callable[[Sequence[Difference], Collection[int]], Following]
 class Watch:
     """The facts that the views of one engine rely on; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view; ``_facts`` may be an earlier state of the same."""
@@ -102,7 +102,7 @@ class Watch:
         """The facts read by the last poll; all views except ``_unsure`` agree with them."""
         self._unsure: set[int] = set()
         """Views that the last poll has not found unchanged."""
-        self._changes = book.index.links.follow()
+        self._changes = state.index.links.follow()
         self._changed: set[int] = set()
         """Views to compare in the next poll, even if no object that they rely on has changed."""
         self._polled: tuple[str, int] | None = None
@@ -123,9 +123,9 @@ class Watch:
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + self._book.settings.catalog_poll_ms / 1000
+        self.due = now + self._state.settings.catalog_poll_ms / 1000
         # DDL and GRANT are transactions, so an idle source costs one short query.
-        at = (fingerprint.snapshot(self._conn), self._book.batches)
+        at = (fingerprint.snapshot(self._conn), self._state.batches)
         if at == self._polled:
             return
         self._polled = None
@@ -148,7 +148,7 @@ class Watch:
         if lost and self.publication_replaced():
             raise lost[0]
         for view_id, error in errors.items():
-            fail(self._book.views[view_id], error)
+            fail(self._state.views[view_id], error)
         self._reconsider()
         if not errors and not moving:
             self._polled = at
@@ -159,15 +159,15 @@ class Watch:
         A view is only compared individually if it, or an object that it relies on, has changed. See
         ``_compare`` for ``moving``.
         """
-        book, at = self._book, next(Unit.clock)
+        state, at = self._state, next(Unit.clock)
         self._take_changes(())
         again = self._changed | self._unsure
-        self._load([i for i in again if i in book.views and book.views[i].owned])
-        name = book.settings.publication_name
+        self._load([i for i in again if i in state.views and state.views[i].owned])
+        name = state.settings.publication_name
         present = Present.read(self._conn, self._reliances, name, results.revisions)
         changed = present.changed(self._present) if self._present is not None else None
         concerned = self._facts.keys() if changed is None else self._reliances.views_on(changed)
-        found = [book.views[i] for i in sorted(again.union(concerned)) if i in book.views]
+        found = [state.views[i] for i in sorted(again.union(concerned)) if i in state.views]
         wanted = [view for view in found if view.owned]
         quiet = {view.id: self._is_quiet(view) for view in wanted}
         # Until these views are compared, only the others are known to be unchanged.
@@ -189,7 +189,7 @@ class Watch:
         found = fingerprint.read(
             self._conn,
             [view.facts for view in stopped],
-            self._book.settings.publication_name,
+            self._state.settings.publication_name,
             results.revisions,
         )
         for view, now in zip(stopped, found, strict=True):
@@ -221,7 +221,7 @@ class Watch:
         """Run the quick check; return the errors of views that are or read ``units``."""
         views: dict[int, View] = {}
         for unit in units:
-            for view in self._book.views_of(unit):
+            for view in self._state.views_of(unit):
                 if self.definitions(view):
                     views[view.id] = view
         if not views:
@@ -277,9 +277,9 @@ class Watch:
 
     def _readers(self, tables: Iterable[int]) -> list[View]:
         """Return the owned views that read these tables, directly or through subplans."""
-        links, book = self._book.index.links, self._book
+        links, state = self._state.index.links, self._state
         units = {unit.id: unit for table in tables for unit in links.reading(table)}
-        views = {view.id: view for unit in units.values() for view in book.views_of(unit)}
+        views = {view.id: view for unit in units.values() for view in state.views_of(unit)}
         return [view for view in views.values() if view.owned]
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
@@ -315,18 +315,18 @@ class Watch:
         """Return whether the publication is gone, or differs from that of a running view."""
         row = self._conn.execute(
             "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s",
-            (self._book.settings.publication_name,),
+            (self._state.settings.publication_name,),
         ).fetchone()
         known = [
             self._facts[v.id]["publication"]
-            for v in self._book.views.values()
+            for v in self._state.views.values()
             if v.owned and v.id in self._facts and self._facts[v.id]["tables"]
         ]
         return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
-        return self._book.owner.conn
+        return self._state.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
         wanted, at = list(views), next(Unit.clock)
@@ -336,7 +336,7 @@ class Watch:
         known = [(i, self._facts[i]) for i in quiet if i in self._facts]
         if not known:
             return self._compare(wanted, quiet, at, None)
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         present = Present.read(self._conn, Reliances(known), name, results.revisions)
         return self._compare(wanted, quiet, at, present)
 
@@ -345,7 +345,7 @@ class Watch:
         right = self._found_right.get(view.id, 0)
         if view.id not in self._unsure:
             right = max(right, self._all_right)
-        units: list[Unit] = [view, *self._book.needed([view])]
+        units: list[Unit] = [view, *self._state.needed([view])]
         return not any(unit.busy or unit.stirred > right for unit in units)
 
     def _compare(
@@ -400,7 +400,7 @@ class Watch:
 
         Rows that are committed afterwards are not in the stream, so no view sees them.
         """
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         found = identity.find_unidentified(self._conn, name)
         self.withdrawn.update(entry for entry, *_ in found)
         identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
@@ -408,7 +408,7 @@ class Watch:
     def _take_changes(self, wanted: Collection[int]) -> None:
         """Mark changed views for comparison; forget views that are gone, except ``wanted``."""
         self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
-        for view_id in [i for i in self._changed if i not in self._book.views]:
+        for view_id in [i for i in self._changed if i not in self._state.views]:
             if view_id not in wanted:
                 self._changed.discard(view_id)
                 self._unsure.discard(view_id)

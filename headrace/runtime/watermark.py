@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any, Final
 
 from headrace import clock
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql.status import Status
 from headrace.types import format_lsn
@@ -31,8 +31,8 @@ class Watermark:
     ``behind`` is for the control socket's thread, the other methods are for the sink thread.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book: Final = book
+    def __init__(self, state: EngineState) -> None:
+        self._state: Final = state
         self._asked: frozenset[int] = frozenset()
         """Views in the last list."""
         self._listed: frozenset[int] = frozenset()
@@ -45,19 +45,19 @@ class Watermark:
 
     def behind(self) -> list[dict[str, Any]]:
         """Return views that lack a batch: position covered, time of the first missing commit."""
-        book = self._book
+        state = self._state
         rows: list[dict[str, Any]] = []
         now = self._looked_at  # on the server's clock, like the commit times
-        for view in _behind(book, book.position.txid):
+        for view in _behind(state, state.position.txid):
             mark = view.mark
-            lacking = book.records.get(mark.txid + 1)
+            lacking = state.records.get(mark.txid + 1)
             if lacking is None:
                 continue
             since = clock.from_postgres(lacking.commit_time_us).timestamp()
             unlisted = view.status == Status.RUNNING and view.id not in self._asked
             if unlisted and now - since < LISTED_S:
                 continue
-            lsn = format_lsn(book.covered(mark))
+            lsn = format_lsn(state.covered(mark))
             rows.append({"view_id": view.id, "lsn": lsn, "since": since})
         asked = frozenset(int(row["view_id"]) for row in rows)
         self._listed = asked & self._asked
@@ -70,16 +70,16 @@ class Watermark:
         It is an LSN. The LSN is alone if it covers all that the server had written at the look
         before the last one. Otherwise a time follows, before which all commits are covered.
         """
-        book = self._book
-        at = book.position
-        behind = _behind(book, at.txid)
+        state = self._state
+        at = state.position
+        behind = _behind(state, at.txid)
         running = (v for v in behind if v.status == Status.RUNNING and v.id not in self._listed)
-        lsn = min([at.lsn, *(book.covered(view.mark) for view in running)])
+        lsn = min([at.lsn, *(state.covered(view.mark) for view in running)])
         if not lsn or not self._looked_at:
             return ""
         while self._samples and self._samples[0][1] <= lsn:
             self._since = max(self._since, self._samples.popleft()[0])
-        last = book.records.get(at.txid)
+        last = state.records.get(at.txid)
         if last is not None and lsn == at.lsn:
             committed = clock.from_postgres(last.commit_time_us).timestamp()
             self._since = max(self._since, committed)
@@ -101,8 +101,8 @@ class Watermark:
         self._samples.append((at, wal))
 
 
-def _behind(book: Book, txid: int) -> list[View]:
+def _behind(state: EngineState, txid: int) -> list[View]:
     """Return the owned views whose mark is before ``txid``, in the order of their ids."""
-    found = book.index.behind(txid)
+    found = state.index.behind(txid)
     views = [unit for unit in found if isinstance(unit, View) and unit.mark.txid < txid]
     return sorted(views, key=lambda view: view.id)

@@ -25,9 +25,9 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import holding, insight, measures, operators
-from headrace.runtime.book import Book
+from headrace.runtime import activity, insight, measures, operators
 from headrace.runtime.engine import Engine
+from headrace.runtime.engine_state import EngineState
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ class Worker:
             self._engine.run()
         except Exception as caught:  # noqa: BLE001  the process ends with it, in main
             error = caught
-            _log.exception("engine ended", story=self._engine.book.story.tell())
+            _log.exception("engine ended", story=self._engine.state.story.tell())
         with contextlib.suppress(RuntimeError):  # the loop has ended first
             self._loop.call_soon_threadsafe(self._ended, error)
 
@@ -132,11 +132,11 @@ class Worker:
 
     async def _start(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         jobs = {_job(job) for job in params.get("holds", ())}
-        await self._on_engine(lambda: self._engine.lifecycle.keep_holds(jobs))
+        await self._on_engine(lambda: self._engine.lifecycle.keep_pins(jobs))
         return self._summary()
 
     async def _hold(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        job, holds = _job(_need(params, "job")), self._engine.book.holds
+        job, holds = _job(_need(params, "job")), self._engine.state.holds
         while not holds.open:  # noqa: ASYNC110  rare, and the engine knows no loop
             await asyncio.sleep(_POLL_S)
         # This thread waits for the disk, but not for a batch.
@@ -149,7 +149,7 @@ class Worker:
             await self._on_engine(lambda: self._engine.lifecycle.release(job), progress=progress)
             self._suspending.discard(job)
             return
-        holds = self._engine.book.holds
+        holds = self._engine.state.holds
         await self._loop.run_in_executor(self._beside, holds.release, job)
 
     async def _adopt(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Worker:
             lambda: self._engine.lifecycle.adopt(view_id), progress=progress
         )
         await self._told(asyncio.wrap_future(future), progress)
-        view = self._engine.book.views.get(view_id)
+        view = self._engine.state.views.get(view_id)
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
@@ -182,7 +182,7 @@ class Worker:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
 
         def suspend() -> None:
-            if job not in self._engine.book.holds.jobs():
+            if job not in self._engine.state.holds.jobs():
                 raise QueryCancelled(f'job "{job}" has ended')
             # Not earlier: a job that is cancelled before need not wait for the engine.
             self._suspending.add(job)
@@ -226,8 +226,8 @@ class Worker:
         await self._on_engine(lambda: self._engine.fail_batch(txid, caller), quiet=False)
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        book = self._engine.book
-        stream = book.stream
+        state = self._engine.state
+        stream = state.stream
         return self._summary() | {
             "views": [
                 {
@@ -242,37 +242,37 @@ class Worker:
                     if params.get("metrics") and view.dataflow
                     else None,
                 }
-                for view in list(book.views.values())
+                for view in list(state.views.values())
             ],
-            "holds": {j: format_lsn(h.lsn) for j, h in book.holds.jobs().items()},
+            "holds": {j: format_lsn(h.lsn) for j, h in state.holds.jobs().items()},
             "stream": stream.batcher.statistics() if stream else None,
             "in_flight": [
                 {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
-                for f in book.pipeline.flights()
+                for f in state.pipeline.flights()
             ],
-            "checkpoints": book.checkpoints.statistics(),
-            "retained": book.retained.statistics(),
+            "checkpoints": state.checkpoints.statistics(),
+            "retained": state.retained.statistics(),
         }
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()
 
     def _summary(self) -> dict[str, Any]:
-        book = self._engine.book
-        error = book.error or book.checkpoints.error
+        state = self._engine.state
+        error = state.error or state.checkpoints.error
         return {
             "pid": os.getpid(),
-            "memory_bytes": book.opened.memory_bytes if book.opened is not None else 0,
-            "running": book.stream is not None,
-            "txid": book.position.txid,
-            "lsn": format_lsn(book.position.lsn),
-            "confirmed": format_lsn(book.confirmed),
-            "batches": book.batches,
-            "reconnects": book.reconnects,
+            "memory_bytes": state.opened.memory_bytes if state.opened is not None else 0,
+            "running": state.stream is not None,
+            "txid": state.position.txid,
+            "lsn": format_lsn(state.position.lsn),
+            "confirmed": format_lsn(state.confirmed),
+            "batches": state.batches,
+            "reconnects": state.reconnects,
             "error": error.fields() if error else None,
             "linked": {
                 host.name: {"pid": host.pid, "memory_bytes": host.memory_bytes}
-                for host in list(book.hosts.values())
+                for host in list(state.hosts.values())
                 if host.up
             },
         }
@@ -323,11 +323,11 @@ class Worker:
         return future.result()
 
 
-def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
+def _telling(engine: Engine, tell: Callable[[EngineState], Any]) -> rpc.Handler:
     """Return a handler that reads beside the engine, which may be inside a long batch."""
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        return await asyncio.to_thread(tell, engine.book)
+        return await asyncio.to_thread(tell, engine.state)
 
     return handle
 
@@ -335,22 +335,22 @@ def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
 def _gauges(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         whole = bool(params.get("whole", True))
-        return await asyncio.to_thread(insight.gauges, engine.book, whole=whole)
+        return await asyncio.to_thread(insight.gauges, engine.state, whole=whole)
 
     return handle
 
 
-def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Handler:
+def _telling_of_view(engine: Engine, tell: Callable[[EngineState, int], Any]) -> rpc.Handler:
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))
+        return await asyncio.to_thread(tell, engine.state, int(_need(params, "view_id")))
 
     return handle
 
 
 def _held(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        works = holding.told(engine.book, engine.works(), engine.writes)
+        works = activity.told(engine.state, engine.works(), engine.writes)
         return {"works": works, "behind": engine.watermark.behind()}
 
     return handle
@@ -359,7 +359,7 @@ def _held(engine: Engine) -> rpc.Handler:
 def _measures(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         most = int(_need(params, "collections_max"))
-        return await asyncio.to_thread(measures.measures, engine.book, most)
+        return await asyncio.to_thread(measures.measures, engine.state, most)
 
     return handle
 
@@ -441,7 +441,7 @@ def _carries(engine: Engine) -> Callable[[dict[str, Any]], bool]:
     """Return whether changes of other databases are read; if not, make the stream do so soon."""
 
     def carries(params: dict[str, Any]) -> bool:
-        stream = engine.book.stream
+        stream = engine.state.stream
         if stream is None or stream.carries:
             return stream is not None
         engine.rewind_soon()

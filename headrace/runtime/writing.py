@@ -24,10 +24,10 @@ from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
 from headrace.runtime.link import LOOK_S, CoverageWriter, Published, SinkLink
-from headrace.runtime.quick import QuickWay
-from headrace.runtime.suspects import Suspects
+from headrace.runtime.pipelined_commit import PipelinedCommit
 from headrace.sink import trouble
 from headrace.sql import progress
 from headrace.sql.progress import Progress
@@ -49,7 +49,7 @@ class SinkThread:
     def __init__(
         self,
         jobs: Jobs,
-        suspects: Suspects,
+        suspects: CrashAttribution,
         wake: Callable[[], None],
         name: str = "headrace-sink",
         watermark: Published | None = None,
@@ -59,7 +59,7 @@ class SinkThread:
 
         ``watermark``: published with each look at the connection; ``coverage``: gets the results.
         """
-        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects), _Now())
+        self._ways = _Ways(_Breaks(), suspects, PipelinedCommit(suspects), _Now())
         self._jobs = jobs
         self._wake = wake
         self._watermark: Final = watermark
@@ -175,8 +175,8 @@ class _Ways:
     """Results of earlier writes that decide how the next one is done."""
 
     breaks: _Breaks
-    suspects: Suspects
-    quick: QuickWay
+    suspects: CrashAttribution
+    pipelined: PipelinedCommit
     now: _Now
 
 
@@ -201,7 +201,7 @@ class _Group:
     ) -> None:
         self._breaks = ways.breaks
         self._suspects = ways.suspects
-        self._quick = ways.quick
+        self._quick = ways.pipelined
         self._now = ways.now
         self._link = link
         self._conn = link.sink

@@ -27,9 +27,9 @@ from headrace.sql.nodes import MAIN
 from headrace.sql.status import Status
 from headrace.sql.verbs import Advise
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views import remedies, statements
+from headrace.views import statements, suggestions
 from headrace.views.check import checked
-from headrace.views.weighing import Row, WeighedTable, load, row, weighed
+from headrace.views.cost_estimates import Row, WeighedTable, load, row, weighed
 
 _VIEWS_MAX: Final = 200
 """Limit of views that a query is compared with."""
@@ -99,7 +99,7 @@ def _of_plan(
     yield from _changes(tables)
     yield from _load(tables)
     yield from _costliest(planned, expected, tables)
-    yield from _remedies(planned, expected, tables)
+    yield from _suggestions(planned, expected, tables)
     if context.settings.sharing:
         yield from _sharing(conn, planned, expected, caller, view)
     yield from _points(conn, planned, caller)
@@ -117,7 +117,7 @@ def _states(planned: Planned, expected: ExpectedCosts) -> Iterator[Row]:
         return
     for name, state in states.items():
         node = planned.physical.node(name)
-        subject = f"{name}: {remedies.label(planned.physical, node)}"
+        subject = f"{name}: {suggestions.label(planned.physical, node)}"
         if state is None:
             yield row("state", subject, "nobody knows", None, "bytes")
         else:
@@ -181,9 +181,9 @@ def _costliest(
         return
     name = max(spent, key=lambda each: spent[each])
     node = planned.physical.node(name)
-    said = list(remedies.of_node(planned.physical, expected, node, _most(tables, name)))
+    said = list(suggestions.of_node(planned.physical, expected, node, _most(tables, name)))
     advice = said[0].advice if said else None
-    label = f"{name}: {remedies.label(planned.physical, node)}"
+    label = f"{name}: {suggestions.label(planned.physical, node)}"
     yield row(
         "costliest",
         label,
@@ -199,19 +199,19 @@ def _most(tables: Sequence[WeighedTable], name: str) -> float:
     return max((t.cost.touched.get(name, 0.0) for t in tables if t.cost is not None), default=0.0)
 
 
-def _remedies(
+def _suggestions(
     planned: Planned, expected: ExpectedCosts, tables: Sequence[WeighedTable]
 ) -> Iterator[Row]:
     for node in planned.physical.nodes:
         most = _most(tables, node.id)
-        for said in remedies.of_node(planned.physical, expected, node, most):
-            subject = f"{node.id}: {remedies.label(planned.physical, node)}"
+        for said in suggestions.of_node(planned.physical, expected, node, most):
+            subject = f"{node.id}: {suggestions.label(planned.physical, node)}"
             number = most if most and not isinstance(node, p.SourceSpec) else None
             unit = None if number is None else "rows"
             yield row("remedy", subject, said.finding, number, unit, said.advice)
     sink = planned.physical.sink
     if not sink.key:
-        for said in remedies.of_result(planned.explain["key"]):
+        for said in suggestions.of_result(planned.explain["key"]):
             yield row("remedy", f"{sink.id}: the result table", said.finding, advice=said.advice)
 
 
@@ -243,7 +243,7 @@ def _sharing(
         below = _below(planned.physical, name)
         saved = [state for node, state in states.items() if node in below]
         size = sum(s.bytes for s in saved if s is not None) if None not in saved else None
-        subject = f"{name}: {remedies.label(planned.physical, planned.physical.node(name))}"
+        subject = f"{name}: {suggestions.label(planned.physical, planned.physical.node(name))}"
         yield row(
             *("sharing", subject, f"it is kept already for view {view_name}", size, "bytes"),
             "It costs nothing more, unless option sharing is switched off.",

@@ -2,8 +2,8 @@
 
 The view is planned with its owner's rights and filled anew as in a resync (``resync.py``). Its
 table keeps its OID, and so its grants, comments, indexes and dependent objects. Conflicts are
-reported before anything is changed (``population/reshape.py``). Readers see either the old view or
-the new one.
+reported before anything is changed (``population/alter_table_plan.py``). Readers see either the old
+view or the new one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, CreateView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.views import groups, texts
-from headrace.views.altered import Wanted
-from headrace.views.continued import Continued
+from headrace.views.alter_rebuild import Wanted
+from headrace.views.alter_reuse import StateReusingAlter
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, owner_of, read
 
@@ -120,7 +120,7 @@ def _alter(
         if wanted.same and runs and _is_that(conn, view, stored, again, wanted.options):
             notice = f"view {view.shown} is that already: nothing was changed"
             return {"view_id": view.id, "notice": notice}
-        altered = Continued(context, job, view, stored, again, wanted)
+        altered = StateReusingAlter(context, job, view, stored, again, wanted)
         altered.check_table(conn)
     return altered.run()
 

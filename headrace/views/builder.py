@@ -53,16 +53,16 @@ from headrace.views import (
     owners,
     pause,
     placement,
+    placement_report,
     points,
     rename,
     repair,
     resync,
     sources,
     verify,
-    whereabouts,
     workers,
 )
-from headrace.views.poison import Poison
+from headrace.views.crash_loop_guard import CrashLoopGuard
 from headrace.views.quotas import Turns
 
 _log = structlog.get_logger(__name__)
@@ -108,7 +108,7 @@ DOES: Final[dict[str, Act]] = {
     "drop_link": links.drop_link,
     "drain_worker": balance.drain_worker,
     "rebalance": balance.rebalance,
-    "explain_placement": whereabouts.explain_placement,
+    "explain_placement": placement_report.explain_placement,
     "sources": sources.shown,
     "add_source": sources.add_source,
     "drop_source": sources.drop_source,
@@ -190,7 +190,7 @@ class Builder:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
-        self._poison = Poison(settings.run_dir)
+        self._poison = CrashLoopGuard(settings.run_dir)
 
     @property
     def handlers(self) -> dict[str, rpc.Handler]:

@@ -37,12 +37,12 @@ def move(conn: Connection, table: int, old: int | None, new: Role) -> None:
     asked = {"table": table, "old": old}
     row: Any = conn.execute(_TABLE, asked).fetchone()
     name, loser = sql.Identifier(*row[:2]), row[2]
-    heir = sql.Identifier(new.name)
-    grants: list[tuple[Any, Any, Any, sql.Composable]] = [("SELECT", True, None, heir)]
+    next_owner = sql.Identifier(new.name)
+    grants: list[tuple[Any, Any, Any, sql.Composable]] = [("SELECT", True, None, next_owner)]
     if loser is not None:  # privileges of the engine as the table's owner are not transferred
         for privilege, grantable, column, his, grantee in conn.execute(_GRANTED, asked):
             to = sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)
-            grants.append((privilege, grantable, column, heir if his else to))
+            grants.append((privilege, grantable, column, next_owner if his else to))
     for privilege, grantable, column, grantee in grants:
         columns = sql.SQL(" ({})").format(sql.Identifier(column)) if column else sql.SQL("")
         conn.execute(

@@ -88,7 +88,7 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                 identifier = sql.Identifier(found.index_schema, name)
                 conn.execute(sql.SQL("DROP INDEX {}").format(identifier))
                 _check_unneeded(conn, found, name)
-                results.note_kept(conn, [found.id])
+                results.record_table_metadata(conn, [found.id])
                 return {"oid": found.index_oid}
         except psycopg.Error as error:
             job.check()
@@ -184,7 +184,7 @@ def add(conn: Connection, view: ViewRow, definition: str) -> str:
     oid, name = _make(conn, target, int(view.result_oid or 0), definition)
     _check_built_in(conn, oid)
     # Otherwise a table that is dropped before the worker's next look is restored without the index.
-    results.note_kept(conn, [view.id])
+    results.record_table_metadata(conn, [view.id])
     return name
 
 

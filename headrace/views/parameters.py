@@ -60,7 +60,7 @@ class NoTable(NotAView):
     """A statement that reads no table."""
 
 
-class Word(NamedTuple):
+class SqlToken(NamedTuple):
     """A token: kind, normalised value (words in lower case), position and nesting depth."""
 
     kind: str
@@ -125,8 +125,8 @@ def spelled(key: str) -> str:
     return name(key)
 
 
-def _words(text: str) -> list[Word]:
-    out: list[Word] = []
+def _words(text: str) -> list[SqlToken]:
+    out: list[SqlToken] = []
     open_: list[str] = []
     try:
         for kind, start, end in scan(text, steps=_STEPS_MAX):
@@ -138,7 +138,7 @@ def _words(text: str) -> list[Word]:
             opener = _CLOSES.get(sign)
             if opener is not None and (not open_ or open_.pop() != opener):
                 raise NotAView("its parentheses cannot be told apart")
-            out.append(Word(kind, shown, start, end, len(open_)))
+            out.append(SqlToken(kind, shown, start, end, len(open_)))
             if sign in _OPENS:
                 open_.append(sign)
     except Unreadable:
@@ -152,9 +152,9 @@ def _words(text: str) -> list[Word]:
     return out
 
 
-def _clauses(words: Sequence[Word]) -> dict[str, list[Word]]:
+def _clauses(words: Sequence[SqlToken]) -> dict[str, list[SqlToken]]:
     """Return the tokens of each clause, without its keyword (BY is included)."""
-    out: dict[str, list[Word]] = {"select": []}
+    out: dict[str, list[SqlToken]] = {"select": []}
     now = "select"
     for at, word in enumerate(words[1:], 1):
         begins = (
@@ -178,7 +178,7 @@ def _clauses(words: Sequence[Word]) -> dict[str, list[Word]]:
 class _Statement:
     """One SELECT with parameters only in WHERE."""
 
-    def __init__(self, text: str, clauses: dict[str, list[Word]]) -> None:
+    def __init__(self, text: str, clauses: dict[str, list[SqlToken]]) -> None:
         self._text = text
         self._clauses = clauses
         self._grouped = "group" in clauses or "having" in clauses
@@ -204,15 +204,15 @@ class _Statement:
 
     # --- conditions
 
-    def _conditions(self) -> tuple[list[list[Word]], list[list[Word]]]:
+    def _conditions(self) -> tuple[list[list[SqlToken]], list[list[SqlToken]]]:
         """Split WHERE into conjuncts without parameters and those with some."""
-        kept: list[list[Word]] = []
-        moved: list[list[Word]] = []
+        kept: list[list[SqlToken]] = []
+        moved: list[list[SqlToken]] = []
         for part in _conjuncts(self._clauses["where"]):
             (moved if any(w.kind == "parameter" for w in part) else kept).append(part)
         return kept, moved
 
-    def _column(self, part: list[Word], *, exact: bool) -> list[Word]:
+    def _column(self, part: list[SqlToken], *, exact: bool) -> list[SqlToken]:
         columns = _name_at(part, 0)
         rest = part[len(columns) :]
         if columns and rest and _is_test(rest, exact=exact):
@@ -227,7 +227,7 @@ class _Statement:
         shown = self._source(part)
         raise NotAView(f"{shown} is not {what}", hint=_PUT_BACK)
 
-    def _moved(self, part: list[Word], column: list[Word], key: str) -> str:
+    def _moved(self, part: list[SqlToken], column: list[SqlToken], key: str) -> str:
         """Return a condition with the statement's column replaced by the view's."""
         first, last = column[0].start, column[-1].end
         return self._text[part[0].start : first] + key + self._text[last : part[-1].end]
@@ -250,7 +250,9 @@ class _Statement:
                 out[_spelled(column)] = self._source(rest[-1:])
         return out
 
-    def _key(self, column: list[Word], names: dict[tuple[str, ...], str], more: list[str]) -> str:
+    def _key(
+        self, column: list[SqlToken], names: dict[tuple[str, ...], str], more: list[str]
+    ) -> str:
         """Return the name of a column in the view; add it to the select list if missing."""
         spelled = _spelled(column)
         if spelled in names:
@@ -276,7 +278,9 @@ class _Statement:
 
     # --- the text
 
-    def _query(self, kept: list[list[Word]], columns: list[list[Word]], more: list[str]) -> str:
+    def _query(
+        self, kept: list[list[SqlToken]], columns: list[list[SqlToken]], more: list[str]
+    ) -> str:
         clauses = self._clauses
         select = self._source(clauses["select"])
         out = ["SELECT " + ", ".join(filter(None, (select, *more)))]
@@ -291,7 +295,7 @@ class _Statement:
             out.append("HAVING " + self._source(clauses["having"]))
         return " ".join(out)
 
-    def _groups(self, columns: list[list[Word]]) -> Iterator[str]:
+    def _groups(self, columns: list[list[SqlToken]]) -> Iterator[str]:
         group = self._clauses.get("group", [])
         if not group or group[0].value != "by":
             raise NotAView("over no rows it has one row, which a view by the parameter has not")
@@ -306,20 +310,20 @@ class _Statement:
                 known.add(spelled)
                 yield self._source(column)
 
-    def _starts(self, words: list[Word], first: str) -> bool:
+    def _starts(self, words: list[SqlToken], first: str) -> bool:
         if not words or words[0].value != first:
             return False
         if len(words) > 1 and words[1].value == "on":
             raise NotAView("it has DISTINCT ON", hint=_PUT_BACK)
         return True
 
-    def _source(self, words: Sequence[Word]) -> str:
+    def _source(self, words: Sequence[SqlToken]) -> str:
         return self._text[words[0].start : words[-1].end] if words else ""
 
 
-def _conjuncts(words: list[Word]) -> list[list[Word]]:
+def _conjuncts(words: list[SqlToken]) -> list[list[SqlToken]]:
     """Split a condition at its ANDs, except those of BETWEEN."""
-    out: list[list[Word]] = [[]]
+    out: list[list[SqlToken]] = [[]]
     between = False
     for word in words:
         plain = word.depth == 0 and word.kind == "word"
@@ -334,8 +338,8 @@ def _conjuncts(words: list[Word]) -> list[list[Word]]:
     return out
 
 
-def _split(words: Sequence[Word], sign: str) -> list[list[Word]]:
-    out: list[list[Word]] = [[]]
+def _split(words: Sequence[SqlToken], sign: str) -> list[list[SqlToken]]:
+    out: list[list[SqlToken]] = [[]]
     for word in words:
         if word.depth == 0 and word.kind == "symbol" and word.value == sign:
             out.append([])
@@ -344,9 +348,9 @@ def _split(words: Sequence[Word], sign: str) -> list[list[Word]]:
     return out
 
 
-def _name_at(words: Sequence[Word], at: int) -> list[Word]:
+def _name_at(words: Sequence[SqlToken], at: int) -> list[SqlToken]:
     """Return the tokens of the name, perhaps qualified, that begins at ``at``."""
-    out: list[Word] = []
+    out: list[SqlToken] = []
     while at < len(words) and words[at].kind in ("word", "quoted"):
         out.append(words[at])
         if at + 2 < len(words) and words[at + 1].value == "." and words[at + 2].kind in (
@@ -359,11 +363,11 @@ def _name_at(words: Sequence[Word], at: int) -> list[Word]:
     return []
 
 
-def _spelled(column: Sequence[Word]) -> tuple[str, ...]:
+def _spelled(column: Sequence[SqlToken]) -> tuple[str, ...]:
     return tuple(word.value for word in column)
 
 
-def _values(words: Sequence[Word]) -> int:
+def _values(words: Sequence[SqlToken]) -> int:
     """Return how many leading tokens form one parameter, perhaps with a cast."""
     if not words or words[0].kind != "parameter":
         return 0
@@ -372,7 +376,7 @@ def _values(words: Sequence[Word]) -> int:
     return 1
 
 
-def _is_test(rest: list[Word], *, exact: bool) -> bool:
+def _is_test(rest: list[SqlToken], *, exact: bool) -> bool:
     """Return whether ``rest`` compares the column before it with parameters, and nothing else."""
     sign, values = rest[0].value, rest[1:]
     if sign in _COMPARED:
@@ -392,7 +396,7 @@ def _is_test(rest: list[Word], *, exact: bool) -> bool:
     return False
 
 
-def _is_list(words: list[Word], before: list[Word], word: str) -> bool:
+def _is_list(words: list[SqlToken], before: list[SqlToken], word: str) -> bool:
     """Return whether ``word`` precedes a list of parameters in parentheses."""
     if not before or before[0].value != word or len(words) < 3:
         return False

@@ -38,15 +38,15 @@ from headrace.population.options import ViewOptions
 from headrace.population.placing import Placement
 from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
-from headrace.population.replace import Replaced, put_right, replace_rows
+from headrace.population.replace import Replaced, repair, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
 from headrace.sink import keys, table
-from headrace.sink.kept import KeptOfTable
+from headrace.sink.table_metadata import TableMetadata
 from headrace.sql import history, progress, reads, results, states, views
-from headrace.sql.history import Kept
+from headrace.sql.history import StoredHistory
 from headrace.sql.status import Status
 from headrace.sql.verbs import ResyncView
 from headrace.sql.views import StoredView, ViewRow
@@ -247,7 +247,7 @@ class Resync(Population):
         self._because = because
         self._to = again.to
         self._replaced: Replaced | None = None
-        self._kept: Kept | None = None
+        self._kept: StoredHistory | None = None
         self._read_before: list[int] = []
 
     def run(self) -> dict[str, Any]:
@@ -336,7 +336,7 @@ class Resync(Population):
         there = (
             oid is not None
             and table.fingerprint(conn, oid) is not None
-            and put_right(conn, self._as_is(oid), publication, key)
+            and repair(conn, self._as_is(oid), publication, key)
         )
         # No other process writes the table any more: it is locked, or does not exist.
         kept = self._kept = history.find(
@@ -346,7 +346,7 @@ class Resync(Population):
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
                 *(key, self._owner.name),
-                KeptOfTable.of(results.kept(conn, self._view.id)),
+                TableMetadata.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         # A history goes on only for the same query, owner and types; else it begins anew.
@@ -355,7 +355,9 @@ class Resync(Population):
         self._replaced = self._exchange(conn, oid, staged, kept)
         return oid
 
-    def _exchange(self, conn: Connection, oid: int, staged: Staging, kept: Kept | None) -> Replaced:
+    def _exchange(
+        self, conn: Connection, oid: int, staged: Staging, kept: StoredHistory | None
+    ) -> Replaced:
         """Replace the rows of the locked table with the staged ones."""
         return replace_rows(self._job, conn, self._target(oid), self._planned, staged, kept=kept)
 

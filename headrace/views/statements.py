@@ -29,8 +29,8 @@ from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import Advise
 from headrace.views import parameters
+from headrace.views.cost_estimates import Row, load, row, weighed
 from headrace.views.parameters import NoTable, NotAView, Suggested
-from headrace.views.weighing import Row, load, row, weighed
 
 STATEMENTS_MAX: Final = 20
 """Maximum number of statements to plan, in order of total time."""

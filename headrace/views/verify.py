@@ -553,7 +553,7 @@ def _field(column: str) -> sql.Composed:
 
 
 def _near(column: str, close: float) -> sql.Composed:
-    """Return a test that ``column`` of x and y differ by no more than the summation order explains."""
+    """Return a test that ``column`` of x and y differ by no more than summation order explains."""
     # With equal signs a difference cannot overflow. The difference of infinities is not close to
     # any.
     return sql.SQL(

@@ -31,6 +31,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import keys as key_types
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding.setops import SetOperations
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.nodes import (
     AggregateNode,
     Col,
@@ -53,7 +54,6 @@ from headrace.planner.logical.nodes import (
     with_children,
 )
 from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, refs
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Lowering

@@ -119,7 +119,7 @@ class Trust:
             if routine is None:
                 return ""
             for part in self._parts(routine):
-                self._judge(part)
+                self._classify(part)
             for parameter in (*routine.inputs, *routine.outputs):
                 self._require_sound(parameter.type)
             self._require_sound(routine.result)
@@ -343,7 +343,7 @@ class Trust:
 
     # -- what they call
 
-    def _judge(self, part: _Part) -> None:
+    def _classify(self, part: _Part) -> None:
         """Raise unless the values of ``part`` depend on parameters alone."""
         self._catalog.preload([part.tree])
         for oid in mentioned(part.tree):

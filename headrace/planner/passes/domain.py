@@ -31,6 +31,7 @@ from headrace.planner import limits
 from headrace.planner.binding.recursion import Carrier
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.facts import serious
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     AgainNode,
@@ -52,7 +53,6 @@ from headrace.planner.logical.nodes import (
 )
 from headrace.planner.logical.repeats import PlanCopies, defined, is_local, mapped
 from headrace.planner.logical.scalar import Const, Expr, Ref, raises, refs, show
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build, casts
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key

@@ -28,6 +28,7 @@ from headrace import types as t
 from headrace.expressions import keys
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.logical import nodes as lg
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.scalar import (
     CLOCK,
     CONDITIONAL,
@@ -39,7 +40,6 @@ from headrace.planner.logical.scalar import (
     refs,
     show,
 )
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 

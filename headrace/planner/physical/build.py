@@ -24,9 +24,9 @@ from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
-from headrace.planner.logical.words import construct
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
