@@ -1,9 +1,9 @@
 """WITH RECURSIVE: binding, and the iteration number in the plan of the step.
 
 All iterations run in one set of collections, so every row of the step has the number of its
-iteration.  ``Carrier`` adds that column on the paths from the work table to the root of the step: to
-the output of each node, and to the keys of nodes that combine several rows.  A node that is on no
-such path is the same for every iteration and stays outside.
+iteration.  ``Carrier`` adds that column to all nodes between the work table and the root of the
+step: to their output, and to the keys of nodes that combine several rows.  All other nodes are the
+same for every iteration and stay outside.
 
 Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
 Counter-examples: in a FULL JOIN, unmatched rows of the other side belong to no iteration.  An

@@ -339,7 +339,7 @@ class Subqueries:
         return build.comparison(self._lowering, "=", left, right, test.input_collation)
 
     def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
-        """Add NOT IN: no equal row, no NULL on the right; a NULL on the left passes only no rows."""
+        """Apply NOT IN, with NULLs as in the module docstring, by anti joins."""
         [site] = scope.sites
         tests = conjuncts(test)
         pairs = [_pair(x, right) for x in tests]

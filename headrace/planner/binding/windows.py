@@ -207,7 +207,7 @@ class Windows:
         return made
 
     def _frameless(self, call: _Call) -> bool:
-        """Return whether the call ignores its frame; a frame with offsets counts, as it may fail."""
+        """Return whether the call ignores its frame, and the frame has no offset that may fail."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         offsets = any(call.clause.node(name) for name in _OFFSETS)
         return function.builtin and function.name in _FRAMELESS and not offsets
