@@ -57,8 +57,8 @@ class Conduct:
     """Properties of a call when Postgres evaluates it.
 
     ``raises``: it can fail on a row.  ``functions`` are the functions that it runs; ``stable`` and
-    ``untrusted`` apply in addition to theirs.  ``declared`` is the domain that the result is checked
-    against.  ``strict``: the result is NULL without evaluation if an argument is NULL.
+    ``untrusted`` apply in addition to theirs.  ``declared`` is the domain that checks the result.
+    ``strict``: the result is NULL without evaluation if an argument is NULL.
     """
 
     raises: bool = False
