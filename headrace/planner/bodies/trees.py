@@ -58,7 +58,7 @@ def is_single(query: Node) -> bool:
 
 
 def only(query: Node, place: int) -> Node:
-    """``query`` with one of its columns, and the others as far as its order needs them."""
+    """Return ``query`` with one of its columns, and the other columns that its order needs."""
     entries: list[Node] = []
     at = 0
     for entry in query.nodes("targetList"):
@@ -73,7 +73,7 @@ def only(query: Node, place: int) -> Node:
 
 
 def row(query: Node, oid: int, names: list[str]) -> Node:
-    """``query`` with one column, a row of composite type ``oid`` of those that it has."""
+    """Return ``query`` with its columns combined into one row of composite type ``oid``."""
     shown = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
     fields: dict[str, object] = {
         **{"args": [e.child("expr") for e in shown], "row_typeid": str(oid), "row_format": "0"},
@@ -109,7 +109,7 @@ def null_test(expr: Node) -> Node:
 
 
 def collation(expr: Node) -> int | None:
-    """The collation of an expression whose node says it."""
+    """Return the collation of an expression if its node has one."""
     if expr.kind == "SUBLINK" and expr.number("subLinkType") == VALUE:
         return collation(targets(expr.child("subselect"))[0])
     return next((expr.number(field) for field in _COLLATIONS if field in expr.fields), None)

@@ -162,7 +162,7 @@ def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = Fa
 
 
 def reads_clock(catalog: Catalog, oid: int) -> bool:
-    """Return whether the input of the type, or of a part of it, accepts 'now', 'today' and so on."""
+    """Return whether the input of the type, or of a part, accepts 'now', 'today' and so on."""
     oid = catalog.types.base(oid)
     kind = catalog.types[oid]
     if oid in _CLOCK_INPUT or oid in _CLOCK_RANGES:
