@@ -1,8 +1,8 @@
-"""FULL JOIN on conditions that Postgres cannot execute is refused as Postgres does it.
+"""A FULL JOIN on a condition that Postgres cannot execute is refused, as in Postgres.
 
-Whether it can depends on operator families, so it is asked: the condition over columns of the same
-types is planned, not run.  Conditions that run code of users are not asked about, for planning may
-compute constants; joins that the rules have made narrower are no full joins in Postgres either.
+This depends on operator families, so Postgres plans, but does not run, the condition over columns
+of the same types.  Conditions that run user code are not checked, since planning may compute
+constants.  Joins that the rules have narrowed are not full joins in Postgres either.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _known(join: JoinNode) -> bool:
 
 
 def _query(context: QueryContext, join: JoinNode) -> str:
-    """The join over columns of the same types."""
+    """Return SQL for the join over columns of the same types."""
     read = list({r.id: r for e in join.condition for r in references(e)}.values())
     # Subqueries of the condition that read no row: Postgres computes them before the join.
     once = frozenset(

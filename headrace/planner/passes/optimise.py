@@ -1,9 +1,8 @@
 """The driver of the logical rules: traversal, order of phases, checks, trace.
 
-A rule is a module of ``rules/``: ``apply(node)`` rewrites one node and never changes its
-output columns; a rule that breaks this is a bug and says so at once.  Or ``apply_all(plans)``
-rewrites the plan and all that it names (``logical.AgainNode``), of which only the first, the root,
-has to keep its columns.
+A rule is a module of ``rules/``.  Its ``apply(node)`` rewrites one node and never changes its
+output columns, which is checked at once.  Or its ``apply_all(plans)`` rewrites the root plan and
+all plans that it names (``logical.AgainNode``); only the root, the first, must keep its columns.
 """
 
 from __future__ import annotations
