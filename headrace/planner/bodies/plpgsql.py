@@ -23,9 +23,9 @@ from headrace.types import BOOL, INT4, TEXT
 _LEVELS: Final = ("debug", "log", "info", "notice", "warning", "exception")
 _OPENING, _CLOSING = ("(", "["), (")", "]")
 _END: Final = ""
-"""What stands behind the last token."""
+"""The token after the last one."""
 ANY: Final = -1
-"""The value of an expression is used as it is, or as a text."""
+"""Target of an expression whose value is used unconverted, or as text."""
 ELEMENT: Final = -2
 """The value is an array, whose elements are assigned to the variable ``Expression.loop``."""
 NESTING_MAX: Final = 50

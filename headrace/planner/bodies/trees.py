@@ -22,7 +22,7 @@ _PARTS: Final = (
     *("limitCount", "limitOffset", "havingQual", "setOperations"),
     *("groupClause", "groupingSets", "distinctClause", "cteList", "rtable"),
 )
-"""What a query that is no more than its expression does not have."""
+"""Fields that are empty or false in a query that is only an expression."""
 _TOTAL: Final = frozenset(
     {
         *("CONST", "PARAM", "VAR", "RELABELTYPE", "NULLTEST", "BOOLEANTEST", "BOOLEXPR"),
@@ -31,7 +31,7 @@ _TOTAL: Final = frozenset(
         *("JOINEXPR", "SORTGROUPCLAUSE", "SUBLINK", "DISTINCTEXPR"),
     }
 )
-"""Nodes that fail only where a part of them does."""
+"""Nodes that fail only if a part of them fails."""
 _INT8_OF_INT4: Final = 481
 """The function in ``LIMIT 1``."""
 _COMPARISONS: Final = frozenset(("=", "<>", "<", "<=", ">", ">="))

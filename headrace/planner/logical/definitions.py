@@ -1,7 +1,7 @@
 """Columns that are defined by expressions over a node instead of being computed by it.
 
 A definition reads columns of its node and earlier definitions.  An expression reads some
-definitions wherever it is evaluated, and others only in one branch of a conditional.
+definitions whenever it is evaluated, and some only in one branch of a conditional.
 """
 
 from __future__ import annotations

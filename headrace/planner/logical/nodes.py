@@ -349,7 +349,7 @@ class ExpandNode:
 
     input: Node
     keys: tuple[tuple[Col, Ref], ...]
-    """(output column, what it shows where it is in the set)."""
+    """(output column, its value in sets that have the key)."""
     sets: tuple[frozenset[int], ...]
     """Places in ``keys``."""
     number: Col

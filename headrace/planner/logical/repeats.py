@@ -118,12 +118,12 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
 
 
 class PlanCopies:
-    """Repeated use of subplans in one decorrelation: small ones are copied, others are named."""
+    """Repeated use of subplans in one decorrelation: small ones are copied, the rest are named."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._ids = numbers
         self._left = COPIED_MAX
-        # By identity; the node is kept, so that no other one gets its place.
+        # By id(); the node is kept alive, so that no other node gets the same id.
         self._named: dict[int, tuple[nodes.Node, nodes.AgainNode]] = {}
         self._free: nodes.Known = {}
         self.pushed: dict[Pushed, tuple[tuple[int, ...], nodes.AgainNode]] = {}

@@ -269,7 +269,7 @@ class _Extraction:
         return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
 
     def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:
-        """Return k, now() and an offset if ``now() - k`` or ``k - now()`` is compared with a constant.
+        """Return k, now() and the offset for ``now() - k`` or ``k - now()`` against a constant.
 
         Also its seconds, ``extract(epoch FROM now() - k)``, and these divided by a whole number.
         """

@@ -1,13 +1,13 @@
-"""What a plan will keep, and what a change of each of its tables will cost: expected, not measured.
+"""Expected state size of a plan, and expected cost of a change of each of its tables.
 
     rows of a node        Postgres' statistics (logical/estimates.py)
     state of a node       entries x (an entry's own bytes + its keys and rows)
-    a change of a table   the rows that follow from one inserted or deleted row, node by node, each
-                          at what a row takes there; an update is two
+    a change of a table   the rows that result from one inserted or deleted row, node by node, each
+                          at the cost of a row there; an update is two
 
-The figures are of ``bench costs`` (100 000 orders, one thread, calibration 5 ms): CPU µs a row in
-large batches, and a call where a batch has one row.  A table that was never analysed leaves all
-that depends on it unknown (None).
+The figures are from ``bench costs`` (100 000 orders, one thread, calibration 5 ms): CPU µs per row
+in large batches, and per call if a batch has one row.  Estimates that depend on a table that was
+never analysed are unknown (None).
 """
 
 from __future__ import annotations

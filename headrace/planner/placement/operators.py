@@ -44,7 +44,8 @@ class PlanOperator:
 class Operators:
     """The operators of an expanded plan, inputs before readers, the sink last.
 
-    What follows from no source is not among them: it stands beside its reader and takes no slot.
+    A node without a source below it is not an operator: it is placed with its reader, without a
+    slot.
     """
 
     def __init__(self, expanded: ExpandedPlan, costs: Costs) -> None:
