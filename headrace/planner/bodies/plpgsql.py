@@ -30,7 +30,7 @@ ELEMENT: Final = -2
 """The value is an array, whose elements are assigned to the variable ``Expression.loop``."""
 NESTING_MAX: Final = 50
 FOUND: Final = "found"
-"""The variable that says whether the last query had a row."""
+"""The variable with whether the last query had a row."""
 
 
 def parse(routine: Routine, type_of: Callable[[str], int | None]) -> Body:

@@ -68,7 +68,7 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
             mapping = {c.id: e for c, e in node.items}
             return entails(node.input, substitute(predicate, mapping))
         case nodes.JoinNode():
-            # Of an outer join, the side that NULLs may stand in for promises nothing.
+            # The nullable side of an outer join guarantees nothing.
             sides = {"inner": (node.left, node.right), "full": ()}
             return (node.kind == "inner" and predicate in node.condition) or any(
                 refs(predicate) <= nodes.ids(side) and entails(side, predicate)

@@ -209,7 +209,7 @@ def core(expr: Expr) -> Expr:
 
 
 def plain(expr: Expr) -> Expr:
-    """Return ``expr`` without modifiers, which a column that we make does not have.
+    """Return ``expr`` without modifiers, which generated columns do not have.
 
     The collation is removed too: COLLATE gives it back, and Postgres moves that above casts.
     """
@@ -265,7 +265,7 @@ def disjunction(like: Call, parts: Sequence[Expr]) -> Expr:
 def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
     if len(parts) == 1:
         return parts[0]
-    # Flat, as Postgres' grammar makes it of our SQL.
+    # Flat, as Postgres' grammar parses the generated SQL.
     flat = tuple(
         e for p in parts for e in (p.args if isinstance(p, Call) and p.symbol == symbol else (p,))
     )

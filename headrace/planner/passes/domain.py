@@ -271,7 +271,7 @@ class Push:
         if node.keys:
             below = self.push(domain, node.input)
             return self._grouped(node, below, keys, carried)
-        # Every value has its group, also over no rows: those are marked.
+        # Every value has a group, even over no rows; such groups are marked.
         other, again = self._again(domain, node.input)
         mark = self._column("there", Const("t", t.BOOL))
         rows = self.push(other, again)
@@ -392,7 +392,7 @@ class Push:
         return dataclasses.replace(node, inputs=inputs, columns=domain.columns + node.columns)
 
     def _set_operation(self, domain: Domain, node: SetOpNode) -> Node:
-        """Compare rows by the keys of D alone; carried columns are joined to the result."""
+        """Compare rows only by the keys of D; carried columns are joined to the result."""
         other, _ = self._again(domain, node)
         keys = other.keys if domain.carried else domain.keys
         result = dataclasses.replace(
@@ -438,4 +438,4 @@ class Push:
 
 
 _COLLATION_C = 950
-"""pg_collation "C": an exact look is compared by bytes."""
+"""pg_collation "C": texts are compared by bytes."""

@@ -43,7 +43,7 @@ def require_executable(context: QueryContext, bound: Node, optimised: Node) -> N
                 position=context.find(_WORDS),
             ) from error
         except psycopg.Error:
-            continue  # a type that cannot be shown so: not known
+            continue  # a type without such a column: unknown
 
 
 def _full(node: Node) -> Iterator[JoinNode]:
@@ -54,7 +54,7 @@ def _full(node: Node) -> Iterator[JoinNode]:
 
 
 def _known(join: JoinNode) -> bool:
-    """Return whether Postgres may see the condition: of both sides alone, no code of users."""
+    """Return whether Postgres may plan the condition: it reads only both sides, and no user code."""
     mine = ids(join.left) | ids(join.right)
     return all(trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition)
 
@@ -79,7 +79,7 @@ def _query(context: QueryContext, join: JoinNode) -> str:
 
     def shown(node: Node) -> str:
         columns = [f"{value(r)} AS a{r.id}" for r in read if r.id in ids(node)]
-        # OFFSET keeps Postgres from seeing that the columns are constants.
+        # OFFSET prevents Postgres from treating the columns as constants.
         return f"(SELECT {', '.join(columns)} OFFSET 0)"
 
     tests = [context.sql(e, column) for e in join.condition]

@@ -80,7 +80,7 @@ def _failing_chain(node: nodes.Node) -> bool:
 
 
 class Lift:
-    """Moves what reads ``outer`` columns up and out of a plan, as far as that is exact."""
+    """Moves expressions that read ``outer`` columns up and out of a plan, if that is exact."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Lift:
         return tuple((c, e) for e, c in keys.items()), tuple(tests)
 
     def _pair(self, predicate: Expr) -> tuple[Expr, Expr] | None:
-        """Return the outer and the inner side of an equality that our keys decide."""
+        """Return the outer and the inner side of an equality that canonical keys decide."""
         found = equality(predicate)
         if found is None:
             return None

@@ -37,7 +37,7 @@ _ROUNDS_MAX: Final = 200
 
 
 Plans = dict[int, Node]
-"""A plan under ``_ROOT`` and those that it names under their numbers, readers first."""
+"""The root plan under ``_ROOT`` and its named plans under their numbers, readers first."""
 _ROOT: Final = -1
 
 
@@ -85,7 +85,7 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
         _INFER,
         Rule("limit_windows", limit_windows.apply),
     ),
-    # A named plan that another one reads gets its filters with the second turn.
+    # A named plan that another named plan reads gets its filters in the second round.
     *(((_NAMED,), (_PUSH, _MERGE, _INFER)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
     (_PUSH, _MERGE),
@@ -94,7 +94,7 @@ RULES: Final = {rule.name: rule for phase in PHASES for rule in phase}
 
 
 Settled = dict[str, dict[int, Node]]
-"""Per rule the nodes, by identity, under which it changes nothing: it will not later either."""
+"""Nodes per rule, by identity, below which the rule changes nothing, now or later."""
 
 
 def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:

@@ -46,7 +46,7 @@ from headrace.planner.scalars.lower import Lowering
 _ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
 _EQUAL: Final = {"=", "<>"}
 _TIMES: Final = (t.DATE, t.TIMESTAMP, t.TIMESTAMPTZ)
-"""Each is compared with a later one in the later one's type."""
+"""Two of these types are compared in the later one."""
 _PLAIN: Final = {"and", "or", "not"}
 _FIRST_ID: Final = -2_000_000
 _DIVISOR: Final = re.compile(r"[1-9][0-9]{0,6}")
@@ -70,7 +70,7 @@ _UNITS: Final = {
     "microseconds": 1, "milliseconds": 1, "second": 1, "minute": 1, "hour": 1, "day": 2,
     "week": 8, "month": 32, "quarter": 93, "year": 367,
 }  # fmt: skip
-"""Days that are more than the unit has."""
+"""Upper bounds of the days in a unit."""
 _MICROS: Final = """
     SELECT ((extract(year FROM i) * 12 + extract(month FROM i)) * 30 * 86400000000
             + extract(day FROM i) * 86400000000 + extract(hour FROM i) * 3600000000
@@ -370,7 +370,7 @@ def _slack(clock: Expr) -> int | None:
 
 
 def _is_subtle(call: Call) -> bool:
-    """Return whether it reads the session besides: nothing here may, but for the clock."""
+    """Return whether ``expr`` reads the session, apart from the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
 
 

@@ -249,12 +249,12 @@ class _Deferral:
         rest = tuple(p for p in node.condition if p not in plain)
         keyed = any(_separates(p, nodes.ids(left.node), nodes.ids(right.node)) for p in plain)
         if not keyed or node.kind == "full":
-            # Each side computes what the condition always reads: there is no other key.
+            # There is no other key, so each side computes the definitions that the condition reads.
             left, _ = self._computed(left, _over(rest, node.left))
             right, _ = self._computed(right, _over(rest, node.right))
         if node.kind != "inner":
             checks = reachable(left.late | right.late, reads(rest))
-            # No condition of a join can have a check for one row in it.
+            # The condition of a join cannot contain a check for one row (``single``).
             below = {i for i, (_, e) in checks.items() if any_call(e, _is_single)}
             below |= checks.keys() if node.kind == "full" else too_large(rest, checks)
             left = self._with_columns(left, below)

@@ -46,7 +46,7 @@ def apply(node: Node) -> Node:
 
 
 def _clocks(node: Node) -> Clocks:
-    """Return the columns of a projection that depend on nothing but the clock."""
+    """Return the columns of a projection that depend only on the clock."""
     if not isinstance(node, ProjectNode):
         return {}
     return {c.id: e for c, e in node.items if reads_clock(e) and not refs(e)}

@@ -25,7 +25,7 @@ _BACKWARD: Final = ("row_number", "rank", "dense_rank", "lag", "first_value")
 _INTEGERS: Final = (INT2, INT4, INT8)
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 _ROWS_MAX: Final = 10_000
-"""More rows than that per group gain nothing over the partition."""
+"""Limit on rows per group: more gain nothing over the whole partition."""
 
 
 def apply(node: Node) -> Node:

@@ -23,9 +23,9 @@ from headrace.planner.logical.scalar import Call, Expr, raises, refs
 from headrace.planner.rules.push_filters import merge
 
 _LEAVES_MAX: Final = 24
-"""More tables than that are joined as they are written: estimating takes time."""
+"""Limit on tables: more are joined in the order of the query, as estimating takes time."""
 _GAIN: Final = 0.99
-"""A new order is to be better by so much, at least: else two orders could take turns."""
+"""Minimal improvement of a new order, so that two orders do not alternate."""
 
 
 def apply(node: Node) -> Node:

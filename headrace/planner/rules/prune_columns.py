@@ -107,7 +107,7 @@ class _Pruner:
                 below = required | _all_refs(nodes.expressions(node)) | self._ties(node)
                 return dataclasses.replace(node, input=self._side(node.input, below))
             case _:
-                # Reads all there is: SetOp does so to tell rows apart.
+                # It reads all columns: SetOp needs them to distinguish rows.
                 new = tuple(
                     _exact(self.prune(c, nodes.ids(c)), [x.id for x in c.columns])
                     for c in nodes.children(node)
@@ -131,7 +131,7 @@ class _Pruner:
         return dataclasses.replace(node, input=below, aggs=aggs)
 
     def _ties(self, node: nodes.Node) -> frozenset[int]:
-        """Return the columns that break ties, where several nodes must break them alike."""
+        """Return the columns that break ties, if several nodes must break them equally."""
         if isinstance(node, nodes.TopKNode | nodes.WindowNode) and _shape(node) in self.repeated:
             return nodes.ids(node.input)
         return frozenset()

@@ -122,7 +122,7 @@ def _project(node: nodes.FilterNode, project: nodes.ProjectNode) -> nodes.Node:
     high: list[Expr] = []
     for predicate in node.predicates:
         moved = substitute(predicate, mapping)
-        # Remote work is not done twice for the sake of an earlier filter.
+        # Filtering earlier is not worth computing a remote expression twice.
         simple = all(isinstance(mapping[i], Ref | Const) for i in refs(predicate))
         small = parts(moved) <= max(_PARTS_MAX, parts(predicate))
         if simple or (small and native(moved) and not raises(moved)):

@@ -68,7 +68,7 @@ class QueryContext:
         """The database of the query."""
         return self._conn.info.dbname
 
-    # -- what cannot be maintained, and where it stands
+    # -- refusal of unsupported constructs, and their positions
 
     def refuse(
         self, what: str, node: Node | None = None, *, pattern: str = "", **more: str | None
@@ -153,7 +153,7 @@ class QueryContext:
 
         return to_sql(expr, reference, self.type_name)
 
-    # -- what Postgres says of a text of ours
+    # -- analysis of generated SQL by Postgres
 
     def analysed(self, query: str) -> Node:
         """Return the tree of a generated query, ready to be lowered.
