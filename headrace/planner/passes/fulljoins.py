@@ -43,7 +43,7 @@ def require_executable(context: QueryContext, bound: Node, optimised: Node) -> N
                 position=context.find(_WORDS),
             ) from error
         except psycopg.Error:
-            continue  # a type without such a column: unknown
+            continue  # the check cannot be expressed for these types
 
 
 def _full(node: Node) -> Iterator[JoinNode]:
@@ -54,7 +54,7 @@ def _full(node: Node) -> Iterator[JoinNode]:
 
 
 def _known(join: JoinNode) -> bool:
-    """Return whether Postgres may plan the condition: it reads only both sides, and no user code."""
+    """Return whether Postgres may plan the condition: it reads only the sides, no user code."""
     mine = ids(join.left) | ids(join.right)
     return all(trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition)
 

@@ -370,7 +370,7 @@ def _slack(clock: Expr) -> int | None:
 
 
 def _is_subtle(call: Call) -> bool:
-    """Return whether ``expr`` reads the session, apart from the clock."""
+    """Return whether ``call`` is untrusted and has an argument that reads the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
 
 
