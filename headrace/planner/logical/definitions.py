@@ -85,7 +85,7 @@ def _size(expr: Expr, sizes: dict[int, int]) -> int:
 
 
 def null_over_nulls(expr: Expr) -> bool:
-    """Return whether ``expr`` is NULL, and fails not, where all columns are NULL."""
+    """Return whether ``expr`` is NULL, and cannot fail, if all columns are NULL."""
     if isinstance(expr, Ref):
         return True
     if not isinstance(expr, Call) or not expr.strict:

@@ -45,7 +45,7 @@ class Equality:
 
 
 def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
-    """Yield the equalities between two plain columns; only native ones, whose meaning is known."""
+    """Yield the native equalities between two plain columns; only their meaning is known."""
     for predicate in condition:
         if isinstance(predicate, Call) and predicate.symbol == "=" and predicate.native is not None:
             left, right = (core(a) for a in predicate.args)
@@ -307,7 +307,7 @@ def not_null(node: nodes.Node, column: int) -> bool:
 
 
 def _rejects(predicate: Expr, column: int) -> bool:
-    """Return whether ``predicate`` is not true where the column is NULL."""
+    """Return whether ``predicate`` is not true if the column is NULL."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return False
     if predicate.symbol not in ("=", "<>", "<", "<=", ">", ">=", "is_not_null"):

@@ -139,7 +139,7 @@ class ApplyNode:
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """One aggregate: ``function`` and all else as ``collections.plan.AggregateSpec`` has it."""
+    """One aggregate; ``function`` and the other fields are as in ``AggregateSpec``."""
 
     column: Col
     function: str

@@ -68,7 +68,7 @@ T = TypeVar("T")
 COPIED_MAX = 200
 """Nodes that are copied in a query before plans are named: a tenth of a second of planning."""
 SMALL = 8
-"""Plans of so many nodes are always copied."""
+"""Number of nodes up to which a plan is always copied."""
 Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 

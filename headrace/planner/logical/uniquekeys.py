@@ -125,7 +125,7 @@ def _all(columns: Iterable[nodes.Col]) -> Key:
 
 
 def _least(keys: Iterable[Key]) -> list[Key]:
-    """Return the minimal keys: those that contain no other one."""
+    """Return the minimal keys: the keys that contain no other key."""
     out: list[Key] = []
     for key in sorted(set(keys), key=lambda k: (len(k), sorted(k))):
         if not any(known <= key for known in out):

@@ -30,7 +30,7 @@ KEY_BYTES: Final = 1
 BATCH_US: Final = 300.0
 """Of a view in any batch: decoding and its store, besides the calls of its collections."""
 WRITE_US: Final = 3.3
-"""Of a row of the result table, written with many others (``bench sink``)."""
+"""Cost of a row of the result table, written with many others (``bench sink``)."""
 REMOTE_CALL_US: Final = 250.0
 """A question to Postgres, and its answer."""
 _ROW_US: Final = {
@@ -48,7 +48,7 @@ _ROW_US: Final = {
     "Temporal": 1.5,
     "Sink": 0.35,
 }
-"""Of a row that comes in."""
+"""Cost of an incoming row."""
 _CALL_US: Final = {
     "Source": 105.0,
     "Filter": 25.0,
@@ -75,7 +75,7 @@ _HEAD_US: Final = 7.0
 _MOVED_US: Final = 5.0
 """Of a row that a window function is computed for again."""
 _ASKED_US: Final = 1.0
-"""Of a row that Postgres is given, besides what Postgres itself works."""
+"""Cost of a row that is sent to Postgres, without the work of Postgres itself."""
 _REMOTE_US: Final = 2.0
 """Of a row for which Postgres computes an expression."""
 _KEPT: Final = frozenset({"min", "max", "any", "single", "remote"})
@@ -96,9 +96,9 @@ class ChangeCost:
     rows: float = 0.0
     """That come in anywhere, or are read again for it."""
     us: float = 0.0
-    """CPU µs, among many others in a batch."""
+    """CPU µs per row in a large batch."""
     alone_us: float = BATCH_US
-    """CPU µs where it is all there is in a batch."""
+    """CPU µs for the only row of a batch."""
     result_rows: float = 0.0
     by_node: dict[str, float] = field(default_factory=dict)
     """CPU µs of each node, of ``us``."""
@@ -269,7 +269,7 @@ class ExpectedCosts:
         cost.rows += rows
         cost.us += us
         call = _CALL_US.get(kind, 20.0) + (REMOTE_CALL_US if remote else 0.0)
-        # Where hardly any row comes, hardly any batch does.
+        # If rows are rare, so are batches.
         cost.alone_us += call * min(rows, 1.0) + us
         cost.by_node[node.id] = cost.by_node.get(node.id, 0.0) + us
         cost.touched[node.id] = cost.touched.get(node.id, 0.0) + rows

@@ -70,7 +70,7 @@ class Operators:
         if unread := [n for n in found if n != expanded.plan.sink.id and not self._read(n)]:
             raise BugError(f'nobody reads operator "{unread[0]}"')
         self.by_name = found
-        """All of them; in the order of the plan, as everything here."""
+        """All operators, in the order of the plan."""
 
     def _read(self, name: str) -> bool:
         return any(name in p.inputs(node) for node in self.expanded.plan.nodes)
@@ -103,7 +103,7 @@ class Operators:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """Those that read no other, in the order of the plan; not the sink."""
+        """Operators that read no other operator, in the order of the plan; not the sink."""
         return tuple(
             o.name for o in self.by_name.values() if not o.inputs and o.name != self.sink.name
         )
