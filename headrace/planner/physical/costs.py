@@ -26,9 +26,9 @@ from headrace.planner.logical.estimates import ExpectedSize
 ENTRY_BYTES: Final = 56
 """Of an entry of a state in memory, besides its key and its row."""
 KEY_BYTES: Final = 1
-"""Of a value in a key, besides the value."""
+"""Bytes of a value in a key in addition to the value."""
 BATCH_US: Final = 300.0
-"""Of a view in any batch: decoding and its store, besides the calls of its collections."""
+"""Cost of a view per batch: decoding and its store, without the calls of its collections."""
 WRITE_US: Final = 3.3
 """Cost of a row of the result table, written with many others (``bench sink``)."""
 REMOTE_CALL_US: Final = 250.0
@@ -94,7 +94,7 @@ class ChangeCost:
     """Cost of one inserted or deleted row of a table."""
 
     rows: float = 0.0
-    """That come in anywhere, or are read again for it."""
+    """Rows that arrive at any node, or are read again for the change."""
     us: float = 0.0
     """CPU µs per row in a large batch."""
     alone_us: float = BATCH_US

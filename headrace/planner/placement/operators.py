@@ -98,7 +98,7 @@ class Operators:
 
     @property
     def sink(self) -> PlanOperator:
-        """The last one."""
+        """The last operator."""
         return self.by_name[self.expanded.plan.sink.id]
 
     @cached_property
