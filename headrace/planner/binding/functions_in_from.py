@@ -1,10 +1,9 @@
 """Functions in FROM and set-returning functions in the select list, as logical ``Functions``.
 
-A function in FROM runs over one row without columns; if it is lateral, it has free references.
-
-In the select list, all set-returning calls of one nesting level run in lockstep, inner levels
-first.  Each level is a separate ROWS FROM (manual, 38.5.9).  A call in GROUP BY runs below the
-grouping; all others run above grouping and windows and below DISTINCT.
+A function in FROM runs over one row without columns, with free references if it is lateral.
+In the select list all set-returning calls of a nesting level run in lockstep, as one ROWS FROM per
+level, inner levels first (manual, 38.5.9).  A call in GROUP BY runs below the grouping; any other
+call runs above grouping and windows, and below DISTINCT.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from headrace.types import INT8, TEXT
 NewColumn = Callable[[str, Expr], Col]
 
 _STABLE: Final = frozenset({"generate_series", "jsonb_path_query_tz"})
-"""Stable functions whose results depend on their arguments and captured settings alone."""
+"""Stable functions whose results depend only on their arguments and captured settings."""
 _RECORDS: Final = frozenset(
     f"json{b}_{name}"
     for b in ("", "b")
     for name in (*("to_record", "to_recordset", "populate_record", "populate_recordset"),)
 )
-"""Stable for the input functions of the columns' types."""
+"""Functions that are stable only because the input functions of their column types may be."""
 _CALLS: Final = ("FUNCEXPR", "OPEXPR")
 
 
@@ -59,10 +58,7 @@ def is_set(node: Tree) -> bool:
 
 
 def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") -> Call:
-    """Return a function call in FROM or a set-returning one.
-
-    ``columns`` is its column definition list as SQL.
-    """
+    """Lower a function in FROM or a set-returning call; ``columns``: SQL of its definition list."""
     if node.kind != "FUNCEXPR":
         lowering.refuse("this expression in FROM", node)
     function = lowering.catalog.functions[node.number("funcid")]
@@ -116,14 +112,14 @@ _Shape = tuple[str, int, int, int]
 
 
 def bind_calls(lowering: Lowering, entry: Tree, scope: Scope) -> tuple[Call, ...]:
-    """Return the calls of a range-table entry of functions."""
+    """Lower the calls of a range-table entry of functions."""
     return tuple(_from_item(lowering, f, scope) for f in entry.nodes("functions"))
 
 
 def bind_functions(
     lowering: Lowering, entry: Tree, calls: tuple[Call, ...], column: NewColumn, below: Node
 ) -> Node:
-    """Return the ``calls`` of an entry over ``below``, whose columns are not shown."""
+    """Return a plan of ``calls`` over ``below``, without the columns of ``below``."""
     shapes: list[_Shape | None] = []
     dated: list[int] = []
     for call, item in zip(calls, entry.nodes("functions"), strict=True):
@@ -158,9 +154,9 @@ def bind_functions(
 
 
 def _dated(lowering: Lowering, item: Tree) -> list[int]:
-    """Return, per column of a definition list, the date or time type to read as text, or 0.
+    """Return, per column of a definition list, the date or time type that is read as text, or 0.
 
-    A text in JSON may stand for the current time, so it is read as text and then cast like one.
+    A string in JSON may denote the current time.  So it is read as text and then cast.
     """
     tree = item.child("funcexpr")
     if lowering.catalog.functions[tree.number("funcid")].name not in _RECORDS:
@@ -173,7 +169,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
 
 
 def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
-    """Refuse a column type whose input may read the clock: JSON may hold 'now' and the like."""
+    """Refuse a column type whose input may read the clock, since JSON may contain 'now'."""
     function = lowering.catalog.functions[tree.number("funcid")]
     if function.name not in _RECORDS:
         return
@@ -190,10 +186,7 @@ def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
 def bind_scalar(
     lowering: Lowering, entry: Tree, scope: Scope, column: NewColumn
 ) -> tuple[Col, Expr] | None:
-    """Return the column of an entry that is one expression, such as COALESCE or CURRENT_DATE.
-
-    Returns None if the entry calls functions.
-    """
+    """Return the column of an entry that is an expression (COALESCE, CURRENT_DATE), or None."""
     items = entry.nodes("functions")
     if len(items) != 1 or entry.flag("funcordinality"):
         return None
@@ -209,7 +202,7 @@ def _from_item(lowering: Lowering, item: Tree, scope: Scope) -> Call:
 
 
 def _definitions(lowering: Lowering, item: Tree) -> str:
-    """Return the column definition list of a function that returns ``record``."""
+    """Return the column definition list, as SQL, of a function that returns ``record``."""
     names = item.items("funccolnames")
     if not names:
         return ""
@@ -233,7 +226,7 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
 
 
 def _numbered_shape(lowering: Lowering, call: Call, count: int = 0) -> list[_Shape | None]:
-    """Return ``_shape`` by column number, with None for dropped attributes of a row type.
+    """Return ``_shape`` by column number; None for the dropped columns of a row type.
 
     ``count`` is the number of columns, if known.
     """
@@ -247,7 +240,7 @@ def _numbered_shape(lowering: Lowering, call: Call, count: int = 0) -> list[_Sha
 
 
 def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
-    """Return name, type, typmod and collation of each column of ``call``."""
+    """Return (name, type, typmod, collation) of the columns of ``call``."""
     query, _ = _query(lowering, "f.*", (_unchecked(call),))
     try:
         return lowering.described(query)
@@ -259,17 +252,14 @@ def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
 
 
 def _unchecked(call: Call) -> Call:
-    """Return ``call`` without the checks of scalar subqueries, which SQL cannot express.
-
-    The type of the call stays the same.
-    """
+    """Remove the checks of scalar subqueries, which SQL cannot express; the type stays the same."""
     args = tuple(_unchecked(a) if isinstance(a, Call) else a for a in call.args)
     args = tuple(a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args)
     return dataclasses.replace(call, args=args)
 
 
 def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[str, list[Ref]]:
-    """Return SQL of ``calls`` over columns typed as their references, and the references."""
+    """Return generated SQL of ``calls``, and the references that its input columns stand for."""
     found = list({r.id: r for c in calls for r in references(c)}.values())
     places = {ref.id: place for place, ref in enumerate(found, 1)}
     sqls = ", ".join(lowering.sql(c, lambda r: f"s.a{places[r.id]}") for c in calls)
@@ -277,17 +267,17 @@ def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[s
         f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"
         for place, ref in enumerate(found, 1)
     )
-    # Both lists are generated here from names that are already quoted.
+    # Both lists are generated text over names that are already quoted.
     source = f"(SELECT {inputs}) s, LATERAL " if found else ""
     return f"SELECT {targets} FROM {source}ROWS FROM ({sqls}) f", found  # noqa: S608
 
 
 def prove(lowering: Lowering, sets: list[tuple[Call, ...]]) -> None:
-    """Raise unless Postgres analyses the generated SQL of every call in FROM to the same call."""
+    """Raise an error unless Postgres parses the generated SQL of every call as in the query."""
     for calls in dict.fromkeys(sets):
         query, found = _query(lowering, "1 AS one", calls)
         tree = lowering.analysed(query)
-        # Up to Postgres 15 a view's own old and new rows are entries, too.
+        # Up to Postgres 15 a view's own old and new rows are entries too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
         scope = Scope(_numbered(found))
         items = entry.nodes("functions")
@@ -310,8 +300,8 @@ def _numbered(found: list[Ref]) -> Callable[[int, int], Expr]:
 class _SetCall:
     """A set-returning call of the select list.
 
-    ``fields`` are the columns of its composite result that are wanted, by their numbers; the
-    result of another one is number 0.
+    ``fields`` are the needed columns of its composite result, by number; a result that is not
+    composite is number 0.
     """
 
     tree: Tree
@@ -323,8 +313,8 @@ class _SetCall:
 class TargetSets:
     """The set-returning calls of a query's select list (ORDER BY included).
 
-    Create it before lowering any part of the list: it enters every call in ``Lowering.known`` as a
-    reference to a column that ``below`` or ``above`` will make.
+    Must be created before the list is lowered: it enters every call in ``Lowering.known`` as a
+    reference to a column that ``below`` or ``above`` makes later.
     """
 
     def __init__(self, lowering: Lowering, column: NewColumn, query: Tree) -> None:
@@ -335,7 +325,7 @@ class TargetSets:
         if not query.flag("hasTargetSRFs"):
             return
         grouped = _grouped(query)
-        # Beside another call its rows may be missing, which is not a row of NULLs.
+        # Beside another call its rows may run out, which differs from a row of NULLs.
         self._alone = sum(map(_count_sets, query.nodes("targetList"))) == 1
         windowed = {
             c.number("tleSortGroupRef")
@@ -351,9 +341,9 @@ class TargetSets:
                 lowering.refuse("a set-returning function in a window definition")
 
     def _register(self, tree: Tree, mine: list[_SetCall]) -> int:
-        """Note the calls in ``tree``; how deep they are nested."""
+        """Register the calls in ``tree``, and return their nesting depth."""
         if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
-            return 0  # calls in there are none of this list
+            return 0  # calls inside do not belong to this list
         target, field = tree, 0
         if tree.kind == "FIELDSELECT" and is_set(tree.child("arg")):
             target, field = tree.child("arg"), tree.number("fieldnum")
@@ -376,7 +366,7 @@ class TargetSets:
         return level + 1
 
     def _whole(self, target: Tree, function: Function) -> dict[int, Col]:
-        """Return new columns for the row that a call returns; its value is a row of these."""
+        """Return the columns of the row that a call returns, and enter their row as its value."""
         catalog = self._lowering.catalog
         oid = catalog.types.base(target.number("funcresulttype"))
         known = target.kind == "FUNCEXPR" and catalog.types[oid].kind == "c"
@@ -407,7 +397,7 @@ class TargetSets:
         return [Tree("TARGETENTRY", {"expr": a}) for c in self._above for a in c.args]
 
     def above(self, node: Node, arguments: list[Expr]) -> Node:
-        """Return ``node`` with the other calls; ``arguments`` are ``self.arguments``, lowered."""
+        """Add the calls above the grouping to ``node``; ``arguments`` are lowered."""
         given = iter(arguments)
         calls: list[tuple[_SetCall, Call]] = []
         for call in self._above:
@@ -424,7 +414,7 @@ class TargetSets:
         return self._layers(node, calls)
 
     def _layers(self, node: Node, calls: list[tuple[_SetCall, Call]]) -> Node:
-        """Return ``node`` with one ``Functions`` per nesting level, the innermost first."""
+        """Add one ``Functions`` node per nesting level, the innermost first."""
         for level in range(1 + max((c.level for c, _ in calls), default=-1)):
             mine = [(c, e) for c, e in calls if c.level == level]
             outputs: list[Col] = []
@@ -444,7 +434,7 @@ class TargetSets:
 
 
 def _grouped(query: Tree) -> set[int]:
-    """Return the reference numbers of the select-list entries that GROUP BY names."""
+    """Return the numbers of the select-list entries in GROUP BY."""
     return {c.number("tleSortGroupRef") for c in query.nodes("groupClause")}
 
 
@@ -461,7 +451,7 @@ def _composite(catalog: Catalog, oid: int) -> bool:
 
 
 def _parts(tree: Tree) -> Iterator[Tree]:
-    """Yield the direct child nodes of ``tree``."""
+    """Yield the child nodes of ``tree``."""
     for value in tree.fields.values():
         if isinstance(value, Tree):
             yield value
@@ -478,7 +468,7 @@ def _nowhere(varno: int, attno: int) -> Expr:
 
 
 def with_only(node: Node, columns: tuple[Col, ...]) -> Node:
-    """Return ``node`` projected to ``columns``."""
+    """Return ``node`` with only ``columns``."""
     if node.columns == columns:
         return node
     return ProjectNode(node, tuple((c, c.ref) for c in columns))

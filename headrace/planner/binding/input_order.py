@@ -1,10 +1,10 @@
 """Aggregates over a sorted subquery: ``SELECT array_agg(x) FROM (SELECT x … ORDER BY y) s``.
 
-In SQL only an aggregate's own ORDER BY orders its input.  Yet Postgres feeds it the rows in the
-order in which the only FROM item returns them, and its manual says so.  So such an aggregate is
-bound as ``array_agg(x ORDER BY y)``: in the parse tree, the sort columns of the subquery become
-additional columns that no query can name.  The order also passes through WITH queries, and through
-subqueries that do not change it.
+SQL orders the input of an aggregate only by the aggregate's own ORDER BY.  Postgres however, as its
+manual documents, feeds it the rows in the order of the only FROM item.  So such an aggregate is
+rewritten in the parse tree to ``array_agg(x ORDER BY y)``: each sort expression becomes an
+additional, hidden column of the subquery.  The order also passes through WITH queries, and through
+subqueries that preserve it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ def carry_order(tree: Node, catalog: Catalog) -> None:
 
 
 def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
-    """Order the aggregates in ``query`` and the queries inside it.
-
-    ``seen`` has the queries already visited: the query of a view may occur several times.
-    """
+    """Visit ``query``; ``seen`` has the visited queries, as a view's query may occur repeatedly."""
     if id(query) in seen:
         return
     seen.add(id(query))
@@ -86,7 +83,7 @@ def _shows_order(call: Node, catalog: Catalog) -> bool:
 
 
 def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
-    """Return the only FROM item if it is a query: (range-table index, query, its environment)."""
+    """Return (range-table index, query, its Env) of the only FROM item, if that is a query."""
     items = query.child("jointree").nodes("fromlist")
     if len(items) != 1 or items[0].kind != "RANGETBLREF":
         return None
@@ -104,7 +101,7 @@ def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
 
 
 def _passes_on(query: Node) -> bool:
-    """Return whether ``query`` returns its rows in the order of its input."""
+    """Return whether the rows of ``query`` keep the order of its input."""
     lists = ("groupClause", "groupingSets", "distinctClause", "windowClause")
     nodes = ("setOperations", "havingQual", "limitCount", "limitOffset")
     return (
@@ -116,7 +113,7 @@ def _passes_on(query: Node) -> bool:
 
 
 def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
-    """Return whether ``query`` is sorted, by columns that can be maintained."""
+    """Return whether ``query`` is sorted by columns that can be maintained."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         return not any(_refused(e, catalog) for e, _ in _sort_entries(query))
@@ -125,7 +122,7 @@ def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
 
 
 def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
-    """Return (column number, sort clause) for each sort key of ``query``, and make them visible."""
+    """Make the sort columns of ``query`` visible; return (column number, sort clause) of each."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         entries = _sort_entries(query)
@@ -146,14 +143,14 @@ def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
 
 
 def _sort_entries(inner: Node) -> list[tuple[Node, Node]]:
-    """Return (target entry, sort clause) for each sort key of a query."""
+    """Return (target entry, sort clause) per sort item of a query."""
     by_ref = {e.number("ressortgroupref"): e for e in inner.nodes("targetList")}
     clauses = inner.nodes("sortClause")
     return [(by_ref[c.number("tleSortGroupRef")], c) for c in clauses]
 
 
 def _refused(entry: Node, catalog: Catalog) -> bool:
-    """Return whether the value of a sort column may not be maintained (``ORDER BY random()``)."""
+    """Return whether a sort column cannot be maintained (``ORDER BY random()``)."""
     for node in entry.walk():
         if node.kind == "SQLVALUEFUNCTION":
             return True
@@ -176,7 +173,7 @@ def _var(varno: int, column: int) -> Node:
 
 
 def _order(call: Node, varno: int, columns: list[tuple[int, Node]]) -> None:
-    """Let ``call`` see its rows by ``columns`` of range-table entry ``varno``."""
+    """Add ORDER BY ``columns`` of range-table entry ``varno`` to ``call``."""
     args = call.nodes("args")
     used = max(a.number("ressortgroupref") for a in args)
     order = []

@@ -1,18 +1,18 @@
-"""WITH RECURSIVE: binding it, and the number of the iteration in the plan of its step.
+"""WITH RECURSIVE: binding, and the iteration number in the plan of the step.
 
-All iterations run in one set of collections, so every row of the step needs its iteration's number.
-``Carrier`` adds that column along the paths from the work table to the root of the step: to the
-output of each node, and to the keys of nodes that combine several rows.  A subplan that is not on
-such a path is the same for every iteration and stays outside.
+All iterations run in one set of collections, so every row of the step has the number of its
+iteration.  ``Carrier`` adds that column to all nodes between the work table and the root of the
+step: to their output, and to the keys of nodes that combine several rows.  All other nodes are the
+same for every iteration and stay outside.
 
 Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
-Counter-examples: in a FULL JOIN, the unmatched rows of the other side belong to no iteration.  An
-aggregate without GROUP BY gives a row for an empty iteration, where Postgres would have stopped.
-Both are refused, as is every other construct that returns rows for an empty input.
+Counter-examples: in a FULL JOIN, unmatched rows of the other side belong to no iteration.  An
+aggregate without GROUP BY returns a row for an empty iteration, at which Postgres would have
+stopped.  Both are refused, as is every other construct that returns rows for empty input.
 
-CYCLE is rewritten as in Postgres (manual, 7.8.2.2): one column has the path so far, and one says
-whether the path contains the row already.  Such a row is not followed.  An element of the path is
-the text of the row; for the permitted types, equal rows have equal texts.
+CYCLE is rewritten as Postgres does it (manual, 7.8.2.2): one column has the path so far, another
+marks a row that is already in the path, and a marked row is not followed.  An element of the path
+is the text of the row.  Only types whose equal values have the same text are accepted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _TEXTS: Final = 1009
 
 
 class Recursions:
-    """The recursive queries of a plan that are being bound."""
+    """Binds the recursive queries of a plan."""
 
     def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col]) -> None:
         self._lowering = lowering
@@ -127,7 +127,7 @@ def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
 
 
 class _Cycle:
-    """The columns of a CYCLE clause: the mark, which is shown, and the path, which is not."""
+    """The columns of a CYCLE clause: the visible mark and the hidden path."""
 
     def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree) -> None:
         clause = cte.child("cycle_clause")
@@ -143,7 +143,7 @@ class _Cycle:
 
     @property
     def mark(self) -> tuple[Col, ...]:
-        """The column that is shown."""
+        """The visible column."""
         return self.columns[:1]
 
     def _made(self) -> tuple[Col, ...]:
@@ -166,7 +166,7 @@ class _Cycle:
         return ProjectNode(base, (*_items(base.columns), *new))
 
     def follow(self, step: Node, name: str) -> Node:
-        """Return ``step``, which reads work table ``name``, over rows that close no cycle."""
+        """Return ``step`` over only those rows of the work table ``name`` that close no cycle."""
         before = self._made()
         carrier = Carrier(self._lowering, name, lambda: before, alone=True)
         rows, _ = carrier.carried(step)
@@ -186,7 +186,7 @@ class _Cycle:
         return ProjectNode(FilterNode(rows, (goes_on,)), (*_items(step.columns), *new))
 
     def _row(self, node: Node) -> str:
-        """Return SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
+        """Return SQL for the text of the cycle columns, over ``s.a1`` and so on."""
         for place in self._places:
             column = node.columns[place]
             require_key(self._lowering, column.ref, "CYCLE")
@@ -200,7 +200,7 @@ class _Cycle:
         return quote(expr.text, self._lowering.type_name(expr.oid))
 
     def _lowered(self, sqls: list[str], columns: tuple[Col, ...]) -> list[Expr]:
-        """Return generated SQL, lowered over ``columns``, which are ``s.a1`` and so on."""
+        """Lower generated SQL over ``columns``, which are named ``s.a1`` and so on."""
         inputs = ", ".join(
             f"{quote(None, self._lowering.type_name(c.oid))} AS a{place}"
             for place, c in enumerate(columns, 1)
@@ -230,16 +230,16 @@ def reads(node: Node, name: str) -> bool:
     if isinstance(node, WorkTableNode):
         return node.name == name
     if isinstance(node, RecursiveNode) and node.name == name:
-        return reads(node.base, name)  # a copy, whose step means its own
+        return reads(node.base, name)  # a copy, whose step reads its own work table
     return any(reads(child, name) for child in children(node))
 
 
 def step_of(context: QueryContext, node: RecursiveNode) -> tuple[Node, WorkTableNode]:
-    """Return the step with the iteration's number as its last column, and its work table's shape.
+    """Return the step with the iteration number as its last column, and its work table.
 
     Raises:
-        UnsupportedError: the iteration of a row cannot be determined, or an iteration that
-            follows an empty one may have rows.
+        UnsupportedError: a row cannot be assigned to an iteration, or an iteration after an
+            empty one may have rows.
     """
     numbers = itertools.count(_FIRST_NUMBER, -1)
 
@@ -254,7 +254,7 @@ def step_of(context: QueryContext, node: RecursiveNode) -> tuple[Node, WorkTable
 
 
 _FIRST_NUMBER: Final = -2_000_000
-"""Ids of the iterations' columns go down from here, below those of the clock and of physical.py."""
+"""First id of iteration columns; ids count down, below those of the clock and of physical/."""
 
 
 def _work_tables(node: Node) -> list[WorkTableNode]:
@@ -265,11 +265,11 @@ def _work_tables(node: Node) -> list[WorkTableNode]:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Adds columns of the work table ``name`` to all plan nodes that depend on it.
+    """Adds columns of the work table ``name`` to all nodes that depend on it.
 
-    ``fresh`` makes new columns for each reference.  With ``alone``, a node that combines rows of
-    several references, or several rows of one, is refused. ``outside`` takes the other side of a
-    join that reads the columns itself; it returns the replacement and the conditions that join it.
+    ``fresh`` makes new columns for each reference.  ``alone``: refuse nodes that combine several
+    references or several rows.  ``outside`` replaces the other side of a join if that side reads
+    the columns; it returns the replacement and the join conditions.
     """
 
     context: QueryContext
@@ -279,7 +279,7 @@ class Carrier:
     outside: Callable[[Node], tuple[Node, tuple[Expr, ...]]] | None = None
 
     def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
-        """Return ``node``, which reads the work table, with added columns, and these columns."""
+        """Add the columns to ``node``, which reads the work table; return both."""
         if isinstance(node, WorkTableNode):
             columns = self.fresh()
             return dataclasses.replace(node, columns=node.columns + columns), columns
@@ -336,19 +336,19 @@ class Carrier:
             self.context.refuse(f"a condition of an outer join that may fail {_REFUSED}")
         rest = tuple(p for p in join.condition if p not in late)
         node = dataclasses.replace(join, left=new_left, right=new_right, condition=(*same, *rest))
-        # Expressions that may fail read the rows of one iteration at a time.
+        # A condition that may fail must see only pairs of rows of the same iteration.
         result = FilterNode(node, late) if late else node
         if self.outside is None:
             return result, columns
         return ProjectNode(result, _items(join.columns + columns)), columns
 
     def _together(self, node: UnionNode | SetOpNode) -> tuple[Node, tuple[Col, ...]]:
-        """Add the iteration to each input, which has rows of that iteration only.
+        """Add the columns to each input of ``node``.
 
-        Either side of INTERSECT, and the second of EXCEPT, may be outside: it takes part in every
-        iteration that has rows, and has no effect in the others.  UNION is refused: Postgres
-        evaluates the step once even if the first iteration has no rows, and would return the rows
-        from outside.
+        Either side of INTERSECT, or the second of EXCEPT, may be independent of the work table:
+        it then belongs to every iteration that has rows, and affects no other.  For UNION this is
+        refused: Postgres evaluates the step once even if the first iteration is empty, and would
+        return the independent rows.
         """
         inputs = children(node)
         there = [reads(n, self.name) for n in inputs]
@@ -385,7 +385,7 @@ class Carrier:
 
 
 def _separates(join: JoinNode, predicate: Expr) -> bool:
-    """Return whether ``predicate`` is an equality between the two sides of ``join``."""
+    """Return whether ``predicate`` equates expressions of the two sides."""
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False
     sides = {

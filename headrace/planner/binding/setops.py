@@ -1,4 +1,4 @@
-"""UNION, INTERSECT and EXCEPT of one query level, with the columns converted; VALUES."""
+"""UNION, INTERSECT and EXCEPT of one query level, with type conversion; VALUES."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KINDS: Final = {
 class SetOperations:
     """Binds the tree of set operations of one query level.
 
-    ``leaf`` binds an arm, and ``column`` makes a new column.  ``distinct`` removes duplicates for
-    UNION without ALL, and refuses types whose values it cannot compare.
+    ``leaf`` binds an arm, ``column`` makes a new column, ``distinct`` removes duplicates (UNION
+    without ALL).  ``require_keys`` refuses column types whose equality cannot be decided.
     """
 
     lowering: Lowering
@@ -46,7 +46,7 @@ class SetOperations:
         )
         columns = self.columns(tree, [c.name for c in left.columns])
         if kind == "union":
-            # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
+            # A nested UNION ALL is merged; a UNION (DISTINCT) is not.
             arms = (a.inputs if isinstance(a, UnionNode) else (a,) for a in (left, right))
             union = UnionNode(tuple(one for each in arms for one in each), columns)
             return union if tree.flag("all") else self.distinct(union, "UNION")
@@ -68,7 +68,7 @@ class SetOperations:
         )
 
     def converted(self, arm: Node, tree: Tree) -> Node:
-        """Return ``arm`` with its columns in the types of the operation ``tree``."""
+        """Convert the columns of ``arm`` to the types of the operation ``tree``."""
         oids = self._types(tree)
         if [c.oid for c in arm.columns] == oids:
             return arm
@@ -91,11 +91,11 @@ class SetOperations:
 
 
 def value_rows(rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr], Col]) -> Node:
-    """Return the plan of VALUES: constant rows unchanged, any other row as a projection.
+    """Return the plan of VALUES: constant rows as literals, any other row as a projection.
 
-    Each row comes with the node that it is computed over: one row without columns, joined with its
-    subqueries.  Postgres has converted the rows to common types; a type modifier stays only if all
-    rows agree on it.
+    Each row comes with its input: one row without columns, joined with the row's subqueries.
+    Postgres has already converted the rows to common types.  A type modifier is kept only if all
+    rows have the same.
     """
     exprs = [row for _, row in rows]
     typmods = [{e.typmod for e in each} for each in zip(*exprs, strict=True)]

@@ -1,14 +1,14 @@
-"""Finds the relations that a query reads, expands views, and checks rights.
+"""Relations that a query reads, and access rights: inlines views, loads tables (``relations``).
 
-*Views.*  Postgres replaces a view by its tree when the query runs.  Headrace does so at planning:
-``Sources.load`` changes the tree itself, so later steps see no views.  The definition of that time
-is used; a later change of it is found as a difference of the catalog, which stops the view
-(postgres/fingerprint.py).  A table that Headrace maintains is replaced by its view's query: both
-views then follow the base tables, and are right at the same transactions.
+*Views.*  Postgres expands a view when the query runs; Headrace does so when it plans the query
+(``Sources.load`` changes the tree, so later stages see no views).  A later change of the definition
+is a difference of the catalog that stops the view (postgres/fingerprint.py).  The table of a
+Headrace view is replaced by the query of that view: both then follow the base tables, and are
+consistent at the same transactions.
 
-*Rights* are those that Postgres would check.  A relation that a view names is read as the view's
-owner, or as the caller where the view is ``security_invoker``.  Row security is checked for each
-relation that is named.
+*Rights* are those that Postgres would check.  The relations that a view names are read as its
+owner, or as the caller if the view is ``security_invoker``.  Row security is checked for the role
+that reads the relation.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
 
 
 class Sources:
-    """The relations, functions and rights that one query needs."""
+    """The relations, views and functions that one query reads."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Sources:
     ) -> None:
         """Create it; ``settings`` are the caller's settings that influence evaluation.
 
-        ``over`` is the table of a Headrace view that is not expanded (``PlanRequest``).
+        ``over`` is the table of a Headrace view that is not inlined (``PlanRequest``).
         """
         self._over = over
         self._trust = trust
         self._inside: list[int] = []
-        """OIDs of the functions whose queries are being put in place."""
+        """OIDs of the functions whose queries are being inlined."""
         self._conn = conn
         self._analysis = analysis
         self._catalog = catalog
@@ -109,26 +109,25 @@ class Sources:
         self._roles: dict[str, Any] = {}
         self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
-        """SQL of the expanded queries, with their constants written out."""
+        """SQL of the inlined queries and expressions, with constants written out."""
         self.relations: set[tuple[int, bool]] = set()
         """(table as named, with its children)"""
         self._through: list[tuple[int, str]] = []
-        """The views of Headrace (table, name) that are being put in place."""
+        """The Headrace views (table, name) that are being inlined."""
         self.rights: set[tuple[str, int, int, tuple[int, ...], int]] = set()
-        """Rights that roles need: (kind, OID of the role, OID of the object, columns, through).
+        """Required rights: (kind, OID of the role, OID of the object, columns, through).
 
-        ``through`` is the table of the Headrace view whose query needs the right, or 0 for this
-        query.
+        ``through`` is the table of the Headrace view whose query needs the right, 0 for this query.
 
-        ``select`` of a relation, ``open``: no row security applies; ``usage`` of a schema;
-        ``execute`` of a function.  Postgres checks the same rights when it runs the query.
+        Kinds: ``select`` of a relation; ``open``, no row security applies to it; ``usage`` of a
+        schema; ``execute`` of a function.  Postgres checks these rights when it runs the query.
         """
         self.views: dict[int, str] = {}
         """Qualified names of the user's views by OID."""
         self.results: dict[int, str] = {}
-        """Qualified names of the views of Headrace by the OID of their tables."""
+        """Qualified names of Headrace views by the OID of their tables."""
         self.private: set[str] = set()
-        """Those among them whose queries the caller may not see."""
+        """Names of the Headrace views whose queries the caller may not see."""
         self.named: dict[int, int] = {}
         """How often the query itself names each relation, by OID."""
         self.tables = Relations(conn, catalog)
@@ -136,14 +135,15 @@ class Sources:
     # -- loading
 
     def load(self, bound: session.BoundQuery, caller: str | None) -> None:
-        """Expand views, check rights, load every table.
+        """Inline views, check rights, and load every table.
 
-        REQUIRES: Headrace's own role and pinned settings.
+        REQUIRES: the engine's own role and pinned settings.
 
         Raises:
             PrivilegeError: the caller, or the owner of a view, may not read something.
-            PrerequisiteError: Headrace's role may not; or a table has no row identity.
-            UnsupportedError: something is none of the relations that can be followed.
+            PrerequisiteError: the engine's role may not read a table, or a table has no row
+                identity.
+            UnsupportedError: a relation is of a kind that cannot be followed.
         """
         if caller is None:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
@@ -156,10 +156,10 @@ class Sources:
         self.texts += self.tables.texts
 
     def _expand(self, tree: Tree, own: int, reader: str, caller: str, *, named: bool) -> None:
-        """Replace the names of views in ``tree``, which ``reader`` reads, by their queries.
+        """Inline the views in ``tree``, which is read with the rights of ``reader``.
 
-        ``own`` is the view that the tree belongs to: Postgres 15 and older name it in there.
-        ``named``: the tree comes from text that is analysed for the caller, who looks up names.
+        ``own`` is the view that the tree belongs to: Postgres 15 and older refer to it in the
+        tree.  ``named``: names in the text of the tree are looked up with the rights of ``reader``.
         """
         self._need_functions(tree, caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
@@ -180,9 +180,9 @@ class Sources:
         self._put_functions(tree, caller)
 
     def _put_functions(self, tree: Tree, caller: str) -> None:
-        """Replace calls of functions that read tables by their queries, inner calls first.
+        """Inline functions that read tables, inner calls first.
 
-        They are read with the rights of ``caller``.  A call that stays is refused later.
+        Their queries run with the rights of the caller.  A call that remains is refused later.
         """
         for node in reversed(list(tree.walk())):
             rows = node.kind == "RANGETBLENTRY" and inline.is_call(node)
@@ -214,7 +214,7 @@ class Sources:
                 inline.put_value(call, query, strict=routine.strict)
 
     def _need_functions(self, tree: Tree, caller: str) -> None:
-        """Require that ``caller`` may execute all functions, which also in views run as it."""
+        """Require EXECUTE of ``caller`` on all functions in ``tree``, also for those of views."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
         if caller not in self._roles:
             self._roles[caller] = self._conn.execute(
@@ -257,7 +257,7 @@ class Sources:
             return
         result = self._result(oid)
         if result is not None and oid == self._over:
-            entry.fields["inh"] = "false"  # tables that inherit from it are not part of it
+            entry.fields["inh"] = "false"  # tables that inherit from it do not belong to the view
             self.tables.results[oid] = result.name
             self.relations.add((oid, False))
             return
@@ -331,7 +331,7 @@ class Sources:
             with self._analysis.analysing() as conn:
                 bound = _bind_as(conn, result.owner, query, shadow)
         except PrerequisiteError:
-            raise  # we may not act for its owner
+            raise  # the engine may not act for the owner
         except (psycopg.ProgrammingError, UserError) as error:
             why = getattr(error, "message", None) or str(error).splitlines()[0]
             raise UnsupportedError(
@@ -388,7 +388,7 @@ def _dropped(what: str) -> UndefinedError:
 def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:
     """Analyse the query of a Headrace view again, with the rights of its owner.
 
-    The type name of a literal that was harmless may denote another type by now.
+    The type name of a literal that was harmless may denote another type now.
     """
     analyst = f"{shadow}_analyst"
     try:

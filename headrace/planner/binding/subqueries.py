@@ -1,16 +1,17 @@
 """Subqueries in expressions: EXISTS, IN, ANY, ALL, scalar and row-wise ones, ARRAY.
 
-Each becomes an ``Apply`` below the node that evaluates the expression, and columns replace it:
+Each becomes an ``Apply`` below the node that evaluates the expression, and is replaced by columns
+of the ``Apply``:
 
-    x op (SELECT …)      left Apply of the one row; ``single`` fails where there are more
+    x op (SELECT …)      left Apply of the one row; ``single`` fails if there are more
     [NOT] EXISTS, IN …   as a conjunct of WHERE or ON: semi or anti Apply
     anywhere else        left Apply of counts: rows that match, rows for which it is unknown
 
-Inside of CASE, COALESCE, AND or OR a subquery that may fail runs only for the rows that need it
-(``Apply.asks``).
+For a subquery that may fail inside CASE, COALESCE, AND or OR, ``Apply.asks`` selects the rows
+that need it.
 
-IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true where some y = x; else unknown where S is
-not empty and x is NULL, or S has a NULL; else false.  So NOT IN lets a row pass only if no y is
+IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true if some y = x; else unknown if S is not
+empty and x is NULL, or if S has a NULL; else false.  So a row passes NOT IN only if no y is
 equal, no y is NULL, and x is not NULL or S is empty.
 """
 
@@ -52,15 +53,15 @@ _ZERO: Final = Const("0", t.INT8)
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The value of a subquery that may be used at several places."""
+    """The value of a subquery that may occur at several places."""
 
     scope: Scope
     when: tuple[tuple[str, Expr], ...]
-    """Tests that a row must pass for the subquery to run, as in ``Scope``."""
+    """The tests that a row must pass for the subquery to run, as in ``Scope``."""
     value: Expr
 
     def serves(self, scope: Scope) -> bool:
-        """Return whether the subquery has the same value in ``scope``."""
+        """Return whether the same subquery has this value in another scope too."""
         mine = self.scope
         if len(scope.sites) != 1 or len(mine.sites) != 1 or scope.sites[0] is not mine.sites[0]:
             return False
@@ -86,10 +87,9 @@ class Subqueries:
         bind: Callable[[Tree, Scope], Node],
         bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[OrderNode, ...]]],
     ) -> None:
-        """Create the binder; ``bind`` binds a query in a scope, with new column ids every time.
+        """``bind`` binds a query in a scope, with new column ids every time.
 
-        ``bind_sorted`` also returns the columns that the query is sorted by, after its own, and the
-        order.
+        ``bind_sorted`` also appends the sort columns to the query's own, and returns the order.
         """
         self._bind_sorted = bind_sorted
         self._lowering = lowering
@@ -102,7 +102,7 @@ class Subqueries:
     # -- as a value
 
     def value(self, node: Tree, scope: Scope) -> Expr:
-        """Return the value of a subquery, as used by the expression around it."""
+        """Return the expression that replaces the subquery in the enclosing expression."""
         kind = node.number("subLinkType")
         if kind in (EXISTS, EXPR):
             return self._shared(node, kind, scope)
@@ -113,7 +113,7 @@ class Subqueries:
         return found(node, scope)
 
     def _shared(self, node: Tree, kind: int, scope: Scope) -> Expr:
-        """Return the value of EXISTS or of a scalar subquery; identical ones are joined once."""
+        """Return the value of EXISTS or a scalar subquery; equal subqueries are attached once."""
         known = self._known.setdefault((kind, frozen(node.child("subselect"))), [])
         for each in known:
             if each.serves(scope):
@@ -134,7 +134,7 @@ class Subqueries:
         home(scope.sites, read).hang(right, asks=asks)
 
     def _asks(self, scope: Scope) -> tuple[Expr, ...]:
-        """Return the conditions under which the surrounding expression evaluates a subquery."""
+        """Return the tests under which the enclosing expression needs a subquery."""
         tests: list[Expr] = []
         later = scope.later | refs_of(self._lowering.known.values())
         for symbol, expr in scope.when:
@@ -152,7 +152,7 @@ class Subqueries:
         return tuple(tests)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
-        """Return the columns of the subquery's only row; they are NULL if there is none."""
+        """Return the columns of the subquery's only row; NULL if there is none."""
         right = self._bind(node.child("subselect"), scope)
         if facts.at_most_one(right):
             self._hang(scope, right)
@@ -171,7 +171,7 @@ class Subqueries:
         return self._test(node, scope, self._one(node, scope))
 
     def _array(self, node: Tree, scope: Scope) -> Expr:
-        """Return the values as an array in the subquery's order, empty if there are no rows."""
+        """Return the values as an array in the order of the subquery, empty if it has no rows."""
         lowering = self._lowering
         right, order = self._bind_sorted(node.child("subselect"), scope)
         value = right.columns[0]
@@ -209,7 +209,7 @@ class Subqueries:
         return count
 
     def _counts(self, scope: Scope, right: Node, filters: list[Expr | None]) -> list[Ref]:
-        """Return, for each of ``filters``, the number of rows of ``right`` that satisfy it."""
+        """Return how many rows of ``right`` satisfy each of ``filters``."""
         columns = [self._column("count(*)", _ZERO) for _ in filters]
         aggs = tuple(
             Agg(column, "count_star", filter=f, name="count")
@@ -237,7 +237,7 @@ class Subqueries:
     def _unknown(
         self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
     ) -> Expr | None:
-        """Return when ``outer = ANY (…)`` is unknown without an equal row; None: never."""
+        """Return when ``outer = ANY (…)`` is unknown for a row without an equal; None: never."""
         sure_inner = facts.not_null(right, inner.id)
         sure_outer = self._sure(scope, outer)
         if sure_inner and sure_outer:
@@ -293,7 +293,7 @@ class Subqueries:
     def filter(self, condition: Tree, scope: Scope) -> None:
         """Keep the rows of the scope's only site for which ``condition`` is true.
 
-        Conjuncts without a subquery come first, as in Postgres, where they cost less.
+        Conjuncts without a subquery come first, as in Postgres, because they are cheaper.
         """
         [site] = scope.sites
         parts = conjunct_trees(condition)
@@ -332,17 +332,14 @@ class Subqueries:
         return True
 
     def _negated(self, test: Expr) -> Expr | None:
-        """Return ``x = y`` for ``x <> y``."""
+        """Return ``x = y`` for ``x <> y``, or None."""
         if not isinstance(test, Call) or test.symbol != "<>" or test.native is None:
             return None
         left, right = test.args
         return build.comparison(self._lowering, "=", left, right, test.input_collation)
 
     def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
-        """Apply NOT IN: drop rows with an equal value or beside a NULL in ``right``.
-
-        A row with NULL on the left passes only if ``right`` is empty.
-        """
+        """Apply NOT IN, with NULLs as in the module docstring, by anti joins."""
         [site] = scope.sites
         tests = conjuncts(test)
         pairs = [_pair(x, right) for x in tests]
@@ -369,7 +366,7 @@ class Subqueries:
 
 
 def single(count: Ref, value: Ref) -> Call:
-    """Return ``value``, or a call that raises error 21000 if ``count`` is above one."""
+    """Return ``value``; evaluating it raises error 21000 if ``count`` is more than one."""
     return Call(
         symbol=SINGLE,
         args=(count, value),
@@ -393,7 +390,7 @@ def _above(scope: Scope, expr: Expr) -> Expr:
 
 
 def _pair(test: Expr, right: Node) -> tuple[Expr, Ref] | None:
-    """Return (outer expression, column of ``right``) if ``test`` is a native equality of them."""
+    """Return (outer expression, column of ``right``) of a native equality, or None."""
     if not isinstance(test, Call) or test.symbol != "=" or test.native is None:
         return None
     first, second = test.args

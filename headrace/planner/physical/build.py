@@ -76,9 +76,9 @@ class PhysicalBuilder:
         self._counts: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.sizes: dict[str, ExpectedSize] = {}
-        """Per node what its rows are expected to be, where that is known."""
+        """Expected rows per node, if known."""
         self.words: dict[str, str] = {}
-        """Per node what it does, for people."""
+        """Description per node, for display."""
         self._estimates = Estimates()
         self._expressions = Expressions(lowering)
         self.remotes = self._expressions.remotes
@@ -86,10 +86,10 @@ class PhysicalBuilder:
         self.pushed: list[Expr] = []
         """Pushed-down predicates of sources, as Postgres will evaluate them."""
         self.sets: list[tuple[Call, ...]] = []
-        """Every list of functions in FROM (or set-returning ones) that it will run."""
+        """Every list of functions in FROM, or of set-returning functions, that the plan runs."""
         self._step: _Step | None = None
         self._named: dict[int, tuple[str, tuple[lg.Col, ...]]] = {}
-        """Node and columns of what ``Again`` names, by number."""
+        """Node and columns of each named plan (``AgainNode``), by number."""
         self._iterations_max, self._rows_max = recursions
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
@@ -496,7 +496,7 @@ class PhysicalBuilder:
             for item in order
         )
 
-    # -- what stands in the plan once
+    # -- nodes that the plan contains once
 
     def _again(self, node: lg.AgainNode) -> _Chain:
         base, columns = self._named[node.number]
