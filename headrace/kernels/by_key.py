@@ -13,7 +13,7 @@ Found = tuple[list[int], list[bytes], list[int]]
 
 @cython.locals(known=dict, keys=list, new=list)
 def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
-    """Number the ``keys`` that are not ``known``; return them, in order."""
+    """Assign numbers to the ``keys`` that are not ``known``; return them, in order."""
     new: list[bytes] = []
     for key in keys:
         if key not in known:

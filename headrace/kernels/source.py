@@ -75,7 +75,7 @@ def keyless(ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes |
 def touched_keys(
     ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None], start: int, end: int
 ) -> dict[bytes, int]:
-    """Number the keys of ops ``start`` to ``end`` in first-seen order."""
+    """Assign numbers to the keys of ops ``start`` to ``end`` in first-seen order."""
     i: cython.Py_ssize_t
     slots: dict[bytes, int] = {}
     for i in range(start, end):

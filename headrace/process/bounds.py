@@ -111,7 +111,7 @@ class Bound:
     """
 
     def __init__(self, limits: Limits, what: str = "one transaction") -> None:
-        """``what``: the unit of work that error messages name."""
+        """Take ``what``, the unit of work that error messages name."""
         self.limits: Final = limits
         self._what = what
         self._ended: HeadraceError | None = None

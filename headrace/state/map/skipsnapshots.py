@@ -46,7 +46,7 @@ class Snapshots(Writes):
         return 0
 
     def snapshot_size(self, snapshot: int) -> int:
-        """Number of entries when the snapshot was taken (F-15)."""
+        """Return the number of entries when the snapshot was taken (F-15)."""
         self._is_running(snapshot)
         return self.sizes[snapshot]
 
