@@ -16,11 +16,11 @@ from bench import cpu
 from bench.scenario import Figures, Options, Scenario
 from headrace.config import Settings
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.runtime import quick
+from headrace.runtime import pipelined
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
-from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
 from headrace.sink import keys, table
 from headrace.sink.table import ResultTable
@@ -79,7 +79,7 @@ class _Bench:
             Settings(source=dsn, data_dir=home, slot_name="bench", publication_name="bench")
         )
         self._pipeline = Pipeline(4)
-        self._sink = SinkThread(self._pipeline, Suspects(home), lambda: None)
+        self._sink = SinkThread(self._pipeline, CrashAttribution(home), lambda: None)
         self._parts: list[ViewPart] = []
         self._txid = 0
         self._at: dict[int, int] = {}
@@ -100,18 +100,18 @@ class _Bench:
         while len(self._parts) < views:
             self._make_view(len(self._parts) + 1)
         best: dict[str, Figures] = {}
-        usual = quick.ROWS_MAX
+        usual = pipelined.ROWS_MAX
         try:
             for turn in range(_ROUNDS * len(_WAYS)):
                 way = list(_WAYS)[turn % len(_WAYS)]
-                quick.ROWS_MAX = _WAYS[way]  # type: ignore[misc]
+                pipelined.ROWS_MAX = _WAYS[way]  # type: ignore[misc]
                 self._write(views, rows)
                 found = self._round(views, rows)
                 now = best.setdefault(way, found)
                 if _total(found) < _total(now):
                     best[way] = found
         finally:
-            quick.ROWS_MAX = usual  # type: ignore[misc]
+            pipelined.ROWS_MAX = usual  # type: ignore[misc]
         for way, line in best.items():
             yield {"views": views, "rows": rows, "way": way, **line}
 

@@ -103,7 +103,7 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
                 fmt="%H:%M:%S" if text else "iso", utc=not text, key="timestamp"
             ),
             structlog.processors.format_exc_info,
-            *(_for_people(colors=terminal) if text else _for_programs()),
+            *(_human_readable(colors=terminal) if text else _for_programs()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
         logger_factory=structlog.PrintLoggerFactory(Lossy(sys.stderr)),
@@ -172,7 +172,7 @@ def _for_programs() -> list[Any]:
     return [structlog.processors.JSONRenderer(default=str)]
 
 
-def _for_people(*, colors: bool) -> list[Any]:
+def _human_readable(*, colors: bool) -> list[Any]:
     def harmless(_logger: Any, _method: str, event: Fields) -> Fields:
         for name, value in event.items():
             table = _LINES if name == "exception" else _CONTROL

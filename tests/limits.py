@@ -215,3 +215,7 @@ def bare_statuses(tree: ast.AST, words: frozenset[str]) -> list[str]:
 def read(paths: list[Path]) -> dict[Path, ast.AST]:
     """Their trees."""
     return {path: tree(path) for path in paths}
+
+
+# Sentences whose clause has a pronoun for its subject (tests/test_prose.py); they may only fall.
+PROSE = {"headrace": 70, "tests": 765, "pages": 480}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.state import packs, rocks
+from headrace.state import rocks, warm_start
 
 
 def write_run(
@@ -18,5 +18,5 @@ def write_run(
     }
     if not pack:
         return rocks.write_run(path, pieces)
-    with packs.PackWriter(packs.of_run(path)) as writer:
+    with warm_start.PackWriter(warm_start.of_run(path)) as writer:
         return rocks.write_run(path, pieces, writer)

@@ -1,9 +1,9 @@
 """The aggregates of a reduce: their state per group, their changes per txid, and their results.
 
-An ``Accumulator`` keeps a few integers per group (in the group's state value).  A ``KeptValues``
-aggregate keeps its values in a state of the reduce; an ``Asked`` one reads ``Rows`` there.
-``Unique`` applies DISTINCT before an accumulator.  Weights may be negative within a txid; a
-negative multiplicity at its end is a bug (BugError).
+An ``Accumulator`` keeps a few integers per group (in the group's state value).  A
+``RetainedValues`` aggregate keeps its values in a state of the reduce; an ``Asked`` one reads
+``Rows`` there. ``Unique`` applies DISTINCT before an accumulator.  Weights may be negative within a
+txid; a negative multiplicity at its end is a bug (BugError).
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ import pyarrow.compute as pc
 
 from headrace import types
 from headrace.collections.by_key import Found, Touched, difference, least
-from headrace.collections.kept import Asked, Extreme, First, KeptValues, Multiset, Rows, Single
 from headrace.collections.plan import AggregateSpec
+from headrace.collections.retained_values import (
+    Asked,
+    Extreme,
+    First,
+    Multiset,
+    RetainedValues,
+    Rows,
+    Single,
+)
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, decimals, numeric, rows
@@ -380,7 +388,7 @@ class Unique:
         return least(self._values.scan(keys), [1] * len(keys))
 
 
-Own = Accumulator | KeptValues | Unique
+Own = Accumulator | RetainedValues | Unique
 """A part that receives rows and computes an aggregate of them."""
 Fed = Own | Rows
 Part = Own | Asked

@@ -67,8 +67,8 @@ class Join(base.Collection):
         self._meets = not node.left_only or bool(node.residual)
         """Whether pairs are computed at all."""
         self._states: tuple[IndexState, IndexState]
-        self._by_key: dict[int, PartnersByKey] = {}
-        self._by_row: dict[int, PartnersByRow] = {}
+        self._by_key: dict[int, MatchesByKey] = {}
+        self._by_row: dict[int, MatchesByRow] = {}
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
@@ -78,9 +78,9 @@ class Join(base.Collection):
             own, other = self._states[port], self._states[1 - port]
             if self._node.residual:
                 state = _lone_states(store, self.id, port)
-                self._by_row[port] = PartnersByRow(self.id, own, state, lone=lone)
+                self._by_row[port] = MatchesByRow(self.id, own, state, lone=lone)
             else:
-                self._by_key[port] = PartnersByKey(self.id, own, other, lone=lone)
+                self._by_key[port] = MatchesByKey(self.id, own, other, lone=lone)
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
@@ -310,7 +310,7 @@ def pairs(
 # --- match tracking
 
 
-class PartnersByKey:
+class MatchesByKey:
     """Match tracking without residual: a row has a match if its key has rows on the other side.
 
     O(changes), and O(rows of a key) for a key that lost its last match or gained its first.
@@ -385,7 +385,7 @@ class PartnersByKey:
             yield found, [sign * weight for weight in weights]
 
 
-class PartnersByRow:
+class MatchesByRow:
     """Match tracking with residual: a row has a match if it is in a pair that passes.
 
     ``pairs`` is key -> row -> sum of the weights of its pairs: bilinear like the pairs
@@ -409,7 +409,7 @@ class PartnersByRow:
         _sum(self._changed, keys, encoded, weights)
 
     def end(self) -> Iterator[Shown]:
-        """See ``PartnersByKey``."""
+        """See ``MatchesByKey``."""
         self._store_pairs()
         touched = list(dict.fromkeys((*self._rows, *self._changed)))
         out: list[bytes] = []
@@ -441,7 +441,7 @@ class PartnersByRow:
 
 
 def _lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
-    """Open the state of ``PartnersByRow`` for the pairs of one side."""
+    """Open the state of ``MatchesByRow`` for the pairs of one side."""
     return store.index(f"{node_id}.{('left', 'right')[port]}_pairs")
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from headrace.collections import aggregates, plan
 from headrace.collections.aggregates import Accumulator, Part, PartFeed, Unique
 from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
-from headrace.collections.kept import Asked, KeptValues, Rows
+from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows, text
@@ -213,7 +213,7 @@ class Reduce(Collection):
             self._parts, self._accumulators, self._result_types, strict=True
         ):
             if accumulator is None:
-                assert isinstance(part, KeptValues | Asked), "the other kinds of part"
+                assert isinstance(part, RetainedValues | Asked), "the other kinds of part"
                 columns.append(part.column(own) if own else pa.array([], kind))
             else:
                 column = next(found)

@@ -53,7 +53,7 @@ class TopK(ByKey):
         self._schema = arrow_schema(node.schema)
         window = _Window(node)
         sorter = Sorter(in_schema, node.keys, node.order, remote)
-        self._front: _Front = (
+        self._front: _FirstRows = (
             _Sorted(node, sorter, window) if sorter.native else _Ranked(node, sorter, window)
         )
 
@@ -146,7 +146,7 @@ class _Window:
         return self.cut(group)[1] == len(group)
 
 
-class _Front(Protocol):
+class _FirstRows(Protocol):
     """Strategy that finds the first rows of groups."""
 
     def open(self, store: StateStore) -> None:
@@ -195,7 +195,7 @@ class _Sorted:
         self._state.add_many(keys, entries, weights)
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``_Front``: return the rows that count in each group."""
+        """See ``_FirstRows``: return the rows that count in each group."""
         return self._window.shown(self._heads(keys) if self._window.needed else [])
 
     def advance(self, keys: list[bytes], before: Found) -> Found:
@@ -259,7 +259,7 @@ class _Ranked:
             changed[row] = changed.get(row, 0) + weight
 
     def before(self, keys: list[bytes]) -> Found:
-        """See ``_Front``: the state contains the first rows of each group."""
+        """See ``_FirstRows``: the state contains the first rows of each group."""
         return nothing()
 
     def advance(self, keys: list[bytes], before: Found) -> Found:

@@ -26,10 +26,10 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace import clock
 from headrace.config import address
 from headrace.console.access import ENGINE, Access, Refused
+from headrace.console.console_users import ConsoleUsers
+from headrace.console.graph_collector import Full
+from headrace.console.host_interface import METRICS, HostInterface
 from headrace.console.hostnames import Hostnames
-from headrace.console.lookout import Full
-from headrace.console.outside import METRICS, Outside
-from headrace.console.people import People
 from headrace.console.sessions import Attempts
 from headrace.console.single_flight import SingleFlight
 from headrace.console.streaming import Live
@@ -83,7 +83,7 @@ _LOGIN: Final = msgspec.json.Decoder(LoginBody)
 class App:
     """The ASGI application of one commander."""
 
-    def __init__(self, outside: Outside, access: Access | None) -> None:
+    def __init__(self, outside: HostInterface, access: Access | None) -> None:
         """Take ``access``; None: there is no console."""
         self._outside = outside
         self._by_network = Attempts(_PER_NETWORK)
@@ -99,9 +99,9 @@ class App:
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
         ]
-        self.people: People | None = None
+        self.people: ConsoleUsers | None = None
         if access is not None:
-            self.people = People(outside, access)
+            self.people = ConsoleUsers(outside, access)
             self._files = _files("static") | _files("manual", "manual/")
             routes += [
                 Route("/", self._file),

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from headrace.config import address
 from headrace.console.access import Access, token_path
 from headrace.console.app import App
-from headrace.console.outside import Outside
+from headrace.console.host_interface import HostInterface
 from headrace.process import admission
 
 HEAD_BYTES_MAX: Final = 16_384
@@ -136,7 +136,7 @@ class _Client(H11Protocol):
 class HttpPort:
     """HTTP server for health, and for the console if it is on."""
 
-    def __init__(self, listen: str, outside: Outside) -> None:
+    def __init__(self, listen: str, outside: HostInterface) -> None:
         """Raise PrerequisiteError if the console's token cannot be used."""
         self._listen = listen
         self._tls = outside.tls

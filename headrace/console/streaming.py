@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.types import Receive, Scope, Send
 
 from headrace import clock
-from headrace.console.lookout import Lookout, Tab, frame
+from headrace.console.graph_collector import GraphCollector, Tab, frame
 from headrace.console.sessions import Sessions, WebSession
 
 SEND_S: Final = 20.0
@@ -31,7 +31,7 @@ class Live:
     def __init__(
         self,
         *,
-        lookout: Lookout,
+        lookout: GraphCollector,
         stream: Tab,
         view: str | None,
         session: WebSession,

@@ -33,8 +33,8 @@ import psycopg
 
 from headrace import clock
 from headrace.embedded import shop, terminal
-from headrace.embedded.deeds import Deeds
-from headrace.embedded.display import Shown, screen
+from headrace.embedded.demo_actions import DemoActions
+from headrace.embedded.demo_screen import Shown, screen
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError
@@ -223,7 +223,7 @@ def say(text: str) -> None:
 class Show:
     """Collects the numbers for the display, of now and of the last seconds."""
 
-    def __init__(self, demo: Demo, deeds: Deeds) -> None:
+    def __init__(self, demo: Demo, deeds: DemoActions) -> None:
         self._demo = demo
         self._deeds = deeds
         self._before = (clock.monotonic(), demo.transactions, demo.rows)
@@ -297,7 +297,7 @@ def _processor_ticks() -> tuple[int, int]:
     return sum(numbers) - idle, sum(numbers)
 
 
-def show(demo: Demo, deeds: Deeds, began: float) -> None:
+def show(demo: Demo, deeds: DemoActions, began: float) -> None:
     """Refresh the display every second until the time is over, or q or Ctrl-C is pressed."""
     until = began + demo.options.seconds if demo.options.seconds else math.inf
     shown = Show(demo, deeds)
@@ -358,7 +358,7 @@ def run_live(options: DemoOptions) -> int:
         demo.start_writing()
         others = threading.Thread(target=demo.create_others, daemon=True)
         others.start()
-        deeds = Deeds(demo.engine, demo.source)
+        deeds = DemoActions(demo.engine, demo.source)
         with contextlib.suppress(KeyboardInterrupt):
             show(demo, deeds, clock.monotonic())
         say("\nstopping")

@@ -20,7 +20,7 @@ import psycopg.conninfo
 from headrace import clock
 from headrace.embedded.watchdog import Watchdog
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.process import nursery
+from headrace.process import fork_server
 
 _READY: Final = re.compile(rb"^headrace ready on \S+:(\d+)$", re.MULTILINE)
 _HTTP: Final = re.compile(r'"address": ?"([^"]+)"')
@@ -154,8 +154,8 @@ class EmbeddedEngine:
 
         It reads /proc; for tests and the demo, which kill one process.
         """
-        names = {module: name for name, module in nursery.CHILDREN.items()}
-        title = nursery.title(names.get(module, module))
+        names = {module: name for name, module in fork_server.CHILDREN.items()}
+        title = fork_server.title(names.get(module, module))
         # A glob would stat each entry, and fail if a process ends meanwhile.
         for process in Path("/proc").iterdir():
             if not process.name.isdigit():

@@ -245,7 +245,7 @@ def _compare(op: str, oids: list[int]) -> Kernel:
     def run(args: list[pa.Array]) -> pa.Array:
         if oids[0] != oids[1] and DATE in oids:
             left, right = (
-                kernels.date_to_moment(a) if oid == DATE else a
+                kernels.date_to_timestamp(a) if oid == DATE else a
                 for a, oid in zip(args, oids, strict=True)
             )
             return kernels.compare(op, left, right, TIMESTAMP)

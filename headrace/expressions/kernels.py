@@ -337,7 +337,7 @@ def _date_to_timestamp(a: pa.Array) -> pa.Array:
     return buffers.make_fixed(out, valid, pa.int64())
 
 
-def date_to_moment(a: pa.Array) -> pa.Array:
+def date_to_timestamp(a: pa.Array) -> pa.Array:
     """Convert dates for a comparison; one after the last timestamp is still before infinity."""
     days = buffers.values(a).astype(np.int64)
     low, high = days == _DATE_MINUS_INF, days == _DATE_PLUS_INF

@@ -126,7 +126,7 @@ class Terminations:
                 if there and not self._probed(dsn) and self._probe is not None:
                     self._prove(owner)
                 if self._proof:
-                    self._judge(owner)
+                    self._classify(owner)
         finally:
             self._end(owner, alone=alone, entered=entered)
 
@@ -259,7 +259,7 @@ class Terminations:
         disorder = self._turns.read().disorder
         return self._turns.has_lost or self._alone_since <= disorder <= clock.monotonic()
 
-    def _judge(self, owner: str) -> None:
+    def _classify(self, owner: str) -> None:
         """Raise SessionsTerminated at ``TERMINATIONS_MAX`` terminations, or in a search."""
         times = self._times(owner)
         if times >= TERMINATIONS_MAX or self._here.searching:

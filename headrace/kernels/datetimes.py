@@ -40,7 +40,7 @@ def parse(
         if kind == 3:
             value = _read_time(data, offsets[i], offsets[i + 1])
         else:
-            value = _read_moment(data, offsets[i], offsets[i + 1], kind)
+            value = _read_timestamp(data, offsets[i], offsets[i + 1], kind)
         if value == _BAD:
             return False
         out[i] = value
@@ -142,7 +142,7 @@ def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
     days=cython.longlong,
     micros=cython.longlong,
 )
-def _read_moment(data: memoryview, p: int, end: int, kind: int) -> int:
+def _read_timestamp(data: memoryview, p: int, end: int, kind: int) -> int:
     """Read a date as days or a timestamp as microseconds; ``_BAD`` if malformed."""
     if end - p < 8:
         return _BAD
@@ -252,7 +252,7 @@ def render(
                 return -1
             p = _write_time(content, p, value)
         else:
-            p = _write_moment(content, p, value, kind)
+            p = _write_timestamp(content, p, value, kind)
             if p < 0:
                 return -1
     starts[n] = p
@@ -318,7 +318,7 @@ def _write_time(content: memoryview, p: int, micros: int) -> int:
     days=cython.longlong,
     micros=cython.longlong,
 )
-def _write_moment(content: memoryview, p: int, value: int, kind: int) -> int:
+def _write_timestamp(content: memoryview, p: int, value: int, kind: int) -> int:
     """Write a date or timestamp at ``p``; return the new position, or -1 if out of range."""
     if value == (2147483647 if kind == 0 else _GREATEST):
         return _write_word(content, p, b"infinity")

@@ -22,7 +22,7 @@ from pyarrow import flight
 
 from headrace import clock, errors
 from headrace.errors import OutOfReach
-from headrace.network import parcels
+from headrace.network import file_transfer
 from headrace.network.ends import End
 from headrace.network.messages import (
     PROTOCOL,
@@ -32,11 +32,11 @@ from headrace.network.messages import (
     FromWorker,
     Greeted,
     Greeting,
+    MessageLost,
     Numbered,
     Reply,
     ToWorker,
     UnitDiffs,
-    WordLost,
     Work,
     from_worker,
 )
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 SILENCE_S: Final = 15.0
 """Seconds without a heartbeat after which a worker is lost."""
 AWAITED_S: Final = 5.0
-"""The same while a caller waits for it, at first; see ``Outpost.patience_s``."""
+"""The same while a caller waits for it, at first; see ``RemoteWorker.patience_s``."""
 ALIVE_S: Final = 1.0
 """Seconds between two heartbeats."""
 _JOIN_S: Final = 10.0
@@ -202,7 +202,7 @@ class FlightLink:
         """
         try:
             with self._prober.transfer():
-                parcels.send(self._client, path, name)
+                file_transfer.send(self._client, path, name)
         except pa.ArrowException as error:
             raise self._lost(str(error)) from error
 
@@ -215,7 +215,7 @@ class FlightLink:
         """
         try:
             with self._prober.transfer():
-                parcels.fetch(self._client, name, path)
+                file_transfer.fetch(self._client, name, path)
         except pa.ArrowException as error:
             raise self._lost(str(error)) from error
 
@@ -263,7 +263,7 @@ class FlightLink:
                     self._hear(word)
         except StopIteration:
             self._die("it has ended")
-        except (pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
+        except (pa.ArrowException, OSError, msgspec.DecodeError, MessageLost) as error:
             self._die(str(error))
         self.sender.end()
         with contextlib.suppress(pa.ArrowException, OSError):
@@ -272,7 +272,7 @@ class FlightLink:
     def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
         came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
         if came != word.rows:
-            raise WordLost(f"got {came} of the rows {word.rows} of txid {word.txid}")
+            raise MessageLost(f"got {came} of the rows {word.rows} of txid {word.txid}")
         whole = {unit: _whole(parts) for unit, parts in diffs.items()}
         with self._changed:
             self._done.append((word, whole))

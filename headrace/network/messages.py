@@ -298,11 +298,11 @@ class Numbered:
         """
         number, _ = _HEAD.unpack_from(message)
         if number != self._last + 1:
-            raise WordLost(f"message {self._last + 1} was awaited, and {number} came")
+            raise MessageLost(f"message {self._last + 1} was awaited, and {number} came")
         self._last = number
 
 
-class WordLost(Exception):
+class MessageLost(Exception):
     """A message was lost or duplicated."""
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.network import parcels
+from headrace.network import file_transfer
 from headrace.network.ends import Near
 from headrace.network.link import ALIVE_S, INTERRUPT
 from headrace.network.messages import (
@@ -24,11 +24,11 @@ from headrace.network.messages import (
     Alive,
     BatchDone,
     FromWorker,
+    MessageLost,
     Numbered,
     Packing,
     ToWorker,
     UnitDiffs,
-    WordLost,
     Work,
     packed,
     pieces,
@@ -70,7 +70,13 @@ class FlightSession:
                 if not isinstance(word, Packing):
                     return word, batch
                 self._compressed, self._piece_bytes = word.packed, word.piece_bytes
-        except (StopIteration, pa.ArrowException, OSError, msgspec.DecodeError, WordLost) as error:
+        except (
+            StopIteration,
+            pa.ArrowException,
+            OSError,
+            msgspec.DecodeError,
+            MessageLost,
+        ) as error:
             raise Ended(str(error)) from error
 
     def beat(self, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
@@ -160,8 +166,8 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Receive a file."""
-        parcels.keep(reader, parcels.within(self._files, descriptor.path[0]))
+        file_transfer.keep(reader, file_transfer.within(self._files, descriptor.path[0]))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Send a file, and delete it."""
-        return parcels.given(parcels.within(self._files, ticket.ticket))
+        return file_transfer.given(file_transfer.within(self._files, ticket.ticket))

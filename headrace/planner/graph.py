@@ -1,4 +1,4 @@
-"""Graph of a plan for people, and the formats it is written in.
+"""Graph of a plan for display, and its output formats.
 
     text      one line per node, inputs indented below it, at most ``WIDTH`` characters wide
     json      everything: the shape of ``Graph``, documented in docs/manual/explain.md

@@ -67,7 +67,7 @@ def interruptible(interrupt: Callable[[], None], cancelling: Cancelling) -> Iter
 
 @contextlib.contextmanager
 def cancelling(action: Callable[[], object]) -> Iterator[None]:
-    """Make a cancel inside the context also call ``action``, on another thread."""
+    """Call ``action``, on another thread, if a cancel arrives inside the context."""
     if _here.cancelling is None:
         yield
         return

@@ -346,7 +346,7 @@ def _refuse_arrays_of_texts(remotes: list[Expr]) -> None:
 
 
 def _prove(lowering: Lowering, remotes: list[Expr]) -> None:
-    """Prove that Postgres parses our SQL of every remote expression as it parsed the query.
+    """Prove that Postgres parses the SQL of every remote expression as it parsed the query.
 
     The SQL is analysed again, over columns of the same types, and lowered again.  The result must
     equal the original expression.
@@ -379,7 +379,7 @@ def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> T
         f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"
         for place, ref in enumerate(refs, 1)
     )
-    # Both lists are our own text over names that are quoted where they come from.
+    # Both lists are generated text over names that are already quoted.
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
         return lowering.analysed(query)

@@ -1,4 +1,4 @@
-"""Comparison of two readings of one text: a parser's tree, for people, and Postgres' bound tree.
+"""Comparison of two trees of one text: a parser's tree, for display, and Postgres' bound tree.
 
 The parser's tree is never planned.  Its names are annotated with what Postgres resolved them to,
 where that is unambiguous.  To check the tree, it is written as SQL and bound again: Postgres must

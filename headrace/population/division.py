@@ -19,9 +19,9 @@ from typing import Final
 
 import msgspec
 
-from headrace.collections import halves, plan
+from headrace.collections import partial_reduce, plan
 from headrace.collections.base import Collection
-from headrace.collections.halves import ReduceFront, ReduceShare
+from headrace.collections.partial_reduce import FinalReduce, PartialReduce
 from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.topk import HEAD, TopK
 from headrace.errors import BugError
@@ -38,7 +38,7 @@ def in_two_steps(node: Node) -> bool:
         case plan.TopKSpec():
             return not node.keys and node.limit is not None
         case plan.ReduceSpec():
-            return halves.divided_by(node) is not None
+            return partial_reduce.divided_by(node) is not None
         case _:
             return False
 
@@ -52,7 +52,7 @@ def kept(node: Node, state: str, *, front: bool) -> bool:
 def share(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Collection:
     """Return the collection that computes the partial result of a share."""
     if isinstance(node, plan.ReduceSpec):
-        return ReduceShare(node, in_schema, remote)
+        return PartialReduce(node, in_schema, remote)
     if isinstance(node, plan.TopKSpec) and node.limit is not None:
         more = msgspec.structs.replace(node, limit=node.limit + node.offset, offset=0)
         return TopK(more, in_schema, remote)
@@ -61,13 +61,15 @@ def share(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
 
 def shared_schema(node: Node, in_schema: Schema) -> Schema:
     """Return the schema of the partial results of ``node``."""
-    return halves.schema(node, in_schema) if isinstance(node, plan.ReduceSpec) else node.schema
+    return (
+        partial_reduce.schema(node, in_schema) if isinstance(node, plan.ReduceSpec) else node.schema
+    )
 
 
 def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Collection:
     """Return the collection that combines the partial results of all shares."""
     if isinstance(node, plan.ReduceSpec):
-        return ReduceFront(node, in_schema, remote)
+        return FinalReduce(node, in_schema, remote)
     if isinstance(node, plan.TopKSpec):
         return TopK(node, in_schema, remote)
     raise BugError(f'node "{node.id}" has no shares')
@@ -75,7 +77,7 @@ def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
 
 def columns(node: Node) -> tuple[int, ...]:
     """Return the columns that divide the rows of ``node``; empty means all columns."""
-    return (halves.divided_by(node) or ()) if isinstance(node, plan.ReduceSpec) else ()
+    return (partial_reduce.divided_by(node) or ()) if isinstance(node, plan.ReduceSpec) else ()
 
 
 def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:

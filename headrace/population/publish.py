@@ -19,7 +19,7 @@ from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
-from headrace.sink.kept import KeptOfTable
+from headrace.sink.table_metadata import TableMetadata
 from headrace.sql import progress, schemas, states
 from headrace.sql.status import Status
 from headrace.types import Field, format_lsn
@@ -37,7 +37,7 @@ class NewTable:
     columns: Sequence[Field]
     key: Sequence[str]
     reader: str | None
-    kept: KeptOfTable | None = None
+    kept: TableMetadata | None = None
     """Users' changes to the table that this one replaces."""
 
 

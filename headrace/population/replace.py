@@ -25,7 +25,7 @@ from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.table import ResultTable
 from headrace.sql import history
-from headrace.sql.history import Kept
+from headrace.sql.history import StoredHistory
 from headrace.types import FIRST_USER_OID, Field
 
 _NEW: Final = "headrace_new_contents"
@@ -48,7 +48,7 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def put_right(conn: Connection, before: ResultTable, publication: str, key: Sequence[str]) -> bool:
+def repair(conn: Connection, before: ResultTable, publication: str, key: Sequence[str]) -> bool:
     """Lock the result table and repair it, in the caller's transaction; return whether it stays.
 
     ``before``: the table as Headrace made it.  ``key``: its future key; a different one is dropped.
@@ -96,14 +96,14 @@ def replace_rows(
     planned: Planned,
     staging: Staging,
     *,
-    kept: Kept | None = None,
+    kept: StoredHistory | None = None,
 ) -> Replaced:
     """Replace the rows of ``target`` by the staged ones, in the caller's transaction.
 
     Its columns get the types of the query.  ``kept``: the history to write the difference to; none
     is written if types have changed.  Readers do not wait; they see the old rows until the commit.
 
-    REQUIRES: ``put_right``, in this transaction.
+    REQUIRES: ``repair``, in this transaction.
 
     Raises:
         UserError: 55000, the query has other types now, and dependent objects prevent the change;

@@ -201,7 +201,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
     # READ ONLY: PostgreSQL 18 insists (E6).
     conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
     faults.point(faults.SLOT_ASKED)
-    lookout = _Lookout(job, conn, dsn, wait_ms / 1000 if wait_ms else math.inf)
+    lookout = _SnapshotWatch(job, conn, dsn, wait_ms / 1000 if wait_ms else math.inf)
     try:
         with lookout:
             row = conn.execute(create).fetchone()
@@ -221,7 +221,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
     return parse_lsn(str(row[1]))
 
 
-class _Lookout:
+class _SnapshotWatch:
     """Reports the transactions that a new slot waits for, and ends the wait at the deadline."""
 
     def __init__(self, job: Job, conn: Connection, dsn: str, seconds: float) -> None:

@@ -30,10 +30,10 @@ import msgspec
 
 from headrace.errors import BugError
 from headrace.process import durable
-from headrace.state import layout, packs
+from headrace.state import layout, warm_start
 from headrace.state.loaded import Pieces
-from headrace.state.packs import PackWriter
 from headrace.state.rocks import write_run
+from headrace.state.warm_start import PackWriter
 
 MANIFEST: Final = "manifest.json"
 
@@ -83,7 +83,7 @@ class Staging:
         path = self._run(part, states)
         with (
             self._renamed(path) as draft,
-            self._renamed(packs.of_run(path)) as beside,
+            self._renamed(warm_start.of_run(path)) as beside,
             PackWriter(beside) as pack,
         ):
             if not write_run(draft, states, pack):

@@ -35,7 +35,7 @@ _KEPT_MOST: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _IdleConnection:
     key: Hashable
     conn: Connection
     made: float
@@ -93,7 +93,7 @@ def _lent(key: Hashable, make: Callable[[], Connection], keep: Keep) -> Iterator
         if not kept:
             conn.close()
     if kept:
-        _IDLE.put(_Kept(key, conn, made, clock.monotonic()))
+        _IDLE.put(_IdleConnection(key, conn, made, clock.monotonic()))
 
 
 def _clean(conn: Connection) -> bool:
@@ -118,12 +118,12 @@ class _Idle:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[_Kept] = []
+        self._kept: list[_IdleConnection] = []
         """Least recently used first."""
         self._awaited = False
         """Whether a timer is set to close old ones."""
 
-    def take(self, key: Hashable) -> _Kept | None:
+    def take(self, key: Hashable) -> _IdleConnection | None:
         """Return the most recently used connection that still answers."""
         while True:
             with self._lock:
@@ -137,7 +137,7 @@ class _Idle:
                     return found
             found.conn.close()
 
-    def put(self, kept: _Kept) -> None:
+    def put(self, kept: _IdleConnection) -> None:
         """Add a connection; if there are too many, close the least recently used."""
         with self._lock:
             self._kept.append(kept)

@@ -181,7 +181,7 @@ def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
         return
     wrong = _wrong(conn, name)
     if wrong and fed(conn, oid):
-        _put_right(conn, name)
+        _repair(conn, name)
         _log.warning("publication put right", publication=name, was=wrong)
         wrong = _wrong(conn, name)
     if wrong:
@@ -221,7 +221,7 @@ def _wrong(conn: Connection, name: str) -> str | None:
     return None
 
 
-def _put_right(conn: Connection, name: str) -> None:
+def _repair(conn: Connection, name: str) -> None:
     """Set the publication to publish all changes of its tables, and no schemas.
 
     Filtered tables are removed; a view that reads one adds it again.

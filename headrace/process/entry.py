@@ -13,7 +13,7 @@ import setproctitle
 import structlog
 
 from headrace.errors import HeadraceError
-from headrace.process import nursery, parent, rpc
+from headrace.process import fork_server, parent, rpc
 from headrace.process.rpc import Progress
 
 _log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ async def stand(name: str, socket: Path, begin: Callable[[], Acts]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     parent.watch(loop, ended.set)
-    setproctitle.setproctitle(nursery.title(name))
+    setproctitle.setproctitle(fork_server.title(name))
     acts = await asyncio.to_thread(begin)
 
     async def status(params: dict[str, Any], _: Progress) -> dict[str, Any]:

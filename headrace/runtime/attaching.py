@@ -1,11 +1,11 @@
-"""Views that are made of what another view sends: what that is kept in, and from when on (A-25).
+"""Attaching of a new view to the output of another view (option ``from``, A-25).
 
-    attach ─► the view's states become those of a shared subplan, which it reads from then on
-              what that sends is kept for the new view, as long as its job has a hold
-    adopt  ─► the new view reads there, from the txid after its first contents on
+    attach ─► the view's states become those of a shared subplan, which it reads from then on;
+              the subplan's output is retained for the new view while its job has a hold
+    adopt  ─► the new view reads it, from the txid after its first contents on
 
-* Invariant: between the two nothing that was sent is given up; who asks (``attached``) hears if it
-  was, as after a restart of the worker, and begins anew.
+* Invariant: between the two, no output is dropped.  If it was, as after a restart of the worker,
+  ``attached`` returns false, and the caller begins again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.sql.status import Status
 
@@ -30,23 +30,24 @@ from headrace.sql.status import Status
 class Attaching:
     """Attaching to views of one engine; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _sharing: Sharing
     _drain: Callable[[], None]
 
     def attach(self, view_id: int, reader: int, job: str) -> int:
-        """Keep what a view sends from now on for the view ``reader``, which ``job`` makes of it.
+        """Retain the output of a view from now on for ``reader``, which ``job`` builds from it.
 
-        Answers where the rows come from: the id of a shared subplan.
+        Return the ID of the shared subplan that sends the rows.
 
         Raises:
             TransientError: not yet.
-            UndefinedError: the view is gone, or was filled anew.
-            DefiniteFailure: 55000, the view does not run now.
-            UnsupportedError: it reads the clock.
+            UndefinedError: the view is gone, or was refilled.
+            DefiniteFailure: 55000, the view is paused.
+            QueryCancelled: the job has ended.
+            UnsupportedError: the view reads the clock.
         """
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None:
             raise UndefinedError(f"view {view_id} is not there")
         if view.plan.temporal:
@@ -57,7 +58,7 @@ class Attaching:
             )
         if view.status == Status.PAUSED:
             raise DefiniteFailure(f"view {view.target.shown} is paused", sqlstate="55000")
-        if job not in self._book.holds.jobs():
+        if job not in self._state.holds.jobs():
             raise QueryCancelled(f'job "{job}" has ended')
         self._settle()
         if not view.live:
@@ -71,8 +72,8 @@ class Attaching:
         return shared.id
 
     def attached(self, feeder: int, job: str) -> bool:
-        """Whether what a job needs is kept; all that is committed is durable then."""
-        shared = self._book.subplans.get(feeder)
+        """Return whether the output for a job is retained; if so, all commits are durable."""
+        shared = self._state.subplans.get(feeder)
         if shared is None or job not in shared.awaited:
             return False
         self._settle()

@@ -1,4 +1,4 @@
-"""One batch through the dataflows of the views."""
+"""Processing of one batch by the dataflows of the views."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from headrace.expressions.pool import Pool
 from headrace.network.messages import Work
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
-from headrace.process.grants import Grants
+from headrace.process.memory_reservations import Grants
 from headrace.runtime import culprit
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.incoming import Frames
 from headrace.runtime.shared import Shared
-from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.types import TimeEnd
 
@@ -47,48 +47,48 @@ _log = structlog.get_logger(__name__)
 
 THREADS: Final = max(2, os.cpu_count() or 2)
 _LOOK_ROWS_MAX: Final = 1000
-"""Rows for which it is asked whether a unit need take them: of more, some will concern it."""
+"""Largest batch for which a unit is asked whether it is concerned; larger ones concern most."""
 _BRIEF_S: Final = 0.005
-"""A unit whose last transaction took less is not worth another thread for a small one."""
+"""Seconds; a unit whose last transaction took less runs small ones without another thread."""
 _FREE_BYTES: Final = 1 << 20
-"""What a batch that is no larger is made into is not asked memory for."""
+"""Bytes of a batch below which no memory is reserved for processing it."""
 _BYTES_PER_BYTE: Final = 4
-"""What taking up rows takes for a while: they, their keys, and what the state is given."""
+"""Bytes needed per byte of ingested rows: the rows, their keys, and the changes of state."""
 LOST_MAX: Final = 3
-"""Attempts of a batch that may lose rows on an edge; then it is no accident."""
+"""Attempts of a batch that may lose rows on an edge; after that it is a bug."""
 
 
-Altered = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
-"""Those of units, or the views that read them, under which something was altered, by id."""
+ViewAlteration = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
+"""Returns, by ID, the errors of those units whose definitions, or whose readers', were altered."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a batch did: diffs per view, and the views that failed."""
+    """Result of a batch: diffs per view, and the views that failed."""
 
     frames: Frames
     rows: int = 0
-    """Changes that the batch had so far."""
+    """Changes that the batch has had so far."""
     touched: set[int] = field(default_factory=set)
-    """Units that have taken part, by id."""
+    """IDs of the units that took part."""
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
     failed: dict[int, HeadraceError] = field(default_factory=dict)
-    """By id, of shared subplans too."""
+    """Errors by unit ID, also of shared subplans."""
     sent: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
-    """Diffs of shared subplans, by id."""
+    """Diffs of shared subplans, by ID."""
     forgotten: dict[int, HeadraceError] = field(default_factory=dict)
-    """Shared subplans that cannot tell what they sent; those who ask fail."""
+    """Shared subplans whose earlier output is lost, by ID; units that need it fail."""
 
 
 class Elsewhere(Protocol):
-    """What other workers do of a batch (``hosts.Crew``)."""
+    """The other workers' part of a batch (``hosts.Crew``)."""
 
     @property
     def units(self) -> Sequence[Unit]:
-        """Those that are placed there."""
+        """Units placed on other workers."""
 
     def collect(self, outcome: Outcome) -> None:
-        """Add what has come out; raises TransientError as ``Processor.run`` does."""
+        """Add the results to ``outcome``; raises TransientError as ``Processor.run`` does."""
 
 
 class Processor:
@@ -97,15 +97,15 @@ class Processor:
     def __init__(
         self,
         settings: Settings,
-        suspects: Suspects,
-        altered: Altered,
+        suspects: CrashAttribution,
+        altered: ViewAlteration,
         evaluators: Pool,
         grants: Grants,
         pool: ThreadPoolExecutor | None = None,
     ) -> None:
-        """``altered`` is asked before and after a batch touches units.
+        """Create it; ``altered`` is called before and after a batch touches units.
 
-        ``pool``: that of another one.
+        ``pool``: the thread pool of another processor, to share.
         """
         self._grants = grants
         self._settings = settings
@@ -116,17 +116,17 @@ class Processor:
         self.edge = Edge("source")
         self._began = 0.0
         self._looks: list[TableChanges] = []
-        """At the change batches that are on the edge now."""
+        """Views of the change batches that are on the edge now."""
         self._working: dict[int, tuple[float, Bound]] = {}
-        """Units at work now, by id: since when, on the monotonic clock; under which bound."""
+        """Units at work, by ID: monotonic start time, and bound."""
 
     def at_work(self) -> tuple[int, float] | None:
-        """The unit that has been at work longest, and the seconds of its batch; any thread."""
+        """Return the unit that has worked longest, and the batch's seconds so far; any thread."""
         working = sorted(self._working.copy().items(), key=lambda item: item[1][0])
         return (working[0][0], clock.monotonic() - self._began) if working else None
 
     def works(self) -> list[Work]:
-        """All that are at work; from any thread."""
+        """Return what all units at work are doing; callable from any thread."""
         now, out = clock.monotonic(), []
         for unit_id, (since, bound) in self._working.copy().items():
             asked, asked_at = bound.asking or ("", None)
@@ -145,15 +145,15 @@ class Processor:
         needed: Sequence[Shared] = (),
         elsewhere: Elsewhere | None = None,
     ) -> Outcome:
-        """Process one batch for ``views``, each of which has processed all before it.
+        """Process one batch for ``views``, each of which has processed all earlier ones.
 
-        What goes wrong in one view (``Interrupted``, a bug, no memory) is that view's.
+        An error of one view (``Interrupted``, a bug, no memory) stays with that view.
 
-        ``needed`` are the shared subplans that they read, each after those that it reads itself;
-        one that has processed the batch already gives what it sent then.  A view or subplan that
-        fails for good is in ``failed``; its state must go back.
+        ``needed`` are the shared subplans that the views read, each after those that it reads.  A
+        subplan that has processed the batch already contributes its stored output.  A view or
+        subplan that fails for good is in ``failed``; the caller must reset its state.
 
-        ``elsewhere``: what is processed by others meanwhile, which comes out too.
+        ``elsewhere``: the part that other workers process meanwhile; its results are included.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -182,7 +182,7 @@ class Processor:
                     pinned.enter_context(shared.read_by(readers))
                     _recall(shared, outcome)
             away = {unit.id for unit in elsewhere.units} if elsewhere is not None else set()
-            # Who is fed from elsewhere waits for what comes from there; others do their work.
+            # Views fed by other workers wait for them; all other views work meanwhile.
             fed = {view.id for view in views if not away.isdisjoint(view.feeds.values())}
             self._end([view for view in views if view.id not in fed], outcome)
             if elsewhere is not None:
@@ -197,7 +197,7 @@ class Processor:
         return outcome
 
     def _take_in(self, units: Sequence[Unit], outcome: Outcome) -> int:
-        """Have ``units`` ingest the batch's changes; returns the number of rows."""
+        """Have ``units`` ingest the batch's changes; return the number of rows."""
         sent, frames = 0, outcome.frames
         self.edge.open((unit.id for unit in units), frames.first - 1)
         for chunk in frames:
@@ -209,7 +209,7 @@ class Processor:
                 if unit.id not in outcome.failed and self._reached(unit, chunk, looks)
             ]
             if not busy:
-                continue  # not sent at all, and so not counted
+                continue  # neither sent nor counted
             for frame in chunk:
                 self.edge.put(frame)
                 sent += frame.diffs.batch.num_rows
@@ -225,7 +225,7 @@ class Processor:
         return sent
 
     def _enter(self, units: Sequence[Unit], outcome: Outcome) -> None:
-        """``units`` take part in the batch: they begin it, and take what is on the edge."""
+        """Have ``units`` begin the batch, if they have not, and ingest what is on the edge."""
         new = {unit.id for unit in units} - outcome.touched
         outcome.touched |= new
         outcome.failed |= self._altered([unit for unit in units if unit.id in new])
@@ -238,7 +238,7 @@ class Processor:
             self.edge.leave(unit_id)
 
     def _end(self, units: Sequence[Unit], outcome: Outcome) -> None:
-        """All that ``units`` read is complete: they end the batch."""
+        """Have ``units`` end the batch, as all that they read is complete."""
         frames, touched = outcome.frames, outcome.touched
         fed = {unit.id: _fed(unit, outcome) for unit in units}
         left = [unit for unit in units if unit.id not in outcome.failed]
@@ -257,7 +257,7 @@ class Processor:
                 unit.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
             else:
                 outcome.diffs[unit.id] = diffs
-            # Before the sink's commit: what cannot be stored must not appear either.
+            # Before the sink's commit: a result whose state cannot be stored must not appear.
             unit.here.prepare()
 
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
@@ -266,7 +266,7 @@ class Processor:
     def _reached(
         self, unit: Unit, chunk: Sequence[TableDiffs], looks: Sequence[TableChanges]
     ) -> bool:
-        """Whether changes concern a unit.  Who has many rows to take takes them at once."""
+        """Return whether changes concern a unit; always true where it has many rows to take."""
         flow = unit.dataflow
         read = flow.tables if flow else {spec.table_oid for spec in unit.own.sources}
         mine = [(f, look) for f, look in zip(chunk, looks, strict=True) if f.table_oid in read]
@@ -275,7 +275,7 @@ class Processor:
             return bool(mine)
         try:
             return any(flow.reached(frame.table_oid, look) for frame, look in mine)
-        except Exception:  # noqa: BLE001  it is told, and stops the view alone, where that is guarded
+        except Exception:  # noqa: BLE001  the same error comes up in ``_ingest``, which is guarded
             return True
 
     def _ingest(self, new: set[int], frames: Frames, unit: Unit) -> None:
@@ -289,7 +289,7 @@ class Processor:
                 self._take_up(flow, frame.table_oid, frame.diffs.batch)
 
     def _take_up(self, flow: Dataflow, table_oid: int, batch: pa.RecordBatch) -> None:
-        """Have ``flow`` ingest a batch; a large one in pieces for which there is memory (E-24)."""
+        """Have ``flow`` ingest a batch; split a large one to fit the memory (E-24)."""
         if batch.nbytes <= _FREE_BYTES:
             made = next((look for look in self._looks if look.batch is batch), None)
             flow.ingest(table_oid, batch, made)
@@ -302,9 +302,9 @@ class Processor:
             done += piece.num_rows
 
     def _each(self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome) -> None:
-        """``work`` on every unit: side by side what takes long, in turn what does not.
+        """Run ``work`` on every unit: slow units in parallel, brief ones in turn.
 
-        Threads that take turns at the interpreter lock cost more than brief work is worth.
+        Threads that compete for the interpreter lock cost more than brief work is worth.
         """
         txid = outcome.frames.txid
 
@@ -314,7 +314,7 @@ class Processor:
 
         small = outcome.rows <= _LOOK_ROWS_MAX
         apart = [unit for unit in units if not (small and unit.brief)]
-        if len(units) == 1 or self._suspects.careful(txid):
+        if len(units) == 1 or self._suspects.sequential(txid):
             apart = []
         sent = {unit.id: self.pool.submit(one, unit) for unit in apart}
         errors = {unit.id: one(unit) for unit in units if unit.id not in sent}
@@ -342,10 +342,10 @@ class Processor:
             unit.brief = bound.taken_s < _BRIEF_S
 
     def blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
-        """``error`` with the source row that causes it, where one can be found.
+        """Return ``error`` with the source row that causes it, where one can be found.
 
-        What reads shared subplans is not searched.  The state is that before the batch afterwards,
-        or an earlier one.
+        Views that read shared subplans are not searched.  Afterwards the state is that before the
+        batch, or an earlier one.
         """
         with self._suspects.during(view.id, frames.txid):
             return self._blame(view, error, frames)
@@ -364,7 +364,7 @@ class Processor:
         def fails(prefix: Sequence[TableDiffs]) -> bool:
             view.back(txid)
             if view.processed != frames.first - 1:
-                return False  # the state went back further: nothing can be said
+                return False  # the state went back further, so this try proves nothing
             try:
                 view.begin(txid)
                 flow = view.flow(self._settings, self._evaluators)
@@ -380,7 +380,7 @@ class Processor:
                 return True
             return False
 
-        # All tries together: on another row than the one sought, a function may not end.
+        # One bound for all tries: on a row other than the culprit a function may never end.
         bound = Bound(view.bounded(self._settings).limits)
         try:
             with (
@@ -399,7 +399,7 @@ class Processor:
 
 
 def _pool() -> ThreadPoolExecutor:
-    """All at once: the number of threads shall not depend on how much there is to do (E-15)."""
+    """Start all threads at once, so that their number does not depend on the work (E-15)."""
     pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
     ready = threading.Barrier(THREADS)
     for _ in range(THREADS):
@@ -408,12 +408,11 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _only(errors: dict[int, HeadraceError], units: Sequence[Unit]) -> dict[int, HeadraceError]:
-    """The errors of ``units``."""
     return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
 
 
 def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
-    """The shared subplans that have not processed the batch."""
+    """Return the shared subplans that have not processed the batch."""
     txid = outcome.frames.txid
     out = [shared for shared in needed if shared.processed < txid]
     for shared in out:
@@ -425,7 +424,7 @@ def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
 
 
 def _recall(shared: Shared, outcome: Outcome) -> None:
-    """Have what a shared subplan sent when it processed the batch."""
+    """Read from its queue what a shared subplan sent when it processed the batch."""
     frames = outcome.frames
     try:
         outcome.sent[shared.id] = [
@@ -439,7 +438,7 @@ def _recall(shared: Shared, outcome: Outcome) -> None:
 
 
 def _fed(unit: Unit, outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
-    """What shared subplans send to a unit, by node; if one has failed, so does the unit."""
+    """Return what shared subplans send to a unit, by node; if one has failed, so does the unit."""
     out = []
     for node, feeder in unit.feeds.items():
         error = outcome.failed.get(feeder) or outcome.forgotten.get(feeder)
@@ -451,7 +450,7 @@ def _fed(unit: Unit, outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
 
 
 def _will_look(unit: Unit, outcome: Outcome) -> bool:
-    """Whether the sink looks at the definitions of a view, because it has rows to write."""
+    """Return whether the sink checks the definitions of a view, because it writes rows."""
     diffs = outcome.diffs.get(unit.id)
     if not isinstance(unit, View) or diffs is None or unit.progress is None:
         return False
@@ -459,7 +458,7 @@ def _will_look(unit: Unit, outcome: Outcome) -> bool:
 
 
 def _guarded(work: Callable[[Unit], None], view: Unit) -> HeadraceError | None:
-    """The error of ``work``, if any.  A bug stops its view only, with the story in the log."""
+    """Run ``work`` and return its error, if any; log a bug, which stops only its view."""
     try:
         work(view)
     except TransientError as error:

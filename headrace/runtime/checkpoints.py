@@ -1,13 +1,13 @@
-"""When state becomes durable: checkpoints, written while processing and commits go on.
+"""Checkpoints, which make state durable while processing and commits go on.
 
-They are begun and ended on the engine's thread, and written on one of their own.
+The engine's thread begins and ends them; a separate thread writes them.
 
-A checkpoint holds the states of all views, their marks, the position, and the position that is
-confirmed once it is on disk: one atomic, synced write.  Only then is anything confirmed or a
-record forgotten (rule 1: sink commit before checkpoint before confirming).
+A checkpoint holds the states and marks of all views, the position, and the position to confirm
+once it is on disk, in one atomic, synced write.  Only then is anything confirmed, or a record
+forgotten (rule 1: sink commit before checkpoint before confirming).
 
-A write that fails (a full disk) leaves everything as it was, and is tried again with a pause that
-grows; the engine goes on until ``LAG_MAX`` checkpoints are missing, then takes no more batches.
+A failed write (a full disk) changes nothing and is retried after a growing pause.  The engine
+goes on until ``LAG_MAX`` checkpoints are missing; then it takes no more batches.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headrace.errors import HeadraceError, OutOfReach, TransientError
 from headrace.network.messages import Mark, TakeSnapshot, WriteSnapshot
 from headrace.process import faults
 from headrace.runtime import positions
-from headrace.runtime.away import AwayStore
 from headrace.runtime.histogram import Histogram
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase, RocksStore
 from headrace.storage.manager import Storage
@@ -45,16 +45,16 @@ _NEVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Where everything stands that a checkpoint is to hold."""
+    """Positions that a checkpoint is to hold."""
 
     position: Position
     confirmed: int
-    """What may be confirmed to the source once it is on disk."""
+    """LSN that may be confirmed to the source once the checkpoint is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durable(Promise):
-    """What a checkpoint holds."""
+    """Contents of a written checkpoint."""
 
     marks: dict[int, StateMark]
 
@@ -62,8 +62,8 @@ class Durable(Promise):
 @dataclass(slots=True)
 class _Underway:
     checkpoint: Any
-    away: list[tuple[AwayStore, int]]
-    """Snapshots on other workers: one of its stores, and the number."""
+    away: list[tuple[RemoteStore, int]]
+    """Snapshots on other workers: one of the worker's stores, and the snapshot's number."""
     sync: Callable[[], None]
     queues: Storage
     holds: Durable
@@ -74,10 +74,10 @@ class _Underway:
 
 
 class Checkpoints:
-    """The checkpoints of one engine; all but the writing on the engine's thread."""
+    """Checkpoints of one engine; all methods run on its thread, only the writing does not."""
 
     def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
-        """``wake`` is called, on another thread, when a checkpoint can be ended."""
+        """Start the thread; it calls ``wake`` when a checkpoint can be ended."""
         self._txids = max(settings.checkpoint_txids, 1)
         self._interval_s = settings.checkpoint_interval_ms / 1000
         self._idle_s = settings.feedback_interval_ms / 1000
@@ -87,14 +87,14 @@ class Checkpoints:
         self._retry_at = 0.0
         self._pause_s = _PAUSE_S_MIN
         self.pending = 0
-        """Txids committed that no checkpoint has begun to hold."""
+        """Committed txids that no checkpoint has begun to hold."""
         self.written = 0
         """Number of checkpoints."""
         self.failures = 0
-        """Number of those that could not be written."""
+        """Number of failed checkpoints."""
         self._durations: Final = Histogram()
         self.error: HeadraceError | None = None
-        """Why the last one could not be written; None if it was."""
+        """Why the last checkpoint failed; None if it did not."""
         self._work: queue.SimpleQueue[_Underway | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-checkpoint", daemon=True)
@@ -102,26 +102,25 @@ class Checkpoints:
 
     @property
     def underway(self) -> bool:
-        """Whether one was begun and not ended."""
+        """Whether a checkpoint was begun and not ended."""
         return self._underway is not None
 
     @property
     def confirming(self) -> int:
-        """What will be confirmed when the one under way is on disk; 0: there is none."""
+        """LSN to confirm when the checkpoint under way is on disk; 0 if there is none."""
         return self._underway.holds.confirmed if self._underway is not None else 0
 
     @property
     def lagging(self) -> bool:
-        """Whether so much is missing that no more may be taken."""
+        """Whether so many checkpoints are missing that no more batches may be taken."""
         return self.pending >= LAG_MAX * self._txids
 
     def due(self, *, ahead: bool, large: bool, crowded: bool, owed: bool) -> float:
-        """When to begin the next one, on the monotonic clock.
+        """Return when to begin the next checkpoint, on the monotonic clock.
 
-        ``ahead``: there is a position that could be confirmed once it is durable; ``large``:
-        what is not durable takes much memory; ``crowded``: queues cannot leave theirs
-        before it is; ``owed``: the last
-        one had to leave units out, and it need not any more.
+        ``ahead``: a position could be confirmed once it is durable.  ``large``: state that is not
+        durable takes much memory.  ``crowded``: queues cannot free memory before a checkpoint.
+        ``owed``: the last one left units out that the next can hold.
         """
         if self._underway is not None:
             return _NEVER
@@ -134,7 +133,7 @@ class Checkpoints:
         return _NEVER
 
     def count(self) -> None:
-        """A txid was committed that no checkpoint has begun to hold."""
+        """Count a committed txid that no checkpoint has begun to hold."""
         self.pending += 1
         if self._underway is not None and self.pending >= self._txids:
             self._underway.checkpoint.pace.hurried = True  # the next one is due
@@ -147,7 +146,7 @@ class Checkpoints:
         promise: Promise,
         meta: positions.Meta,
     ) -> None:
-        """Begin a checkpoint of ``units`` at their marks, unless a worker is found to be gone.
+        """Begin a checkpoint of ``units`` at their marks; do nothing if a worker is out of reach.
 
         ``meta`` is written with it.  REQUIRES: none is under way.
         """
@@ -158,7 +157,7 @@ class Checkpoints:
         try:
             away = _snapshots(written)
         except OutOfReach:
-            return  # the next one leaves them out
+            return  # the next checkpoint leaves the worker's units out
         stores = []
         marks = {}
         for unit in written:
@@ -176,7 +175,7 @@ class Checkpoints:
         self._work.put(self._underway)
 
     def end(self, db: RocksDatabase, *, wait: bool = False) -> Durable | None:
-        """What has become durable since the last call; None: nothing.
+        """Return what has become durable since the last call, or None.
 
         Raises:
             StateDamaged: the state database is damaged.
@@ -210,7 +209,7 @@ class Checkpoints:
         return None
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers for the status; from any thread."""
+        """Return counters for the status; callable from any thread."""
         error = self.error
         return {
             "written": self.written,
@@ -222,7 +221,7 @@ class Checkpoints:
         }
 
     def close(self) -> None:
-        """Let the one under way be written, and end the thread."""
+        """Let the checkpoint under way be written, and end the thread."""
         if self._underway is not None:
             self._underway.checkpoint.pace.hurried = True
         self._work.put(None)
@@ -233,10 +232,10 @@ class Checkpoints:
             began = clock.monotonic()
             try:
                 faults.point(faults.CHECKPOINT_BEGUN)
-                # First what it relies on: queues hold what units at their marks have sent.
+                # First the queues, which hold the output of units up to their marks.
                 work.queues.sync()
                 faults.point(faults.QUEUES_SYNCED)
-                _write_away(work)
+                _write_remote(work)
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error
@@ -246,18 +245,18 @@ class Checkpoints:
             self._wake()
 
 
-def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
-    """Have other workers take snapshots of their units.
+def _snapshots(units: Sequence[Unit]) -> list[tuple[RemoteStore, int]]:
+    """Make other workers take snapshots of their units.
 
     Raises:
-        OutOfReach: one is gone.
+        OutOfReach: a worker is gone.
     """
-    by_worker: dict[str, tuple[AwayStore, dict[int, Mark]]] = {}
+    by_worker: dict[str, tuple[RemoteStore, dict[int, Mark]]] = {}
     for unit in units:
-        if isinstance(unit.store, AwayStore):
+        if isinstance(unit.store, RemoteStore):
             _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
             marks[unit.id] = unit.told
-    made: list[tuple[AwayStore, int]] = []
+    made: list[tuple[RemoteStore, int]] = []
     for store, marks in by_worker.values():
         number = store.link.number()
         store.link.send(TakeSnapshot(number, marks, store.host.told()))
@@ -265,8 +264,8 @@ def _snapshots(units: Sequence[Unit]) -> list[tuple[AwayStore, int]]:
     return made
 
 
-def _write_away(work: _Underway) -> None:
-    """Have other workers write theirs; what they rely on, the records, is durable before."""
+def _write_remote(work: _Underway) -> None:
+    """Make other workers write their snapshots, after the records that these rely on are synced."""
     if not work.away:
         return
     work.sync()

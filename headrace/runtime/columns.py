@@ -1,7 +1,7 @@
-"""Descriptions of tables in the stream, and change batches with columns by number.
+"""Table descriptions of the stream, and change batches with numbered columns.
 
-The decoder names columns as the stream does; views know them by number (postgres/numbering.py).
-A description holds until the table's next one on the same connection, over any number of batches.
+The decoder names columns as the stream does; views use column numbers (postgres/numbering.py).
+A description is valid until the table's next one on the same connection, for any number of batches.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _HEAD: Final = 3
 """Columns before those of the table: ``__op``, ``__lsn``, ``__old``."""
 
 Types = Mapping[int, Mapping[int, int]]
-"""OIDs of types, by table and column number."""
+"""Type OIDs, by table OID and column number."""
 Observe = Callable[[int, int], Iterable[Observation]]
-"""What is known of a table's columns, with a transaction in view; nothing while nobody reads it."""
+"""Returns what is known of a table's columns, given an XID; empty if no view reads the table."""
 
 
 @dataclass(slots=True)
 class Description:
-    """A Relation message, and the transaction that it came in."""
+    """A Relation message, and the XID of the transaction in which it came."""
 
     xid: int
     relation: Relation
     numbers: dict[str, int] = field(default_factory=dict)
-    """By name, as far as they are known."""
+    """Column numbers by name, as far as they are known."""
 
 
 def types_of(plans: Iterable[PhysicalPlan]) -> Types:
-    """The types that ``plans`` read columns as, where all of them do alike."""
+    """Return the types as which ``plans`` read columns, where all of them agree."""
     out: dict[int, dict[int, int]] = {}
     for spec in (spec for plan in plans for spec in plan.sources):
         table = out.setdefault(spec.table_oid, {})
@@ -53,9 +53,10 @@ def types_of(plans: Iterable[PhysicalPlan]) -> Types:
 
 
 def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
-    """A change batch with values in place of their texts, for all that read it.
+    """Return a change batch with parsed values in place of texts, for all readers.
 
-    A column whose texts are not what its type prints stays as it is: whoever reads it says so.
+    A column with a text that its type does not print is left unchanged; its reader raises the
+    error.
     """
     names = batch.schema.names
     arrays = batch.columns
@@ -71,7 +72,7 @@ def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
 
 @functools.lru_cache(maxsize=4096)
 def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
-    """Where a change batch has the values of each column, by number."""
+    """Return the positions of each column's values in a change batch, by column number."""
     out: dict[int, list[int]] = {}
     for place, name in enumerate(names[_HEAD:], _HEAD):
         kind, _, attnum = name.partition(":")
@@ -81,14 +82,14 @@ def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
 
 
 class Columns:
-    """The descriptions that hold, of one connection after the other."""
+    """The valid table descriptions, across connections."""
 
     def __init__(self, observe: Observe) -> None:
         self._observe = observe
         self._known: dict[int, list[Description]] = {}
 
     def describe(self, found: Sequence[Description]) -> None:
-        """Take what the next changes of tables may be under, in stream order."""
+        """Add the descriptions that precede the next changes, in stream order."""
         for oid in {d.relation.oid for d in found}:
             del self._known.get(oid, [])[:-1]
         for description in found:
@@ -97,10 +98,10 @@ class Columns:
     def numbered(
         self, changes: Changes, xid: int, read: Collection[int] | None = None
     ) -> pa.RecordBatch:
-        """A change batch with ``n:<attnum>`` for ``n:<name>``, as o and u.
+        """Return a change batch with columns ``n:<attnum>`` (o and u alike), not ``n:<name>``.
 
-        ``xid`` is a transaction in it.  Of columns only those with a number in ``read`` (None:
-        all) are decoded; one whose number is not known is left out.
+        ``xid`` is a transaction in it.  Only columns whose number is in ``read`` (None: all) are
+        decoded; columns with an unknown number are left out.
         """
         numbers = self._numbers(changes.relation, xid)
         places = {c.name: place for place, c in enumerate(changes.relation.columns)}
@@ -118,7 +119,7 @@ class Columns:
         if description is None:
             raise BugError(f"table {relation.oid} was not described")
         if len(description.numbers) < len(relation.columns):
-            # Nothing was altered since, so any transaction that it holds for will do.
+            # Nothing was altered since, so any transaction under this description will do.
             names = [column.name for column in relation.columns]
             known = self._observe(relation.oid, xid)
             description.numbers |= number(names, xid, known) or {}

@@ -1,15 +1,15 @@
-"""What the sink's thread has committed, on the engine's thread: the marks move on."""
+"""Handling of the sink thread's answers on the engine's thread: marks and positions move on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.runtime.book import Book
+from headrace.runtime.change_capture import ChangeCapture
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.jobs import Answer
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
-from headrace.runtime.taps import Taps
 from headrace.runtime.waits import PositionWaits
 
 
@@ -17,23 +17,23 @@ from headrace.runtime.waits import PositionWaits
 class Commits:
     """Answers of the pipeline; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _leaving: Leaving
     _waits: PositionWaits
-    _taps: Taps
+    _taps: ChangeCapture
     _lateness: Lateness
     taking: bool = field(default=False, init=False)
-    """Whether an answer is being taken in: what follows from it waits for no other."""
+    """Whether an answer is being handled; ``drain`` returns at once meanwhile."""
     passed: int = field(default=0, init=False)
-    """The last txid whose answer was taken in since the stream began, or that it began after."""
+    """Last txid whose answer was handled since the stream began, or the one it began after."""
     written_s: float = field(default=0.0, init=False)
-    """Seconds that writing has taken, ever, but for what was written beside."""
+    """Total seconds of writing, without the side lane's."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
-    """Seconds that it took, by commit group, since somebody looked."""
+    """Seconds of writing by commit group, since the reader last cleared them."""
 
     def take(self, wait_s: float = 0.0) -> None:
-        """Take in what has been committed; waits for the first so long."""
-        for answer in self._book.pipeline.answers(wait_s):
+        """Handle the commits so far; wait up to ``wait_s`` for the first."""
+        for answer in self._state.pipeline.answers(wait_s):
             self.taking = True
             try:
                 self._answer(answer)
@@ -41,23 +41,23 @@ class Commits:
                 self.taking = False
 
     def _answer(self, answer: Answer) -> None:
-        """Move the marks of the views that have the txid; stop those that could not take it."""
-        book, job = self._book, answer.job
+        """Move the marks of the views that have the txid; stop the views that could not take it."""
+        state, job = self._state, answer.job
         self.written_s += sum(answer.seconds.values())
         for group, seconds in answer.seconds.items():
             self.writes[group] = self.writes.get(group, 0.0) + seconds
         self._move(answer)
-        if job.txid > book.position.txid:
-            book.position = Position(job.txid, max(job.lsn, book.position.lsn))
+        if job.txid > state.position.txid:
+            state.position = Position(job.txid, max(job.lsn, state.position.lsn))
         self._arrive()
         self.passed = job.txid
-        book.batches += 1
-        book.suspects.passed(job.txid)
+        state.batches += 1
+        state.suspects.passed(job.txid)
         self._stop_failed(answer)
         self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
-        """The same for what was processed beside the others: it moves no position."""
+        """Handle an answer of the side lane, which moves no position."""
         self.taking = True
         try:
             self._move(answer)
@@ -67,15 +67,15 @@ class Commits:
             self.taking = False
 
     def _move(self, answer: Answer) -> None:
-        """Move the marks of those that have the txid."""
-        book, job = self._book, answer.job
+        """Move the marks of the units that have the txid."""
+        state, job = self._state, answer.job
         moved = []
         for part in job.parts:
-            view = book.views.get(part.view_id)
+            view = state.views.get(part.view_id)
             if view is None:
                 continue
             view.progress = answer.progress.get(view.id, view.progress)
-            # One that has failed since, or before, has gone back.
+            # A view that failed has gone back already.
             left = view.id in answer.failed or view.id in answer.gone
             if left or view.processed < job.txid or view.progress is None:
                 continue
@@ -83,35 +83,35 @@ class Commits:
             view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
             self._taps.passed(view, job, part.diffs)
             moved.append(view.id)
-        book.gauges.committed(answer, moved)
+        state.gauges.committed(answer, moved)
         for shared_id in job.shared:
-            shared = book.subplans.get(shared_id)
+            shared = state.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:
                 lsn = max(job.lsn, shared.start_lsn)
                 shared.commit(StateMark(job.txid, lsn, job.txid))
-        book.checkpoints.count()
+        state.checkpoints.count()
 
     def _stop_failed(self, answer: Answer) -> None:
         """Stop the views that could not be written, and forget those that are gone."""
-        book = self._book
+        state = self._state
         for view_id, error in answer.failed.items():
-            if view_id in book.views:
-                view = book.views[view_id]
-                self._leaving.fail(view, self._leaving.judge(view, error))
+            if view_id in state.views:
+                view = state.views[view_id]
+                self._leaving.fail(view, self._leaving.classify(view, error))
         for view_id in answer.gone:
             self._leaving.forget(view_id)
         self._waits.caught_up()
 
     def idle(self, lsn: int) -> None:
-        """Nothing is left before ``lsn`` when all that was taken is committed."""
-        book = self._book
-        if lsn > book.taken.lsn:
-            book.taken = Position(book.taken.txid, lsn)
+        """Note that the source has nothing before ``lsn`` that was not taken."""
+        state = self._state
+        if lsn > state.taken.lsn:
+            state.taken = Position(state.taken.txid, lsn)
             self._arrive()
 
     def _arrive(self) -> None:
-        """All that was taken may be committed now: the position counts idle time as well."""
-        book = self._book
-        if book.taken.txid == book.position.txid:
-            lsn = max(book.taken.lsn, book.position.lsn)
-            book.position = Position(book.position.txid, lsn)
+        """Move the position over idle time if everything taken is committed."""
+        state = self._state
+        if state.taken.txid == state.position.txid:
+            lsn = max(state.taken.lsn, state.position.lsn)
+            state.position = Position(state.position.txid, lsn)

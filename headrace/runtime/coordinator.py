@@ -3,15 +3,15 @@
     processing ──processed──► processed ──(all before are committed)──► committing ──► gone
         └────────────────────────── failed ─────────────────────────────────┘
 
-Processing may overlap; commits are strictly ordered, one at a time.  A failure takes the txid
-and all later ones back: they are emitted again with a new attempt, first in line (their batches
-are recorded, so that works while the source is idle too).  No sockets, no clock: events in,
-emissions out.
+Processing may overlap; commits are strictly ordered, one at a time.  A failure takes back its txid
+and all later ones.  They are emitted again with a new attempt, before new batches; their records
+make that possible while the source is idle.  The machine has no sockets and no clock: it turns
+events into emissions.
 
 * Invariant 1: txids in flight lie in the window ``[current, current + max_pending)``.
 * Invariant 2: only ``current`` commits, so txids commit in order and one at a time.
-* Invariant 3: a txid is emitted with a greater attempt each time, also after a rewind to before
-  it: whoever has seen an attempt may drop everything of an earlier one.
+* Invariant 3: each emission of a txid has a greater attempt than the one before, also after a
+  rewind to an earlier txid.  So results of an earlier attempt can be dropped.
 * Invariant 4: an answer of an attempt that is not in flight changes nothing.
 """
 
@@ -25,7 +25,7 @@ from headrace.errors import BugError
 
 
 class FlightState(Enum):
-    """Where a txid is."""
+    """Phase of a txid in flight."""
 
     PROCESSING = "processing"
     PROCESSED = "processed"
@@ -61,7 +61,7 @@ class Flight:
 
 
 class Coordinator:
-    """Txids in flight of one source, from ``first`` on."""
+    """State machine of the txids in flight of one source, from ``first`` on."""
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class Coordinator:
         recorded: int = 0,
         attempts: Mapping[int, int] | None = None,
     ) -> None:
-        """``recorded`` and ``attempts``: see ``rewind``; attempts that earlier runs have used."""
+        """Start at ``first``; ``attempts``: those of earlier runs; ``recorded``: see ``rewind``."""
         self.current = first
         """The txid that commits next."""
         self.source_ready = True
-        """Whether the source has a batch that was not emitted yet."""
+        """Whether the source has a batch that has not been emitted yet."""
         self._max_pending = max_pending
         self._active: dict[int, Flight] = {}
         self._emitted = max(first - 1, recorded)
-        # How often each range of txids was taken back; by ranges, for a rewind may be long.
+        # How often each range of txids was taken back; by ranges, because a rewind may be long.
         self._taken: dict[tuple[int, int], int] = {
             (txid, txid): attempt + 1 for txid, attempt in (attempts or {}).items() if txid >= first
         }
 
     def tick(self, new: int | None = None) -> list[Emission]:
-        """Emit what may be processed now: up to ``max_pending`` from the current txid.
+        """Emit what may be processed now: up to ``max_pending`` txids from the current one.
 
-        ``new`` limits how many batches may be made that were never emitted or recorded.
+        ``new`` limits the number of txids that were never emitted or recorded.
         """
         out: list[Emission] = []
         for txid in range(self.current, self.current + self._max_pending):
@@ -104,7 +104,7 @@ class Coordinator:
         return out
 
     def processed(self, txid: int, attempt: int) -> list[Emission]:
-        """All diffs of the batch are computed."""
+        """Mark the txid as processed: all its diffs are computed."""
         flight = self._find(txid, attempt)
         if flight is None:
             return []
@@ -114,7 +114,7 @@ class Coordinator:
         return self._commit_next()
 
     def committed(self, txid: int, attempt: int) -> list[Emission]:
-        """The batch is in the result tables, and so gone from here."""
+        """Remove the txid: its rows are in the result tables."""
         flight = self._find(txid, attempt)
         if flight is None:
             return []
@@ -125,17 +125,17 @@ class Coordinator:
         return self._commit_next() + self.tick()
 
     def failed(self, txid: int, attempt: int) -> list[Emission]:
-        """Take ``txid`` and all later ones back; they are emitted again at once."""
+        """Take back ``txid`` and all later ones, and emit them again at once."""
         if self._find(txid, attempt) is None:
             return []
         self._take_back(txid)
         return self.tick()
 
     def rewind(self, current: int, recorded: int = 0) -> None:
-        """Take everything back and go on from ``current``, which may have committed before.
+        """Take everything back and go on from ``current``, which may have been committed before.
 
-        That is how lost state is computed again: its commits find that they were made.  All
-        batches up to ``recorded`` can be emitted without the source.  The caller ticks.
+        That recomputes lost state; the sink skips the commits that were made.  Batches up to
+        ``recorded`` can be emitted without the source.  The caller calls ``tick``.
         """
         self._take_back(min(current, self.current))
         self.current = current
@@ -143,22 +143,22 @@ class Coordinator:
         self.durable(current - 1)
 
     def durable(self, txid: int) -> None:
-        """Nobody will ever ask for ``txid`` or an earlier one again: forget their attempts."""
+        """Forget the attempts up to ``txid``: these txids will not be processed again."""
         for old in [r for r in self._taken if r[1] <= txid]:
             del self._taken[old]
 
     def attempt(self, txid: int) -> int | None:
-        """The attempt of ``txid`` that is in flight; None if there is none."""
+        """Return the attempt of ``txid`` that is in flight, or None."""
         flight = self._active.get(txid)
         return flight.attempt if flight else None
 
     def state(self, txid: int) -> FlightState | None:
-        """Where ``txid`` is; None if it is not in flight."""
+        """Return the state of ``txid``, or None if it is not in flight."""
         flight = self._active.get(txid)
         return flight.state if flight else None
 
     def flights(self) -> list[Flight]:
-        """What is in flight, by txid: copies."""
+        """Return copies of the txids in flight, in order."""
         return [
             Flight(txid, flight.attempt, flight.state)
             for txid, flight in sorted(self._active.items())
@@ -170,15 +170,15 @@ class Coordinator:
         return len(self._active)
 
     def _find(self, txid: int, attempt: int) -> Flight | None:
-        # Invariant 4: compared before anything is changed (T-25).
+        # Invariant 4: compare before anything changes (T-25).
         flight = self._active.get(txid)
         if flight is None or flight.attempt != attempt:
             return None
         return flight
 
     def _take_back(self, first: int) -> None:
-        """Nothing from ``first`` on is in flight, and what was emitted gets a new attempt."""
-        # In flight is [current, last], without a gap; what is before has committed.
+        """Remove txids from ``first`` on; the emitted ones get a new attempt."""
+        # In flight is [current, last], without a gap; earlier txids are committed.
         last = self.current + len(self._active) - 1
         if first > last:
             return

@@ -1,4 +1,4 @@
-"""The numbers of a unit's collections and of their states, wherever it is."""
+"""Counters of a unit's collections and states, on whichever worker it is."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from headrace.collections import plan as p
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import HeadraceError
-from headrace.runtime.away import AwayStore
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksStore
 from headrace.state.sizes import StoredSize, sizes
 
 
 def numbers(unit: Unit) -> dict[str, Any]:
-    """What its dataflow counts, by node, and ``state``: (rows, bytes, exact) of what that keeps.
+    """Return the counters of a unit's dataflow by node, with ``state``: (rows, bytes, exact).
 
-    Nothing where it has none, or cannot be asked.
+    Empty if the unit has no dataflow, or its worker is out of reach.
     """
     store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
+    if isinstance(store, RemoteStore):
         with contextlib.suppress(HeadraceError):
             return store.stats()
         return {}
@@ -33,7 +33,7 @@ def numbers(unit: Unit) -> dict[str, Any]:
 
 
 def _states(own: PhysicalPlan, found: Mapping[str, StoredSize]) -> dict[str, tuple[int, int, bool]]:
-    """By node: what its states (``id`` or ``id.part``) are together."""
+    """Return the sum of each node's states (``id`` or ``id.part``)."""
     owners = {}
     for node in own.nodes:
         owners[node.id] = node.id

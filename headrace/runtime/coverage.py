@@ -1,13 +1,13 @@
-"""Up to where the views are complete that ``view_as_of()`` asks for.
+"""How far a view's history is complete, for ``view_as_of()``.
 
-The last change of a view says nothing of the time after it.  Somebody who asks for a later time or
-position takes an advisory lock of the view and waits (``sql/await_history.sql``).  The sink thread
-sees the lock when it looks at its connection, and stores how far the view is; so an idle engine
-writes nothing.
+The last change of a view says nothing of the time after it.  A session that asks for a later time
+or position takes an advisory lock for the view and waits (``sql/await_history.sql``).  The sink
+thread sees the lock when it checks its connection, and stores how far the view is.  So an idle
+engine writes nothing.
 
-* Invariant 1: what is stored was in the view's table before it was stored.
-* Invariant 2: a time is stored with a position of the WAL that was read a look later, so about a
-  second: a transaction takes its time stamp just before it writes its commit record.
+* Invariant 1: the view's table had what is stored as covered before that was stored.
+* Invariant 2: a time is stored with a WAL position that was read one look (about a second) later,
+  because a transaction takes its timestamp just before it writes its commit record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace import clock
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import covered
 from headrace.sql.covered import Covered
@@ -31,7 +31,7 @@ _SAMPLES_MAX: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Views that read the clock have, once they have ``txid``, what time changes until then."""
+    """Views that have all changes by time until ``instant`` once they have ``txid``."""
 
     instant: int = 0
     """Microseconds since 2000-01-01 UTC on the server's clock."""
@@ -40,24 +40,24 @@ class Passed:
 
 
 class Coverage:
-    """Of one engine; for its sink thread."""
+    """Coverage of one engine's views; for its sink thread."""
 
-    def __init__(self, book: Book, passed: Callable[[], Passed]) -> None:
-        """``passed`` tells how far views that read the clock are; on any thread."""
-        self._book: Final = book
+    def __init__(self, state: EngineState, passed: Callable[[], Passed]) -> None:
+        """Create it; ``passed`` returns how far views that read the clock are, on any thread."""
+        self._state: Final = state
         self._passed: Final = passed
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
-        """What was committed before a time (server's clock) is in the WAL before a position."""
+        """(server time, LSN): commits before the time are in the WAL before the LSN."""
         self._looked_at: float | None = None
-        """The server's time at the last look over this connection."""
+        """Server time at the last look over this connection."""
 
     def restart(self) -> None:
-        """Forget what was read over the connection of before: the server may be another one."""
+        """Forget samples of the earlier connection: the server may be another one."""
         self._samples.clear()
         self._looked_at = None
 
     def look(self, conn: psycopg.Connection[Any], at: float, asked: frozenset[int]) -> None:
-        """Store how far the views are that are asked for; ``at``: the server's time just now."""
+        """Store how far the views in ``asked`` are; ``at``: the server's time now."""
         before, self._looked_at = self._looked_at, at
         if not asked:
             self._samples.clear()
@@ -68,7 +68,7 @@ class Coverage:
             if self._samples and self._samples[-1][1] == lsn:
                 self._samples.pop()
             self._samples.append((before, lsn))
-        links = self._book.index.links
+        links = self._state.index.links
         views = [view for key in sorted(asked) for view in links.asked_as(key)]
         covered.put(conn, [told for view in views if (told := self._told(view)) is not None])
 
@@ -76,9 +76,9 @@ class Coverage:
         progress, mark = view.progress, view.mark
         if not view.live or progress is None:
             return None
-        # A view that time changes has what is covered only after the ticks until then.
+        # A view that reads the clock is complete only after the ticks until then.
         passed = self._passed()
-        lsn = self._book.covered(mark)
+        lsn = self._state.covered(mark)
         at = max((at for at, wal in self._samples if wal <= lsn), default=None)
         if view.temporal and at is not None:
             known = view.id in passed.views and mark.txid >= passed.txid

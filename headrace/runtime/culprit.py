@@ -1,4 +1,4 @@
-"""Finds the source row that makes a view fail, by replaying prefixes of its batch."""
+"""Search for the source row that makes a view fail, by replaying prefixes of its batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.runtime.edges import TableDiffs
 from headrace.types import arrow_type
 
 ROWS_MAX = 200_000
-"""Batches with more rows are not searched: each step computes them anew."""
+"""Batches with more rows are not searched, because each step recomputes them."""
 
 Fails = Callable[[Sequence[TableDiffs]], bool]
 
 
 def find(physical: PhysicalPlan, frames: Sequence[TableDiffs], fails: Fails) -> str:
-    """Table and key of the row after which the batch fails, as words; '' if not found.
+    """Return the table and key of the failing row, in words; '' if it is not found.
 
-    ``fails`` replays frames from the checkpoint and says whether that fails.
+    ``fails`` replays frames from the checkpoint, and returns whether that fails.
     """
     tables = {source.table_oid for source in physical.sources}
     mine = [f for f in frames if f.table_oid in tables]

@@ -1,11 +1,11 @@
-"""Members of tables that went: when the views that read them may go on without.
+"""Removed members of tables: when the views that read them may drop their arms.
 
-The rows that a view has of such a member are what its state has once the view is beyond the
-moment at which the member was missed.  What is on disk counts as well: after a crash the stream
-brings once more what has removed the last rows, when there is no arm that takes it.
+Once a view is beyond the position at which the member was missed, its state shows whether the view
+still has rows of the member.  The state on disk must be beyond it, too: after a crash, the stream
+would repeat the changes that removed the last rows, with no arm to take them.
 
-Views that share a subplan over the member go on together, so one that stands still keeps the arm
-for the others.  An arm without rows changes no answer.
+Views that share a subplan over the member drop it together, so one stopped view keeps the arm
+for all of them.  An arm without rows changes no result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 import psycopg
 
 from headrace.errors import OutOfReach
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Difference
 from headrace.state.rocks import RocksStore
@@ -24,23 +24,23 @@ from headrace.types import parse_lsn
 
 
 class Departures:
-    """Members that views have missed; every method runs on the engine's thread."""
+    """Members that views miss; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._missed: dict[tuple[int, int], int] = {}
-        """Where the source was when a view first missed a member, by view and member."""
+        """LSN of the source when a view first missed a member, by view and member."""
 
     def note(self, found: Sequence[Difference]) -> None:
-        """Take note of members that are missed now; ``found`` are all the views that miss any."""
+        """Note the members missed now; ``found`` has all views that miss any."""
         missed = {(d.view.id, leaf) for d in found for leaf in leaves(d)}
         new = missed - self._missed.keys()
         self._missed = {key: lsn for key, lsn in self._missed.items() if key in missed}
         if new:
-            self._missed |= dict.fromkeys(new, position(self._book.owner.conn))
+            self._missed |= dict.fromkeys(new, position(self._state.owner.conn))
 
     def had_rows(self, difference: Difference) -> bool:
-        """Whether a view has rows of a member that went, and will not lose them any more."""
+        """Return whether a view has rows of a removed member, and will not lose them any more."""
         view = difference.view
         return any(
             self._is_beyond(view, leaf) and self._has_rows(view, leaf)
@@ -50,10 +50,10 @@ class Departures:
     def ready(
         self, found: Sequence[Difference], stopping: Collection[int], *, durably: bool
     ) -> Mapping[int, frozenset[int]]:
-        """Return, by view, the members that it can go on without.
+        """Return, by view, the members that the view can go on without.
 
-        ``stopping``: views that read nothing in a moment.  ``durably``: on disk is what is in
-        memory, or the view is not ready.
+        ``stopping``: views that are about to stop.  ``durably``: a view is ready only if all its
+        state is on disk.
         """
         missing: dict[int, set[int]] = {}
         for difference in found:
@@ -64,7 +64,7 @@ class Departures:
             (view_id, leaf)
             for leaf, view_ids in missing.items()
             for view_id in view_ids
-            if self._is_fit(self._book.views[view_id], leaf, durably=durably)
+            if self._is_fit(self._state.views[view_id], leaf, durably=durably)
         }
         return {
             d.view.id: frozenset(
@@ -76,7 +76,7 @@ class Departures:
         }
 
     def _together(self, view: View, leaf: int) -> set[int]:
-        """A view, and those that share a subplan over a member with it."""
+        """Return a view, and those that share a subplan over a member with it."""
         found: set[int] = set()
         left = [view]
         while left:
@@ -84,9 +84,9 @@ class Departures:
             if one.id in found:
                 continue
             found.add(one.id)
-            for shared in self._book.needed([one]):
+            for shared in self._state.needed([one]):
                 if _reads(shared, leaf):
-                    left += [v for v in self._book.views_of(shared) if v.owned and _reads(v, leaf)]
+                    left += [v for v in self._state.views_of(shared) if v.owned and _reads(v, leaf)]
         return found
 
     def _is_fit(self, view: View, leaf: int, *, durably: bool) -> bool:
@@ -98,25 +98,25 @@ class Departures:
     def _is_beyond(self, view: View, leaf: int) -> bool:
         """Return whether a view and the subplans that it reads have all from before the miss."""
         marks = [mark for unit in self._over(view, leaf) for mark in (unit.mark, unit.durable)]
-        return min(map(self._book.covered, marks)) >= self._missed[view.id, leaf]
+        return min(map(self._state.covered, marks)) >= self._missed[view.id, leaf]
 
     def _over(self, view: View, leaf: int) -> list[Unit]:
-        """A view and the subplans that it needs over a member."""
-        return [view, *(shared for shared in self._book.needed([view]) if _reads(shared, leaf))]
+        """Return a view and the subplans over a member that it needs."""
+        return [view, *(shared for shared in self._state.needed([view]) if _reads(shared, leaf))]
 
     def _has_rows(self, view: View, leaf: int) -> bool | None:
-        """Return whether rows of a member are in the states of a view; None: that is not known."""
+        """Return whether the states of a view have rows of a member; None: unknown."""
         found = [_rows(unit, leaf) for unit in self._over(view, leaf)]
         return True if True in found else None if None in found else False
 
 
 def leaves(difference: Difference) -> frozenset[int]:
-    """Return the members that went whose rows a view reads."""
+    """Return the removed members whose rows a view reads."""
     return frozenset(o for o in difference.change.went if str(o) in difference.before["tables"])
 
 
 def position(conn: psycopg.Connection[tuple[object, ...]]) -> int:
-    """Return where the source is: every transaction that is visible now was committed before."""
+    """Return the source's LSN: every transaction that is visible now was committed before it."""
     row = conn.execute("SELECT pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     return parse_lsn(str(row[0]))
@@ -127,13 +127,13 @@ def _reads(unit: Unit, table: int) -> bool:
 
 
 def _rows(unit: Unit, table: int) -> bool | None:
-    """Whether a unit's own state has rows of a table; None: it is out of reach."""
+    """Return whether a unit's own state has rows of a table; None: it is out of reach."""
     sources = [source.id for source in unit.own.sources if source.table_oid == table]
     if not sources:
         return False
     if isinstance(unit.store, RocksStore):
         return unit.has_rows(sources)
-    if isinstance(unit.store, AwayStore) and unit.store.up:
+    if isinstance(unit.store, RemoteStore) and unit.store.up:
         try:
             return unit.store.has_rows(sources)
         except OutOfReach:

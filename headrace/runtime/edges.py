@@ -35,7 +35,7 @@ class Edge:
     """A bounded in-memory queue with one tail per successor; safe between threads."""
 
     def __init__(self, name: str, rows_max: int = 1_000_000) -> None:
-        """``rows_max``: rows that may wait before ``room`` is false."""
+        """Create it; ``room`` is false while more than ``rows_max`` rows wait."""
         self.name = name
         self._rows_max = rows_max
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Edge:
         self._first = 0
         self._tails: dict[Hashable, int] = {}
         self._at: Counter[int] = Counter()
-        """How many tails are where."""
+        """Number of tails at each position."""
         self._pulled: dict[Hashable, int] = {}
         self._attempt: tuple[int, int] = (-1, 0)
         self._ended = -1
@@ -64,7 +64,7 @@ class Edge:
             self._pulled = dict.fromkeys(self._tails, 0)
 
     def leave(self, successor: Hashable) -> None:
-        """A successor pulls no more; nothing is kept for it."""
+        """Remove a successor; no messages are kept for it."""
         with self._lock:
             tail = self._tails.pop(successor, None)
             if tail is not None:
@@ -93,7 +93,7 @@ class Edge:
             self._trim()
 
     def pull(self, successor: Hashable) -> list[Frame]:
-        """All frames that ``successor`` has not pulled yet; its tail moves.
+        """Return all frames that ``successor`` has not pulled yet, and move its tail.
 
         Raises:
             RowsLost: a TimeEnd counts other rows than were pulled since the one before.
@@ -117,7 +117,7 @@ class Edge:
             return self._rows < self._rows_max
 
     def statistics(self) -> dict[str, int]:
-        """Numbers for whoever looks."""
+        """Return counters."""
         with self._lock:
             return {
                 "frames": len(self._frames),

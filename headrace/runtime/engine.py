@@ -1,20 +1,19 @@
-"""The engine's loop: rewind, then batch after batch through three stages.
+"""The engine loop: rewind the stream, then pass each batch through three stages.
 
     engine thread:      take ─► record ─► dataflows ─┐        ┌─► marks, status, waiting
     sink thread:                                     └► write ┘
     checkpoint thread:                                            states ─► disk ─► confirm
 
-Up to ``max_inflight_batches`` txids are between taken and committed; a view processes them, and
-the sink thread commits them, strictly in order.  That the sink's commit precedes the checkpoint,
-and the checkpoint the confirming, is what makes a kill harmless at any point
-(docs/ARCHITECTURE.md).
+Up to ``max_inflight_batches`` txids are in flight, that is taken and not yet committed.  Each view
+processes them in order, and the sink thread commits them in order.  The sink's commit precedes
+the checkpoint, and the checkpoint precedes the confirmation to the source.  This order makes a
+kill at any point harmless (docs/ARCHITECTURE.md).
 
-Everything that goes wrong and may be tried again ends in one place, *rewind*: forget what was
-not committed, own the views anew, and stream again from the least state, with the recorded
-batches cut as they were.  A view skips the txids it has; a sink write that was already
-committed is skipped too, because progress says so.
+Every error that may be retried leads to a *rewind*: forget all uncommitted work, take ownership of
+the views again, and stream from the oldest state, with recorded batches cut as before.  A view
+skips the txids that it has; progress rows let the sink skip writes that were committed already.
 
-All bookkeeping is done on the engine's thread; others hand over functions by ``submit``.
+All bookkeeping runs on the engine's thread; other threads hand over functions with ``submit``.
 """
 
 from __future__ import annotations
@@ -36,115 +35,123 @@ from headrace.errors import ContinuityLost, HeadraceError, Interrupted, Transien
 from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
-from headrace.runtime.ahead import Ahead
 from headrace.runtime.attaching import Attaching
-from headrace.runtime.book import Book
-from headrace.runtime.capacity import Capacity
+from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
 from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
-from headrace.runtime.healing import Healing
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
-from headrace.runtime.keeping import Keeping
-from headrace.runtime.lane import SideLane
+from headrace.runtime.lagging_groups import LaggingGroups
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
 from headrace.runtime.moving import Moving
+from headrace.runtime.overload import OverloadDetector
 from headrace.runtime.partitions import Partitions
+from headrace.runtime.read_ahead import ReadAhead
+from headrace.runtime.reconnects import Reconnects
 from headrace.runtime.recovery import Recovery
-from headrace.runtime.returning import Returning
+from headrace.runtime.retries import Retries
 from headrace.runtime.sharing import Sharing
-from headrace.runtime.taps import Taps
+from headrace.runtime.state_reuse import StateReuse
 from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.watermark import Watermark
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.runtime.writing import SinkThread
 
 _log = structlog.get_logger(__name__)
 
 _REGULATE_S: Final = 0.005
-"""Between slices of the memory regulator's work when there is no batch."""
+"""Seconds between slices of the memory regulator's work when there is no batch."""
 _REST: Final = 0.5
-"""For how much of the time that a batch took the engine lets the next one gather.  With as much
-rest as work 200 transactions/s took a fifth less CPU, and showed a fifth later."""
+"""Share of a batch's processing time for which the next batch gathers.  At 1.0, 200
+transactions/s took a fifth less CPU, but results came a fifth later."""
 _GATHER: Final = 0.5
-"""For how much of the time that all views may be late a batch gathers: the rest is for its work."""
+"""Share of the least ``latency_ms`` for which a batch gathers; the rest is for processing it."""
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
 
 
 class Engine:
-    """All views of one database; see the module text."""
+    """The engine of one database and all its views; see the module docstring."""
 
     def __init__(self, settings: Settings) -> None:
-        self.book: Final = Book(settings, Checkpoints(settings, self._poke))
+        self.state: Final = EngineState(settings, Checkpoints(settings, self._poke))
         self.running: Final = threading.Event()
         """Set once the first rewind has succeeded."""
         self._rested_at = 0.0
+        """Monotonic time from which the next batch is taken without waiting for more."""
         self._worked_s = 0.0
-        """From when on the next batch is taken without waiting for more."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
-        book, drain, rewind_soon = self.book, self.drain, self.rewind_soon
-        self.watermark: Final = Watermark(book)
+        state, drain, rewind_soon = self.state, self.drain, self.rewind_soon
+        self.watermark: Final = Watermark(state)
         self._sink: Final = SinkThread(
-            *(book.pipeline, book.suspects, self._poke),
+            *(state.pipeline, state.suspects, self._poke),
             watermark=self.watermark,
-            coverage=Coverage(book, lambda: self._ticker.passed),
+            coverage=Coverage(state, lambda: self._ticker.passed),
         )
-        # From the lowest floor up.
-        self.durability: Final = Durability(book)
-        self.watch: Final = Watch(book)
-        self.waits: Final = PositionWaits(book)
-        self.taps: Final = Taps(book)
-        self._lateness: Final = Lateness(book)
-        self.hosts: Final = Hosts(book, self._poke)
-        self.sharing: Final = Sharing(book, self.durability, self.watch, self.hosts, drain)
-        self._partitions: Final = Partitions(book, self.durability, self.sharing, self.hosts, drain)
+        # Lowest layer first.
+        self.durability: Final = Durability(state)
+        self.watch: Final = Watch(state)
+        self.waits: Final = PositionWaits(state)
+        self.taps: Final = ChangeCapture(state)
+        self._lateness: Final = Lateness(state)
+        self.hosts: Final = WorkerHandles(state, self._poke)
+        self.sharing: Final = Sharing(state, self.durability, self.watch, self.hosts, drain)
+        self._partitions: Final = Partitions(
+            state, self.durability, self.sharing, self.hosts, drain
+        )
         self.leaving: Final = Leaving(
-            *(book, self.durability, self.watch, self.sharing, self.waits, self.hosts),
+            *(state, self.durability, self.watch, self.sharing, self.waits, self.hosts),
             drain,
         )
-        loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving, self.hosts)
-        self._healing: Final = Healing(book, self.leaving, rewind_soon)
-        self._commits: Final = Commits(*(book, self.leaving, self.waits, self.taps, self._lateness))
+        loading = Loading(
+            state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
+        )
+        self._healing: Final = Retries(state, self.leaving, rewind_soon)
+        self._commits: Final = Commits(
+            *(state, self.leaving, self.waits, self.taps, self._lateness)
+        )
         self._intake: Final = Intake(
-            book, self.watch, self.leaving, self._commits, self.hosts, drain
+            state, self.watch, self.leaving, self._commits, self.hosts, drain
         )
-        self._returning: Final = Returning(
-            book, loading, self.leaving, rewind_soon, self.hosts.lose
+        self._returning: Final = Reconnects(
+            state, loading, self.leaving, rewind_soon, self.hosts.lose
         )
-        self._lane: Final = SideLane(
-            *(book, self._intake, self._commits, self.taps, self._lateness),
+        self._lane: Final = LaggingGroups(
+            *(state, self._intake, self._commits, self.taps, self._lateness),
             self._intake.beside(self._altered),
             self._poke,
         )
-        self._capacity: Final = Capacity(book)
-        self._ahead: Final = Ahead(book, self._intake.record)
-        self._ticker: Final = Ticker(book, self._intake.pass_time)
-        self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
-        self.attaching: Final = Attaching(book, self.durability, self.sharing, drain)
-        self.lifecycle: Final = Lifecycle(
-            book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
+        self._capacity: Final = OverloadDetector(state)
+        self._ahead: Final = ReadAhead(state, self._intake.record)
+        self._ticker: Final = Ticker(state, self._intake.pass_time)
+        self._recovery: Final = Recovery(
+            state, self.durability, self.sharing, loading, self.leaving
         )
-        self.moving: Final = Moving(book, loading, self.lifecycle, self.durability)
-        self.keeping: Final = Keeping(book, self.lifecycle, self.durability)
+        self.attaching: Final = Attaching(state, self.durability, self.sharing, drain)
+        self.lifecycle: Final = Lifecycle(
+            state, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
+        )
+        self.moving: Final = Moving(state, loading, self.lifecycle, self.durability)
+        self.keeping: Final = StateReuse(state, self.lifecycle, self.durability)
 
     # --- for other threads
 
     def submit(self, work: Callable[[], Any], *, quiet: bool = True) -> Future[Any]:
         """Run ``work`` on the engine's thread, between two batches.
 
-        If ``quiet``, what is in flight is committed first; other work does not wait for that,
-        nor for quiet work that does.
+        With ``quiet``, all batches in flight are committed first.  Other work waits neither for
+        that nor for quiet work in the queue.
         """
         future: Future[Any] = Future()
 
@@ -155,7 +162,7 @@ class Engine:
                 future.set_result(work())
             except psycopg.Error as error:
                 future.set_exception(failures.classify(error))
-            except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+            except Exception as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
 
         (self._inbox if quiet else self._urgent).append(run)
@@ -163,40 +170,40 @@ class Engine:
         return future
 
     def doing(self) -> str | None:
-        """What commands wait for now, in words for whoever waits; from any thread."""
+        """Return a description of what commands wait for now; callable from any thread."""
         busy = self._intake.at_work() or self._lane.at_work()
         if busy is None:
             away = self.hosts.at_work()
             if away is not None:
                 return away
-            return "rows to be written" if self.book.pipeline.flights() else None
+            return "rows to be written" if self.state.pipeline.flights() else None
         unit_id, seconds = busy
-        unit = self.book.unit(unit_id)
-        views = [] if unit is None else self.book.views_of(unit)
+        unit = self.state.unit(unit_id)
+        views = [] if unit is None else self.state.views_of(unit)
         names = ", ".join(view.target.shown for view in views)
         return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
 
     def works(self) -> list[Work]:
-        """What units are at, here and elsewhere; from any thread."""
+        """Return what units are working on, here and on other workers; callable from any thread."""
         return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
 
     @property
     def writes(self) -> tuple[int, int, float] | None:
-        """The view that is written, how many rows, and for how many seconds; from any thread."""
+        """ID of the view being written, its number of rows, and seconds so far; for any thread."""
         return self._sink.writes
 
     def unpublishing(self, entries: Collection[int]) -> None:
-        """Have the catalog read before the next batch is processed; any thread.
+        """Make the engine read the catalog before it processes the next batch; any thread.
 
-        ``entries``: those of pg_publication_rel that are about to be removed.
+        ``entries``: OIDs of the pg_publication_rel rows that are about to be removed.
         """
         self.watch.withdrawn.update(entries)
         self.watch.due = 0.0
         self._poke()
 
     def interrupt(self, view_id: int) -> None:
-        """Have a view that is at work give up, for somebody waits to stop it; any thread."""
-        view = self.book.views.get(view_id)
+        """Interrupt a view's current batch, because a command waits to stop it; any thread."""
+        view = self.state.views.get(view_id)
         if view is not None:
             self.hosts.interrupt(view)
         bound = view.bound if view is not None else None
@@ -204,21 +211,21 @@ class Engine:
             bound.cancel(Interrupted("the view was interrupted by a command", sqlstate="57014"))
 
     def stop(self) -> None:
-        """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
-        self.book.stopping = True
-        self.book.suspects.close()
+        """Make ``run`` commit what is in flight, write a checkpoint, confirm, and return."""
+        self.state.stopping = True
+        self.state.suspects.close()
         self._poke()
 
     # --- the loop
 
     def run(self) -> None:
-        """Run until ``stop``; raises what no retry can mend."""
+        """Run until ``stop``; raise errors that no retry can repair."""
         pause = _BACKOFF_S_MIN
         try:
             self._recovery.open()
-            while not self.book.stopping:
+            while not self.state.stopping:
                 try:
-                    if self.book.stream is None:
+                    if self.state.stream is None:
                         self.drain()
                         self._rewind()
                         self.running.set()
@@ -239,13 +246,13 @@ class Engine:
             self._close()
 
     def _cycle(self) -> None:
-        book = self.book
-        stream = book.stream
+        state = self.state
+        stream = state.stream
         assert stream is not None, "after a rewind"
         self._commits.take()
         self._lane.take()
         self._commands()
-        # Also in a cycle that only moved the position on, or let a view go on.
+        # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
         self.taps.check()
         self._capacity.look(self._commits.written_s)
@@ -253,29 +260,29 @@ class Engine:
         if not self._lane.working:
             self.look_at_catalog()
             self._healing.enforce_budget()
-            self._healing.heal()
+            self._healing.retry()
             self.hosts.look()
             self._returning.look()
             self.sharing.settle()
         if self._lane.dissolve():
             self.rewind_soon()
-        if book.stopping or book.stream is not stream:
-            return  # a command, or a view that healed, has asked for a rewind
+        if state.stopping or state.stream is not stream:
+            return  # a command or a retried view has asked for a rewind
         self.durability.end()
         self._lane.look()
         self._lane.step()
         due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
         if not self._lane.working:
-            due = min(due, self._healing.heal_at(), self._returning.due, self.watch.due)
+            due = min(due, self._healing.retry_at(), self._returning.due, self.watch.due)
             due = min(due, self.hosts.due)
             worked_s, self._worked_s = self._worked_s, 0.0
-            if book.db.regulate(worked_s):
+            if state.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
-        full = not book.pipeline.room or not book.side.roomy
-        crowded = book.db.crowded or any(host.crowded for host in book.hosts.values())
-        held = book.checkpoints.lagging or crowded
+        full = not state.pipeline.room or not state.side.roomy
+        crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
+        held = state.checkpoints.lagging or crowded
         if full or held:
             began = clock.monotonic()
             self._commits.take(wait)
@@ -286,8 +293,8 @@ class Engine:
             self._ticker.tick()
         batch = stream.take(
             wait,
-            rested_at=math.inf if book.pipeline.busy else self._rested_at,
-            gather_s=book.latency_s * _GATHER,
+            rested_at=math.inf if state.pipeline.busy else self._rested_at,
+            gather_s=state.latency_s * _GATHER,
         )
         if batch is not None:
             self._process(batch)
@@ -301,17 +308,17 @@ class Engine:
                 self._ticker.catch_up(batch.commit_time_us)
             begun = clock.monotonic()
             outcome = self._intake.process(batch)
-            # Under load a third of the time is rest, and batches are larger.
+            # Rest for half the processing time; under load, batches grow instead.
             self._worked_s = clock.monotonic() - begun
             self._rested_at = clock.monotonic() + self._worked_s * _REST
         finally:
             batch.close()
         self._capacity.worked(outcome, self._worked_s)
         self._lateness.processed(outcome, self._worked_s)
-        self._lane.judge(outcome, self._worked_s)
+        self._lane.classify(outcome, self._worked_s)
 
     def look_at_catalog(self) -> None:
-        """Look at what views rely on if that is due by now: between batches, and before one.
+        """Check what views rely on, if that is due; called between batches and before each one.
 
         A table may have left the publication before the last rows of the batch were committed.
         """
@@ -325,7 +332,7 @@ class Engine:
             self._inbox.popleft()()
 
     def _altered(self, units: Sequence[Unit]) -> dict[int, HeadraceError]:
-        """``Watch.altered`` for the side lane's thread, on ours."""
+        """Run ``Watch.altered`` on the engine's thread; called by the side lane's thread."""
         asked = self.submit(partial(self.watch.altered, units), quiet=False)
         found: dict[int, HeadraceError] = asked.result()
         return found
@@ -340,9 +347,9 @@ class Engine:
         """Wait until everything in flight is committed.
 
         Raises:
-            TransientError: it cannot be.
+            TransientError: a commit failed.
         """
-        while not self._commits.taking and (self.book.pipeline.busy or self._lane.busy):
+        while not self._commits.taking and (self.state.pipeline.busy or self._lane.busy):
             self._be_urgent()
             self._commits.take(_DRAIN_S)
             self._lane.take()
@@ -350,85 +357,85 @@ class Engine:
     def rewind_soon(self) -> None:
         """End the stream; the loop opens the next one where the views need it.
 
-        What is in flight is committed before.
+        Batches in flight are committed first.
         """
-        book = self.book
-        if book.stream is not None:
-            book.stream.stop()
-            book.stream = None
+        state = self.state
+        if state.stream is not None:
+            state.stream.stop()
+            state.stream = None
 
     def fail_batch(self, txid: int, caller: str | None) -> None:
-        """Process a batch that is in flight, and all later ones, again (T-30).
+        """Process a batch in flight and all later ones again (T-30).
 
         Raises:
-            PrivilegeError: ``caller`` may not act for us.
-            PrerequisiteError: it is not in flight.
+            PrivilegeError: ``caller`` may not act as the engine's role.
+            PrerequisiteError: the batch is not in flight.
         """
-        self.book.owner.check_caller(caller)
-        if self.book.pipeline.take_back(txid):
+        self.state.owner.check_caller(caller)
+        if self.state.pipeline.take_back(txid):
             self.rewind_soon()
 
     # --- trouble
 
     def _rewind(self) -> None:
-        """From any situation to a running stream, and nothing in flight."""
-        book = self.book
+        """Start the stream, from any state, with nothing in flight."""
+        state = self.state
         start, again = self._recovery.stream()
         self._intake.rewind()
-        attempts = {txid: record.attempt for txid, record in book.records.items()}
-        book.pipeline.rewind(start.txid + 1, book.next_txid - 1, attempts)
+        attempts = {txid: record.attempt for txid, record in state.records.items()}
+        state.pipeline.rewind(start.txid + 1, state.next_txid - 1, attempts)
         self._commits.passed = start.txid
         self._capacity.rewind()
         self._lane.rewind(start.txid)
-        self._sink.start(book.owner)
-        book.owner.announce()
-        book.error = None
-        book.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=again)
+        self._sink.start(state.owner)
+        state.owner.announce()
+        state.error = None
+        state.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=again)
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=again)
 
     def _abandon(self, error: HeadraceError) -> None:
-        """Drop connections and everything that is not committed."""
-        book = self.book
-        if book.error is None or book.error.message != error.message:
+        """Drop the connections and all uncommitted work after ``error``."""
+        state = self.state
+        if state.error is None or state.error.message != error.message:
             _log.warning("stream interrupted", reason=error.message, code=error.code)
-        book.error = error
-        book.reconnects += 1
-        book.story.add("interrupted", reason=error.message)
+        state.error = error
+        state.reconnects += 1
+        state.story.add("interrupted", reason=error.message)
         self.rewind_soon()
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give up what is in flight, and the connections; from any situation."""
-        book = self.book
+        """Abort what is in flight and close the connections, from any state."""
+        state = self.state
         self._sink.leave()
         self._lane.abort(self._be_urgent)
-        owner, book.connections = book.connections, None
-        book.pipeline.abort(owner.interrupt if owner is not None else _nothing)
+        owner, state.connections = state.connections, None
+        state.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
             owner.close()
-        for unit in book.units:
+        for unit in state.units:
             unit.reset()
 
     def _rest(self, seconds: float) -> None:
-        """Wait before the next try; commands are still served."""
+        """Wait before the next attempt, while serving commands."""
         until = clock.monotonic() + seconds
-        while not self.book.stopping:
+        while not self.state.stopping:
             self._wake.clear()
             self._commands()
             left = until - clock.monotonic()
-            if left <= 0 or self.book.stopping:
+            if left <= 0 or self.state.stopping:
                 return
             self._wake.wait(left)
 
     def _poke(self) -> None:
         self._wake.set()
-        self.book.pipeline.wake()
-        stream = self.book.stream
+        self.state.pipeline.wake()
+        stream = self.state.stream
         if stream is not None:
             stream.batcher.poke()
 
     def _finish(self) -> None:
-        """A clean end: everything committed and durable, and the source told."""
+        """End cleanly: commit everything, make it durable, and confirm it to the source."""
         try:
             self.drain()
         except (TransientError, psycopg.Error) as error:
@@ -438,34 +445,34 @@ class Engine:
         self.rewind_soon()
 
     def _close(self) -> None:
-        book = self.book
+        state = self.state
         self.rewind_soon()
         self._let_go()
-        book.pipeline.close()
+        state.pipeline.close()
         self._sink.close()
         self._lane.close()
-        book.checkpoints.close()
+        state.checkpoints.close()
         self.hosts.close()
         self._intake.close()
-        book.evaluators.close()
-        book.views.clear()
-        book.holds.close()
-        if book.opened is not None:
-            book.opened.close()
-            book.opened = None
-        if book.storage is not None:
-            book.storage.close()
-            book.storage = None
+        state.evaluators.close()
+        state.views.clear()
+        state.holds.close()
+        if state.opened is not None:
+            state.opened.close()
+            state.opened = None
+        if state.storage is not None:
+            state.storage.close()
+            state.storage = None
         gone = TransientError("the worker is stopping", sqlstate="57P01")
         self.waits.give_up(gone)
 
 
 def _known(error: HeadraceError | psycopg.Error) -> HeadraceError:
-    """The error of our tree for what ended the stream."""
+    """Classify a psycopg error; return a ``HeadraceError`` as it is."""
     if isinstance(error, HeadraceError):
         return error
     return failures.classify(error)
 
 
 def _nothing() -> None:
-    """There is no connection to interrupt."""
+    """Do nothing: there is no connection to interrupt."""

@@ -1,8 +1,8 @@
-"""How fresh views are, and what batches took: kept in memory, for who asks.
+"""Freshness of views and timings of batches, in memory.
 
-Freshness of a committed batch is the time from the commit of its oldest transaction in the source
-to the moment at which its answer is taken in; so it is counted once for each view that it changed.
-Written on the engine's thread, read on any.
+Freshness of a committed batch is the time from the source commit of its oldest transaction until
+its answer is taken in; it counts once for each view that the batch changed.
+Written on the engine's thread; readable from any thread.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from headrace.runtime.histogram import Histogram, HistogramCounts
 from headrace.runtime.jobs import Answer
 
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Upper bounds of the freshness histogram, in ms; one more bucket has what is above."""
+"""Upper bounds of the freshness histogram, in ms; one more bucket has higher values."""
 WINDOW_S: Final = 60.0
-"""What percentiles and rates are of."""
+"""Period of percentiles and rates."""
 _POINTS_MAX: Final = 4_096
 _BATCHES_MAX: Final = 256
 CHANGED_MAX: Final = 20
-"""Views of a batch that are known by name: a trace is small."""
+"""Views of a batch whose IDs are recorded, to keep traces small."""
 
 
 class ViewGauge(msgspec.Struct):
-    """What was written of one view since the worker began."""
+    """Writes to one view since the worker began."""
 
     points: deque[tuple[float, float, int]]
-    """Moment (monotonic), freshness in ms, and rows, of each batch of late."""
+    """Monotonic time, freshness in ms, and rows of each recent batch."""
     counts: list[int]
-    """Batches, by bucket."""
+    """Batches by bucket."""
     sum_ms: float = 0.0
     rows: int = 0
     batches: int = 0
     errors: int = 0
-    """How often it was stopped by an error, for good or until it could go on."""
+    """Number of errors that stopped the view, for good or temporarily."""
     restarts: int = 0
-    """How often it went on after that."""
+    """Number of times that it went on afterwards."""
     stopped: bool = False
 
     @classmethod
     def empty(cls) -> ViewGauge:
-        """Nothing was."""
+        """Return a gauge without writes."""
         return cls(deque(maxlen=_POINTS_MAX), [0] * (len(BUCKETS_MS) + 1))
 
     def note(self, at: float, fresh_ms: float, rows: int) -> None:
-        """A batch with ``rows`` of its diffs is in its table."""
+        """Count a batch that wrote ``rows`` diffs to the view's table."""
         self.points.append((at, fresh_ms, rows))
         self.counts[bisect.bisect_left(BUCKETS_MS, fresh_ms)] += 1
         self.sum_ms += fresh_ms
@@ -58,7 +58,7 @@ class ViewGauge(msgspec.Struct):
         self.batches += 1
 
     def told(self, now: float) -> ViewNumbers:
-        """The numbers of the last ``WINDOW_S``, and of all time."""
+        """Return the numbers of the last ``WINDOW_S`` seconds, and the totals."""
         recent = [point for point in list(self.points) if point[0] > now - WINDOW_S]
         late = sorted(ms for _, ms, _ in recent)
         return ViewNumbers(
@@ -77,7 +77,7 @@ class ViewGauge(msgspec.Struct):
 
 
 class ViewNumbers(msgspec.Struct, frozen=True):
-    """See ``ViewGauge``."""
+    """Snapshot of a ``ViewGauge``."""
 
     recent: int
     rows_per_s: float
@@ -93,20 +93,20 @@ class ViewNumbers(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What one engine has done since it began, all views together."""
+    """Totals of one engine over all views, since it began."""
 
     transactions: int
     rows: int
-    """That were written."""
+    """Rows written."""
     errors: int
     restarts: int
     histograms: dict[str, HistogramCounts]
-    """``visible``: from a commit to its being in the tables; ``process``, ``wait`` and ``write``:
-    the phases of a batch; ``sink``: one transaction of the sink."""
+    """``visible``: from a commit until its rows are in the tables; ``process``, ``wait`` and
+    ``write``: phases of a batch; ``sink``: one transaction of the sink."""
 
 
 class BatchNumbers(msgspec.Struct, frozen=True):
-    """What one batch was, and what it took; times in ms."""
+    """Contents and timings of one batch; times in ms."""
 
     txid: int
     attempt: int
@@ -114,21 +114,21 @@ class BatchNumbers(msgspec.Struct, frozen=True):
     """When its answer was taken in, in microseconds since 1970."""
     transactions: int
     rows: int
-    """That were written."""
+    """Rows written."""
     views: int
-    """That it changed."""
+    """Number of views that it changed."""
     process_ms: float
-    """From its being taken to its being computed."""
+    """From taking the batch until its result is computed."""
     wait_ms: float
-    """Until it could be written."""
+    """From then until it could be written."""
     write_ms: float
     fresh_ms: float
     changed: tuple[int, ...] = ()
-    """The ids of these views, the first ``CHANGED_MAX``."""
+    """IDs of the changed views, the first ``CHANGED_MAX``."""
 
 
 class Gauges:
-    """Of one engine."""
+    """Gauges of one engine."""
 
     def __init__(self) -> None:
         self.views: Final[dict[int, ViewGauge]] = {}
@@ -142,7 +142,7 @@ class Gauges:
         self._restarts = 0
 
     def committed(self, answer: Answer, moved: Sequence[int]) -> None:
-        """An answer is taken in; ``moved``: the views that have its txid now."""
+        """Count an answer; ``moved``: the views that have its txid now."""
         job, at, today = answer.job, clock.monotonic(), clock.now()
         since = clock.from_postgres(job.oldest_us or job.commit_time_us)
         fresh_ms = max((today - since).total_seconds() * 1e3, 0.0)
@@ -184,14 +184,14 @@ class Gauges:
         )
 
     def failed(self, view_id: int) -> None:
-        """A view was stopped by an error, for good or until it can go on."""
+        """Count an error that stopped a view, for good or temporarily."""
         gauge = self._of(view_id)
         gauge.errors += 1
         gauge.stopped = True
         self._errors += 1
 
     def went_on(self, view_id: int) -> None:
-        """A view goes on; it counts if an error had stopped it."""
+        """Note that a view goes on; count it if an error had stopped the view."""
         gauge = self._of(view_id)
         if gauge.stopped:
             gauge.stopped = False
@@ -199,7 +199,7 @@ class Gauges:
             self._restarts += 1
 
     def replaced(self, old_id: int, new_id: int) -> None:
-        """A view was filled anew under another id: its counters go on."""
+        """Move the counters of a view that was refilled under another ID."""
         old = self.views.get(old_id)
         if old is None:
             return
@@ -208,7 +208,7 @@ class Gauges:
         self.went_on(new_id)
 
     def totals(self) -> Totals:
-        """All views together; from any thread."""
+        """Return the totals of all views; callable from any thread."""
         return Totals(
             *(self._transactions, self._rows, self._errors, self._restarts),
             {name: made.told() for name, made in self._histograms.items()},
@@ -221,12 +221,12 @@ class Gauges:
         return gauge
 
     def forget(self, view_id: int) -> None:
-        """A view is gone."""
+        """Forget a view."""
         self.views.pop(view_id, None)
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """The value below which ``part`` of them are (nearest rank); None: there are none."""
+    """Return the nearest-rank percentile of sorted values (``part`` from 0 to 1), or None."""
     if not ordered:
         return None
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]

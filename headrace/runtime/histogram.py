@@ -1,7 +1,7 @@
-"""Histograms of seconds: counted by bucket, so that one observation costs a bisection.
+"""Histograms of durations in seconds; one observation costs a bisection.
 
-They begin at zero with the process, as counters do: who reads them takes the rate of their growth.
-Written on one thread, read on any.
+Counts begin at zero with the process, like counters, so readers use the rate of their growth.
+Written on one thread, readable from any.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Upper bounds of buckets for what takes from a millisecond to a minute."""
+"""Upper bounds of the buckets, from a millisecond to a minute."""
 
 
 class HistogramCounts(msgspec.Struct, frozen=True):
-    """What a histogram has counted so far."""
+    """Counts of a histogram so far."""
 
     bounds: Sequence[float]
-    """Upper bounds of the buckets, in seconds; one more bucket has what is above."""
+    """Upper bounds of the buckets, in seconds; one more bucket has higher values."""
     counts: Sequence[int]
-    """Observations, by bucket."""
+    """Observations by bucket."""
     sum_s: float
 
 
 class Histogram:
-    """Of one kind of duration."""
+    """Histogram of one kind of duration."""
 
     __slots__ = ("_counts", "_sum_s")
 
@@ -39,10 +39,10 @@ class Histogram:
         self._sum_s = 0.0
 
     def note(self, seconds: float) -> None:
-        """It has taken so long once more."""
+        """Count one observation."""
         self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
         self._sum_s += seconds
 
     def told(self) -> HistogramCounts:
-        """A copy."""
+        """Return a copy of the counts."""
         return HistogramCounts(SECONDS, list(self._counts), self._sum_s)

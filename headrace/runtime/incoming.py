@@ -1,4 +1,4 @@
-"""The rows of a txid, as units take them up: decoded from the stream, described, by number."""
+"""Rows of a txid as units ingest them: decoded from the stream, with numbered columns."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from headrace.types import Diffs
 
 
 class Describer(Protocol):
-    """Who knows tables (``runtime.watch``)."""
+    """Knowledge of tables (``runtime.watch``)."""
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
-        """The stream describes tables; the views, by id, that must not take rows after it."""
+        """Take table descriptions; return the views, by ID, that must not take rows after them."""
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one.
+        """Return a change batch with columns ``n:<attnum>``; ``xid`` is its last transaction.
 
-        Only of columns in ``read``; None: of all.
+        ``read``: the columns to include; None: all.
         """
 
 
 class Frames(ABC):
-    """The change batches of one batch, in chunks; may be read again (for one that failed)."""
+    """The change batches of one batch, in chunks; may be read again (after a failure)."""
 
     def __init__(self, first: int, txid: int, attempt: int, instant: int, oldest_us: int) -> None:
-        """All that came with the txids from ``first`` to ``txid``, taken as one, ``txid``.
+        """Create frames for the txids from ``first`` to ``txid``, processed as one, ``txid``.
 
-        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
-        view that reads the clock takes part, also where none of its tables has changed.
+        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC.  All views
+        that read the clock take part, even if none of their tables has changed.
         """
         self.first: Final = first
         self.txid: Final = txid
@@ -44,19 +44,19 @@ class Frames(ABC):
         self.instant: Final = instant
         self.oldest_us: Final = oldest_us
         self.stopped: dict[int, HeadraceError] = {}
-        """Views that must not take the rows, by id; known when the rows are."""
+        """Views that must not take the rows, by ID; filled while the rows are read."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Chunks of frames; REQUIRES: read to the end."""
+        """Iterate over chunks of frames.  REQUIRES: read to the end."""
 
     @abstractmethod
     def all(self) -> list[TableDiffs] | None:
-        """Every frame; None when they do not fit into memory."""
+        """Return every frame, or None when they do not fit into memory."""
 
 
 class StreamFrames(Frames):
-    """Those of a batch that was taken from the stream, decoded."""
+    """Frames of a batch from the stream, decoded."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class StreamFrames(Frames):
         instant: int = 0,
         types: Types | None = None,
     ) -> None:
-        """``describer`` is told which tables the stream describes anew, before their rows.
+        """Create frames of ``batch``; ``describer`` gets new table descriptions before their rows.
 
-        Columns of ``types`` come as values, parsed once, and others do not; without it, all as
-        text.
+        Columns in ``types`` are parsed once, into values, and other columns are left out.  Without
+        ``types``, all columns come as text.
         """
         super().__init__(txid, txid, attempt, instant, batch.oldest_us)
         self._types = types
         self.pass_on: list[Callable[[list[TableDiffs] | None], None]] = []
-        """Who is given each chunk once, and None at the end."""
+        """Functions called with each chunk once, and with None at the end."""
         self._describer = describer
         self._xids: dict[int, int] = {}
-        """Transactions by the LSN that their rows have."""
+        """XIDs by the LSN that their rows have."""
         self._batch = batch
         self._decoder = decoder
         self._kept: list[list[TableDiffs]] | None = None
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
-        """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
+        """Iterate over chunks.  REQUIRES: read to the end; the decoder must see every message."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -123,7 +123,7 @@ class StreamFrames(Frames):
         return typed(found, read or {})
 
     def all(self) -> list[TableDiffs] | None:
-        """Every frame; None when they do not fit into memory."""
+        """Return every frame, or None when they do not fit into memory."""
         if self._batch.spooled or self._kept is None:
             return None
         return [frame for chunk in self._kept for frame in chunk]

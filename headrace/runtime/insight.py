@@ -1,8 +1,7 @@
-"""What the worker tells of itself: its queues, and what its memory goes to.
+"""Statistics of the worker: its queues, and its memory by use.
 
-Everything here is read beside the engine, which goes on, also where it is inside of a long batch:
-each number is that of some moment not long ago.  Units are told by their ids; whoever asks must
-not show what is of views that its own caller may not see.
+Everything here is read while the engine runs, even in a long batch, so each number may be slightly
+out of date.  Units are given by ID; the caller must hide views that its user may not see.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock, events
-from headrace.runtime import side
-from headrace.runtime.book import Book
+from headrace.runtime import lagging_queue
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
@@ -34,82 +33,82 @@ _RESIDENT: Final = {
     "RssFile": "process: files",
     "RssShmem": "process: shared",
 }
-"""What the system says of a process's memory, in kB, and what we call it."""
+"""Fields of /proc/self/status, in kB, and the names shown for them."""
 
 Table = Mapping[tuple[str, Hashable], Standing]
 """The shared table: rows by queue and successor."""
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A queue, and one who reads it."""
+    """A queue and one of its readers."""
 
     id: int
-    """Of the unit whose rows it has; 0: it has changes of the stream."""
+    """ID of the unit that sends the rows; 0: changes of the stream."""
     kind: str
-    """``subplan``, ``stream`` (what is kept of it on our side), or ``lane`` (what has come for
-    views that are processed beside the others)."""
+    """``subplan``, ``stream`` (batches retained locally), or ``lane`` (batches for the views in the
+    side lane)."""
     reader: int
-    """The unit that reads it; 0: whoever reads the stream."""
+    """ID of the unit that reads it; 0: the readers of the stream."""
     nodes: tuple[str, ...]
-    """Those of the reader's plan whose rows they are."""
+    """Nodes of the reader's plan that the rows go to."""
     views: tuple[int, ...] | None
-    """The views that need what the reader reads: itself, if it is one; None: everybody."""
+    """IDs of the views that need the reader; a view needs itself.  None: all views."""
     rows: int
     bytes: int
     blocks: int
     contiguous: bool
     resident_bytes: int
-    """Of its blocks, those that are in memory."""
+    """Bytes of its blocks that are in memory."""
     base_txid: int
     front_txid: int
     tail_txid: int | None
-    """The last txid that is durable in the reader; None: it has no place in the queue."""
+    """Last txid that is durable in the reader; None: it has no position in the queue."""
     head_txid: int
-    """The last txid that it has processed."""
+    """Last txid that the reader has processed."""
     behind_bytes: int | None
-    """What came after its tail."""
+    """Bytes after the reader's tail."""
     priority: int
-    """How urgent it is that the reader reads on (``urgency.py``)."""
+    """How urgently the reader must read on (``queue_priority.py``)."""
     resident_pct: int
-    """How much of what is queued is in memory, when it was tended last."""
+    """Percentage of the queued rows that was in memory at the last maintenance."""
     running: bool
-    """Whether the reader is being called with what stands there."""
+    """Whether the reader is working on rows of the queue."""
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
-    """What some memory, or disk, is used for."""
+    """One use of memory, or of disk."""
 
     part: str
     bytes: int
     limit: int | None = None
-    """How much it may be; None: nothing says, or it is a part of another row."""
+    """Maximum; None: there is none, or the row is part of another row."""
     views: tuple[int, ...] | None = None
-    """The views it is for; None: it is everybody's."""
+    """IDs of the views that use it; None: all views."""
 
 
-def queues(book: Book) -> list[dict[str, Any]]:
-    """A ``QueueRow`` for each reader of each queue."""
+def queues(state: EngineState) -> list[dict[str, Any]]:
+    """Return a ``QueueRow`` for each reader of each queue."""
     out: list[QueueRow] = []
-    storage = book.storage
+    storage = state.storage
     if storage is None:
         return []
     table = storage.pool.table.rows()
-    for shared in list(book.subplans.values()):
+    for shared in list(state.subplans.values()):
         if shared.queue is not None:
-            out += _of_subplan(book, shared, shared.queue, storage, table)
-    if book.retained.queue is not None:
-        out.append(_of_stream(book, book.retained.queue, storage, table))
-    if book.side.queue is not None:
-        out.append(_of_lane(book, book.side.queue, storage, table))
+            out += _of_subplan(state, shared, shared.queue, storage, table)
+    if state.retained.queue is not None:
+        out.append(_of_stream(state, state.retained.queue, storage, table))
+    if state.side.queue is not None:
+        out.append(_of_lagging(state, state.side.queue, storage, table))
     return [msgspec.structs.asdict(row) for row in out]
 
 
 def _of_subplan(
-    book: Book, shared: Shared, queue: Queue, storage: Storage, table: Table
+    state: EngineState, shared: Shared, queue: Queue, storage: Storage, table: Table
 ) -> list[QueueRow]:
     held = queue.contents()
     out = []
-    for reader in book.readers(shared):
+    for reader in state.readers(shared):
         nodes = tuple(sorted(node for node, unit in reader.feeds.items() if unit == shared.id))
         tail, behind = held.behind.get(reader.id, (None, None))
         out.append(
@@ -119,7 +118,7 @@ def _of_subplan(
                     "subplan",
                     reader.id,
                     nodes,
-                    _views(book, reader),
+                    _views(state, reader),
                     *_about(held, storage),
                 ),
                 *(tail, reader.processed, behind),
@@ -129,25 +128,25 @@ def _of_subplan(
     return out
 
 
-def _of_stream(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
-    reader = book.retained.READER
+    reader = state.retained.READER
     tail, behind = held.behind.get(reader, (None, None))
     return QueueRow(
-        *(0, "stream", 0, (), None, *_about(held, storage), tail, book.taken.txid, behind),
+        *(0, "stream", 0, (), None, *_about(held, storage), tail, state.taken.txid, behind),
         *_standing(table, queue.name, reader),
     )
 
 
-def _of_lane(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+def _of_lagging(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
-    tail, behind = held.behind.get(side.NAME, (None, None))
-    views = book.aside
+    tail, behind = held.behind.get(lagging_queue.NAME, (None, None))
+    views = state.aside
     processed = min((view.processed for view in views), default=held.last_txid)
     return QueueRow(
         *(0, "lane", 0, (), tuple(view.id for view in views), *_about(held, storage)),
         *(tail, processed, behind),
-        *_standing(table, queue.name, side.NAME),
+        *_standing(table, queue.name, lagging_queue.NAME),
     )
 
 
@@ -163,10 +162,10 @@ def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, boo
     return round(row.priority), row.resident_pct, row.running
 
 
-def links(book: Book) -> dict[str, dict[str, Any]]:
-    """What the links to other workers are like, of those that are up."""
+def links(state: EngineState) -> dict[str, dict[str, Any]]:
+    """Return figures of the links to other workers that are up."""
     out = {}
-    for host in list(book.hosts.values()):
+    for host in list(state.hosts.values()):
         link = host.link
         if link is not None and link.up:
             figures = dataclasses.asdict(link.sender.figures())
@@ -174,25 +173,25 @@ def links(book: Book) -> dict[str, dict[str, Any]]:
     return out
 
 
-def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
-    """How fresh each view was of late (``gauges.ViewNumbers``), and what the worker does.
+def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
+    """Return each view's freshness (``gauges.ViewNumbers``), and numbers of the worker.
 
-    ``whole``: also of views to which nothing was written of late.
+    ``whole``: include views without recent writes.
     """
     now = clock.monotonic()
     told = {}
-    for view_id, known in list(book.gauges.views.items()):
+    for view_id, known in list(state.gauges.views.items()):
         if whole or known.points:
             numbers = known.told(now)
             if whole or numbers.recent:
                 told[view_id] = numbers
-    rows = _states(book) if whole or told else _databases(book)
+    rows = _states(state) if whole or told else _databases(state)
     states: dict[int, int] = {}
     for row in rows:
         for view_id in row.views or ():
             states[view_id] = states.get(view_id, 0) + row.bytes // len(row.views or (0,))
     views = {}
-    for view in list(book.views.values()) if whole else filter(None, map(book.views.get, told)):
+    for view in list(state.views.values()) if whole else filter(None, map(state.views.get, told)):
         numbers = told.get(view.id) or ViewGauge.empty().told(now)
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
@@ -206,25 +205,25 @@ def gauges(book: Book, *, whole: bool = True) -> dict[str, Any]:
         }
     return {
         "views": views,
-        "reconnects": book.reconnects,
-        "batches_total": book.batches,
-        "workers": {MAIN: True, **{host.name: host.up for host in list(book.hosts.values())}},
+        "reconnects": state.reconnects,
+        "batches_total": state.batches,
+        "workers": {MAIN: True, **{host.name: host.up for host in list(state.hosts.values())}},
         "memory_used_bytes": sum(
             row.bytes
-            for row in (*rows, *_changes(book), *_queues(book))
+            for row in (*rows, *_changes(state), *_queues(state))
             if row.limit is not None and row.part != "queues on disk"
         ),
-        "totals": msgspec.to_builtins(book.gauges.totals()),
-        "checkpoints": book.checkpoints.statistics(),
+        "totals": msgspec.to_builtins(state.gauges.totals()),
+        "checkpoints": state.checkpoints.statistics(),
     }
 
 
-def batches(book: Book) -> list[dict[str, Any]]:
-    """The last batches that were committed, the newest first, behind those in flight."""
-    done = [msgspec.structs.asdict(row) for row in reversed(list(book.gauges.batches))]
+def batches(state: EngineState) -> list[dict[str, Any]]:
+    """Return the batches in flight, then the last committed ones, newest first."""
+    done = [msgspec.structs.asdict(row) for row in reversed(list(state.gauges.batches))]
     flying = [
         {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
-        for f in book.pipeline.flights()
+        for f in state.pipeline.flights()
     ]
     for row in done:
         names = (events.view_name(view_id) for view_id in row.pop("changed"))
@@ -232,14 +231,14 @@ def batches(book: Book) -> list[dict[str, Any]]:
     return [*reversed(flying), *({**row, "state": "committed"} for row in done)]
 
 
-def memory(book: Book) -> list[dict[str, Any]]:
-    """A ``MemoryRow`` for each use there is."""
-    rows = [*_process(), *_states(book), *_changes(book), *_queues(book)]
+def memory(state: EngineState) -> list[dict[str, Any]]:
+    """Return a ``MemoryRow`` for each use."""
+    rows = [*_process(), *_states(state), *_changes(state), *_queues(state)]
     return [msgspec.structs.asdict(row) for row in rows]
 
 
 def _process() -> list[MemoryRow]:
-    """What the system says: all that the process has in memory, and of what kind that is."""
+    """Return the process's resident memory, in total and by kind, as the kernel reports it."""
     out = []
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
@@ -248,50 +247,50 @@ def _process() -> list[MemoryRow]:
     return out
 
 
-def _databases(book: Book) -> list[MemoryRow]:
-    """Of the state database, whole."""
-    database = book.opened
+def _databases(state: EngineState) -> list[MemoryRow]:
+    """Return the memory of the whole state database."""
+    database = state.opened
     if database is None:
         return []
     return [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
 
 
-def _states(book: Book) -> list[MemoryRow]:
-    """Of the state database, whole and by what it is for."""
-    out = _databases(book)
+def _states(state: EngineState) -> list[MemoryRow]:
+    """Return the memory of the state database, in total and by unit."""
+    out = _databases(state)
     if not out:
         return []
-    for unit in book.units:
+    for unit in state.units:
         store = unit.store
         if isinstance(store, RocksStore):
             part = "shared states" if isinstance(unit, Shared) else "states"
-            out.append(MemoryRow(part, store.memory_bytes, views=_views(book, unit)))
-    for host in list(book.hosts.values()):
+            out.append(MemoryRow(part, store.memory_bytes, views=_views(state, unit)))
+    for host in list(state.hosts.values()):
         views = tuple(sorted(host.units))
         out.append(MemoryRow(f'states on worker "{host.name}"', host.memory_bytes, views=views))
     return out
 
 
-def _changes(book: Book) -> list[MemoryRow]:
-    """Of the stream's changes, and of rows on their way."""
+def _changes(state: EngineState) -> list[MemoryRow]:
+    """Return the memory of the stream's changes, and of rows to be written."""
     out = []
-    limit = book.settings.memory.changes
-    stream = book.stream
+    limit = state.settings.memory.changes
+    stream = state.stream
     if stream is not None:
         numbers = stream.batcher.statistics()
         out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
         in_memory, on_disk = stream.streamed
-        out.append(MemoryRow("changes not committed", in_memory, book.settings.memory.transaction))
+        out.append(MemoryRow("changes not committed", in_memory, state.settings.memory.transaction))
         out.append(MemoryRow("changes on disk", numbers["spooled_bytes"] + on_disk))
-    out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes, limit))
-    grants = book.grants
+    out.append(MemoryRow("rows to be written", state.pipeline.waiting_bytes, limit))
+    grants = state.grants
     out.append(MemoryRow("batches at work", grants.granted_bytes, grants.budget_bytes))
     out.append(MemoryRow("columns (Arrow)", pa.total_allocated_bytes()))
     return out
 
 
-def _queues(book: Book) -> list[MemoryRow]:
-    storage = book.storage
+def _queues(state: EngineState) -> list[MemoryRow]:
+    storage = state.storage
     if storage is None:
         return []
     held = [queue.contents() for queue in storage.queues]
@@ -299,10 +298,10 @@ def _queues(book: Book) -> list[MemoryRow]:
     limit = storage.file.blocks_max * storage.file.block_bytes
     return [
         MemoryRow("queues on disk", storage.file.backed * storage.file.block_bytes, limit),
-        MemoryRow("queues in memory", resident, book.settings.memory.queues),
+        MemoryRow("queues in memory", resident, state.settings.memory.queues),
         MemoryRow("queues in use", sum(each.held_bytes for each in held)),
     ]
 
 
-def _views(book: Book, unit: Unit) -> tuple[int, ...]:
-    return tuple(sorted(view.id for view in book.views_of(unit)))
+def _views(state: EngineState, unit: Unit) -> tuple[int, ...]:
+    return tuple(sorted(view.id for view in state.views_of(unit)))

@@ -1,6 +1,6 @@
-"""What is done with a batch that was taken from the stream: recorded, processed, handed on.
+"""The processing phase of a batch taken from the stream: record, process, hand to the sink.
 
-Views that cannot process it stop at the one before; the others do not notice.
+A view that cannot process the batch stops at the one before; other views are not affected.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
 from headrace.runtime import positions
-from headrace.runtime.batches import Altered, Outcome, Processor
-from headrace.runtime.book import Book
+from headrace.runtime.batches import Outcome, Processor, ViewAlteration
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
@@ -28,23 +27,24 @@ from headrace.runtime.positions import BatchRecord, Position
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 
 _ROOM_S: Final = 1.0
 
 
 class Intake:
-    """The processing phase; all but ``at_work`` on the engine's thread."""
+    """The processing phase; all but ``at_work`` and ``works`` is for the engine's thread."""
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         watch: Watch,
         leaving: Leaving,
         commits: Commits,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
-        self._book = book
+        self._state = state
         self._watch = watch
         self._leaving = leaving
         self._commits = commits
@@ -53,53 +53,53 @@ class Intake:
         self._decoder = Decoder()
         self._plans: list[PhysicalPlan] = []
         self._types: Types = {}
-        """Of what the plans read: how the columns of changes are parsed."""
+        """Types by which the columns of changes are parsed; the plans read them."""
         self._processor = Processor(
-            book.settings, book.suspects, watch.altered, book.evaluators, book.grants
+            state.settings, state.suspects, watch.altered, state.evaluators, state.grants
         )
         self.at_work: Final = self._processor.at_work
-        """See there; for any thread."""
+        """See ``Processor.at_work``; for any thread."""
         self.works: Final = self._processor.works
-        """Likewise."""
+        """See ``Processor.works``; for any thread."""
 
     def rewind(self) -> None:
-        """The stream begins anew, and describes its tables again."""
+        """Prepare for a new stream, which describes its tables again."""
         self._decoder = Decoder()
 
     def close(self) -> None:
         """End the threads."""
         self._processor.close()
 
-    def beside(self, altered: Altered) -> Processor:
-        """Another processor, which shares the pool of this one; ``altered``: see there."""
-        book = self._book
+    def beside(self, altered: ViewAlteration) -> Processor:
+        """Return a second processor on the same thread pool; ``altered``: see ``Processor``."""
+        state = self._state
         return Processor(
-            *(book.settings, book.suspects, altered, book.evaluators, book.grants),
+            *(state.settings, state.suspects, altered, state.evaluators, state.grants),
             self._processor.pool,
         )
 
     def process(self, batch: Batch) -> Outcome:
-        """The processing phase: the dataflows; what comes out goes to the sink thread."""
-        book, began_s = self._book, clock.monotonic()
-        txid = batch.txid if batch.txid is not None else book.next_txid
-        careful = book.suspects.careful(txid)
-        if careful:
+        """Run the dataflows on a batch, and hand the result to the sink thread."""
+        state, began_s = self._state, clock.monotonic()
+        txid = batch.txid if batch.txid is not None else state.next_txid
+        sequential = state.suspects.sequential(txid)
+        if sequential:
             self._drain()
-        attempt = book.pipeline.begin(txid)
+        attempt = state.pipeline.begin(txid)
         record = self.record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
-        book.retained.put(record, batch)
+        state.retained.put(record, batch)
         faults.point(faults.BATCH_KEPT)
         behind = self._behind(txid)
         here = [view for view in behind if not view.placed]
         instant = record.commit_time_us
         late = self._late(txid)
         away = [*(view for view in behind if view.placed), *late]
-        needed = [s for s in book.needed(behind) if s.id not in {part.id for part in late}]
-        side = book.side
-        aside = book.aside
-        plans = [unit.own for unit in (*needed, *late, *behind, *book.needed(aside), *aside)]
-        if plans != self._plans:  # the same ones, as a rule
+        needed = [s for s in state.needed(behind) if s.id not in {part.id for part in late}]
+        side = state.side
+        aside = state.aside
+        plans = [unit.own for unit in (*needed, *late, *behind, *state.needed(aside), *aside)]
+        if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
@@ -114,9 +114,9 @@ class Intake:
             *(outcome, behind, [*needed, *late], batch.end_lsn, batch.transactions),
             began_s=began_s,
         )
-        book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
-        book.pipeline.processed(job)
-        if careful:
+        state.taken = Position(txid, max(batch.end_lsn, state.taken.lsn))
+        state.pipeline.processed(job)
+        if sequential:
             self._drain()
         return outcome
 
@@ -143,7 +143,7 @@ class Intake:
         *,
         began_s: float = 0.0,
     ) -> CommitJob:
-        """What is to be written of what was processed; those who have failed stop."""
+        """Return the job that writes the processed views; stop the views that failed."""
         if outcome.failed:
             self._stop_failed(outcome)
         frames = outcome.frames
@@ -160,35 +160,35 @@ class Intake:
         )
 
     def pass_time(self, instant: int) -> None:
-        """A batch in which nothing happens but that it is ``instant`` now."""
-        while not self._book.pipeline.room:
+        """Process an empty batch, which only moves the clock to ``instant``."""
+        while not self._state.pipeline.room:
             self._commits.take(_ROOM_S)
-        self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
+        self.process(Batch(end_lsn=self._state.start_lsn, commit_time_us=instant))
 
     def record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
-        """Have it on record how a batch was cut, before anything is done with it."""
-        book = self._book
+        """Record how the batch is cut, before it is processed."""
+        state = self._state
         meta: positions.Meta = {}
-        start = book.start_lsn
-        before = book.records.get(txid - 1)
-        # Time never goes back from one batch to the next, whatever the source's clock does.
+        start = state.start_lsn
+        before = state.records.get(txid - 1)
+        # Time never goes back between batches, even if the source's clock does.
         instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
-        record = book.records.record(
+        record = state.records.record(
             meta, BatchRecord(txid, start, batch.end_lsn, instant, attempt)
         )
         if meta:
-            # What a view that reads the clock was shown must be shown again: nothing else
-            # would tell a batch's instant once its record is lost.
-            book.db.put_meta(meta, sync=book.reads_clock)
+            # A view that reads the clock must get the same timestamp again, and only the
+            # record has it.
+            state.db.put_meta(meta, sync=state.reads_clock)
         return record
 
     def _behind(self, txid: int) -> list[View]:
-        """The views that take part in ``txid``, but for those that do so later, beside."""
-        aside = self._book.side.groups
+        """Return the views that take part in ``txid`` now; views in the side lane do so later."""
+        aside = self._state.side.groups
         out = [
             view
-            for view in self._book.views.values()
-            # Who has no states now will lack it.
+            for view in self._state.views.values()
+            # A view without states lacks the txid until it catches up.
             if view.live
             and view.processed < txid
             and view.store is not None
@@ -200,32 +200,32 @@ class Intake:
         return out
 
     def _late(self, txid: int) -> list[Shared]:
-        """The parts of views that lack ``txid``, on other workers."""
-        out = self._book.late(txid)
+        """Return the parts on other workers that lack ``txid``."""
+        out = self._state.late(txid)
         for part in out:
             if part.processed != txid - 1:
                 raise BugError(f"unit {part.id} is at txid {part.processed} when {txid} comes")
         return out
 
     def _stop_failed(self, outcome: Outcome) -> None:
-        """Views that cannot process the batch stop at the one before."""
-        book = self._book
+        """Stop the views that cannot process the batch at the one before."""
+        state = self._state
         self._drain()
         for unit_id, error in outcome.failed.items():
-            shared = book.subplans.get(unit_id)
+            shared = state.subplans.get(unit_id)
             if shared is not None:
-                self._stop_all(shared, book.views_of(shared), error, outcome.frames)
+                self._stop_all(shared, state.views_of(shared), error, outcome.frames)
         for unit_id, error in outcome.failed.items():
-            failed = book.views.get(unit_id)
-            # One that is not live could not write an earlier txid, or has just failed.
+            failed = state.views.get(unit_id)
+            # A view that is not live failed at an earlier txid, or just now.
             if failed is not None and failed.live:
                 self._stop_all(failed, [failed], error, outcome.frames)
 
     def _stop_all(
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> None:
-        """``views``, which need ``unit``, stop; interrupted ones are tried again."""
-        judged = [self._leaving.judge(view, error) for view in views]
+        """Stop ``views``, which need ``unit``; interrupted ones are tried again."""
+        judged = [self._leaving.classify(view, error) for view in views]
         final = [e for e in judged if not isinstance(e, Interrupted)]
         known = self._reason(unit, views, final[0] if final else error, frames)
         for view, own in zip(views, judged, strict=True):
@@ -234,14 +234,14 @@ class Intake:
     def _reason(
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames
     ) -> HeadraceError:
-        """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
+        """Return why ``views``, which need ``unit``, stop: altered definitions before a bad row."""
         for view in views:
             known = self._watch.cause(view, error)
-            # What somebody may not read any more is his own view's reason only.
+            # A lost right of one view's owner is the reason of that view only.
             if known is not error and not isinstance(known, RightEnded | OwnerGone):
                 unit.back(frames.txid)
                 return known
         if unit.placed:
             unit.back(frames.txid)
-            return error  # who has its states has looked for the row
+            return error  # its worker has searched for the row already
         return self._processor.blame(unit, error, frames)

@@ -1,4 +1,4 @@
-"""What the engine's thread and the sink's thread hand to each other."""
+"""Commit jobs and their answers, passed between the engine's thread and a sink thread."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from headrace.postgres.definitions import Definitions
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
 from headrace.sink.table import ResultTable
-from headrace.sql.history import Moment
+from headrace.sql.history import HistoryPosition
 from headrace.sql.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class ViewPart:
-    """What a txid means to one view; everything that writing it needs."""
+    """One view's part of a txid, with everything needed to write it."""
 
     view_id: int
     target: ResultTable
     group: str
     progress: Progress
-    """As the engine knows it; its epoch makes us the owner."""
+    """Progress as the engine knows it; its epoch proves ownership."""
     diffs: pa.RecordBatch | None
-    """None, or without rows: the view did not change."""
+    """Changes of the view; None or without rows: it did not change."""
     known: Definitions | None = None
-    """What ``diffs`` were computed under, besides tables."""
+    """Definitions, besides tables, under which ``diffs`` were computed."""
     rights: Sequence[Right] = ()
-    """Without which the view is not written."""
+    """Rights without which the view is not written."""
     kept: bool = False
-    """Whether its changes are kept as well."""
+    """Whether its changes go into its history as well."""
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class ViewPart:
         diffs: pa.RecordBatch | None,
         relied_on: Callable[[View], tuple[Definitions | None, Sequence[Right]]],
     ) -> Self:
-        """The part of ``view``; ``relied_on`` is asked only where something is written."""
+        """Return the part of ``view``; call ``relied_on`` only if there is something to write."""
         assert view.progress is not None, "live views are owned"
         part = cls(view.id, view.target, view.commit_group, view.progress, diffs)
         if not part.changes:
@@ -67,25 +67,25 @@ class CommitJob:
     txid: int
     attempt: int
     lsn: int
-    """Where its last transaction ends."""
+    """End LSN of its last transaction."""
     transactions: int
     commit_time_us: int
     parts: tuple[ViewPart, ...]
     shared: tuple[int, ...] = ()
-    """Ids of the shared subplans that have processed it for their readers."""
+    """IDs of the shared subplans that have processed it for their readers."""
     size: int = 0
     """Bytes of the rows to be written."""
     oldest_us: int = 0
-    """Commit time of its first transaction, as ``commit_time_us``; 0: it is not known."""
+    """Commit time of its first transaction, in the unit of ``commit_time_us``; 0: unknown."""
     began_s: float = 0.0
-    """When it was taken, on the monotonic clock; 0: beside the others."""
+    """When it was taken, on the monotonic clock; 0: in the side lane."""
     done_s: float = 0.0
-    """When it was computed."""
+    """When its result was computed, on the monotonic clock."""
 
     @property
-    def moment(self) -> Moment:
-        """When its changes are made, as histories have it."""
-        return Moment(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
+    def moment(self) -> HistoryPosition:
+        """Moment of its changes, as histories record it."""
+        return HistoryPosition(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
 
 
 @dataclass(slots=True)
@@ -94,27 +94,26 @@ class Answer:
 
     job: CommitJob
     progress: dict[int, Progress] = field(default_factory=dict)
-    """Where the result tables are now."""
+    """Progress of the result tables now."""
     failed: dict[int, HeadraceError] = field(default_factory=dict)
     """Views that could not be written."""
     gone: set[int] = field(default_factory=set)
-    """Views that the catalog does not have any more."""
+    """Views that are no longer in the catalog."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What writing took, by commit group."""
+    """Seconds of writing, by commit group."""
 
 
 class Closed(Exception):
-    """There will be no job any more."""
+    """Raised when no more jobs will come."""
 
 
 class Jobs(ABC):
-    """Jobs on their way from the engine's thread to a sink thread; safe between the two.
+    """Jobs on their way from the engine's thread to a sink thread; safe for both.
 
-    * Invariant: after a failure no job comes out until somebody rewinds.
+    * Invariant: after a failure no job comes out until a rewind.
     """
 
     def __init__(self) -> None:
-        """There is none."""
         self._changed: Final = threading.Condition()
         # Guarded by the condition's lock.
         self._jobs: deque[CommitJob] = deque()
@@ -131,10 +130,10 @@ class Jobs(ABC):
             self._changed.notify_all()
 
     def abort(self, interrupt: Callable[[], None]) -> None:
-        """Give up what is in flight; returns when the sink thread does nothing any more.
+        """Give up what is in flight; return when the sink thread is idle.
 
-        ``interrupt`` makes it fail where it waits.  Whether its last commit was made is found
-        out by taking the views over.  A rewind must follow.
+        ``interrupt`` makes it fail where it waits.  Taking over the views shows whether its last
+        commit was made.  A rewind must follow.
         """
         with self._changed:
             self._forget()
@@ -151,15 +150,15 @@ class Jobs(ABC):
     @property
     @abstractmethod
     def busy_s(self) -> float:
-        """For how long the oldest txid in flight has been under way."""
+        """Seconds since the oldest txid in flight was taken."""
 
     def next_job(self, timeout_s: float) -> CommitJob | None:
-        """The next job to commit; None: nothing for ``timeout_s``, a moment for upkeep.
+        """Return the next job to commit, or None after ``timeout_s``, for upkeep.
 
         ``committed``, ``failed`` or ``rested`` must follow.
 
         Raises:
-            Closed: there will be none any more.
+            Closed: no more jobs will come.
         """
         with self._changed:
             until = clock.monotonic() + timeout_s
@@ -175,7 +174,7 @@ class Jobs(ABC):
             raise Closed
 
     def committed(self, answer: Answer) -> None:
-        """The job is in the tables."""
+        """Report that the job is in the tables."""
         with self._changed:
             self._writing = False
             self._changed.notify_all()
@@ -183,14 +182,14 @@ class Jobs(ABC):
                 self._answered(answer)
 
     def failed(self, error: Exception) -> None:
-        """The job, or the upkeep, failed; nothing comes out any more until somebody rewinds."""
+        """Report that the job or the upkeep failed; no job comes out until a rewind."""
         with self._changed:
             self._writing = False
             self._failure = self._failure or error
             self._changed.notify_all()
 
     def rested(self) -> None:
-        """The upkeep is done."""
+        """Report that the upkeep is done."""
         with self._changed:
             self._writing = False
             self._changed.notify_all()
@@ -199,9 +198,9 @@ class Jobs(ABC):
 
     @abstractmethod
     def _answered(self, answer: Answer) -> None:
-        """Take note of a job that is committed, and was not given up for another reason."""
+        """Handle a job that is committed and was not given up."""
 
     def _forget(self) -> None:
-        """Nothing is in flight any more."""
+        """Forget everything in flight."""
         self._jobs.clear()
         self._failure = None

@@ -1,11 +1,11 @@
-"""A worker on another machine: it makes itself known in the catalog, again and again.
+"""A worker on another machine, which registers in the catalog periodically.
 
     headrace worker ─► join_worker(name, proof, address, certificate) ─► certificate of the engine
     engine ─► catalog: address, certificate ─► link (TLS, both ends known)
 
-Nothing but the catalog brings the two together: the engine opens no port for it, and who has no
-token is not in the catalog.  All this is in the parent of the process that keeps the states: that
-one computes, and would delay each byte of its links by its hold on the interpreter.
+Engine and worker find each other only through the catalog: the engine opens no port for it, and
+a worker without a token cannot register.  All this runs in the parent of the process that holds
+the states, because that process computes, and its interpreter lock would delay the links.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from headrace.process import keys, password_files, secret_files
 from headrace.sql import nodes
 
 _NOT_WE: Final = ("28000", "55006")
-"""Our token is void; another process has it, and was there lately (``sql/join_worker.sql``)."""
+"""The token is revoked; another process registered as this worker (``sql/join_worker.sql``)."""
 
 _log = structlog.get_logger(__name__)
 
 
 def token(settings: Settings) -> str:
-    """The token that this worker was given.
+    """Return the token that this worker was given.
 
     Raises:
-        PrerequisiteError: there is none, it is none, or others may read it.
+        PrerequisiteError: there is none, it is malformed, or other users may read its file.
     """
     hint = "CALL headrace.create_worker_token(name) answers one, for a file that only you may read."
     if not settings.token_file:
@@ -51,12 +51,12 @@ def token(settings: Settings) -> str:
 
 
 def join(settings: Settings) -> bytes:
-    """Say where this worker listens; returns the certificate of its engine.
+    """Register where this worker listens; return the certificate of its engine.
 
     Raises:
         TransientError: the database cannot be reached now.
-        PrerequisiteError: it does not know the token, or has no engine; or others may read the
-            token, or the password.
+        PrerequisiteError: it does not know the token, or has no engine; or other users may read
+            the token or the password.
     """
     password_files.check(settings.source)
     own = keys.kept(settings.keys_dir)
@@ -70,10 +70,10 @@ def join(settings: Settings) -> bytes:
 
 
 class Joined:
-    """Keeps the worker known in the catalog, and relays the engine that the catalog tells of."""
+    """Registration of the worker in the catalog, and the relay for the engine's connection."""
 
     def __init__(self, settings: Settings) -> None:
-        """Join, and listen.
+        """Register, and listen.
 
         Raises:
             TransientError: the database cannot be reached now.
@@ -107,7 +107,7 @@ class Joined:
                 self._say(None)
 
     def _look(self) -> None:
-        """Join, and listen for the engine that there is now."""
+        """Register, and listen for the current engine."""
         engine = join(self._settings)
         if engine == self._engine:
             return
@@ -131,7 +131,7 @@ class Joined:
             ) from error
 
     def _leave(self) -> None:
-        """Close every connection: another engine is the one now, or another process this worker."""
+        """Close every connection, because the engine or this worker has been replaced."""
         with self._turn:
             if self._listener is not None:
                 self._listener.close()

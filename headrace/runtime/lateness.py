@@ -1,10 +1,10 @@
-"""Which view makes others late: for the owners of all of them, and for the log.
+"""Views that make other views late: reports for their owners and for the log.
 
-The views of a lane wait for each other: a batch is written when all are done with it, and those of
-one commit group change in one transaction.  So a view that takes long holds up the others, and so
-does one of which a large transaction changes many rows.  While the batch is under way
-``list_views()`` names the view that is worked for (``holding.py``).  Afterwards the slow view and
-those that waited have a note, until none was late for a minute; the log names the slow view once.
+The views of a lane wait for each other: a batch is written when all of them have processed it, and
+the views of a commit group change in one transaction.  So a slow view delays the others, as does a
+view with many changed rows.  During the batch, ``list_views()`` names the view that is worked on
+(``activity.py``).  Afterwards the slow view and the delayed views have a note, until no view was
+late for a minute; the log names the slow view once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 
 from headrace import clock
 from headrace.runtime.batches import Outcome
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.jobs import Answer
 from headrace.runtime.views import View
 from headrace.sql import states
@@ -25,59 +25,59 @@ from headrace.sql import states
 _log = structlog.get_logger(__name__)
 
 LATE_S: Final = 2.0
-"""Nobody is called late for less, whatever the views' latency is."""
+"""A view that is less late is not reported, even if its ``latency_ms`` is smaller."""
 OVER_S: Final = 60.0
-"""After so long without another it is over."""
+"""Seconds without a late view after which the notes are removed."""
 _NAMED_MAX: Final = 3
-"""Views that are named to those who are late."""
+"""Maximum number of slow views named."""
 _LISTED_MAX: Final = 20
-"""Late views that the log names."""
+"""Maximum number of late views in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A view that others had to wait for."""
+    """A view that other views had to wait for."""
 
     view: View
     seconds: float
     what: str
-    """What took so long, with its view as the subject."""
+    """The slow operation, for a message with the view as its subject."""
 
 
 class Lateness:
-    """Of one engine; every method runs on its thread."""
+    """Lateness reports of one engine; every method runs on its thread."""
 
-    def __init__(self, book: Book, now: Callable[[], float] = clock.monotonic) -> None:
-        self._book = book
+    def __init__(self, state: EngineState, now: Callable[[], float] = clock.monotonic) -> None:
+        self._state = state
         self._now = now
         self._until: float | None = 0.0
-        """When it is over if nobody is late again; None: nothing is noted."""
+        """Monotonic time at which the notes are removed; None: there are none."""
         self._named: frozenset[int] = frozenset()
         self._late: frozenset[int] = frozenset()
 
     def processed(
         self, outcome: Outcome, took_s: float, views: Iterable[View] | None = None
     ) -> None:
-        """A batch was processed for ``views``, of which each waits for all others.
+        """Check a batch processed for ``views``, which waited for each other.
 
-        By default for all that are not processed beside.
+        By default, these are all views that are not in the side lane.
         """
         if took_s < LATE_S:
             return
         if views is None:
-            aside = {view.id for view in self._book.aside}
-            views = [view for view in self._book.views.values() if view.id not in aside]
+            aside = {view.id for view in self._state.aside}
+            views = [view for view in self._state.views.values() if view.id not in aside]
         slow = []
         for unit_id in outcome.touched:
-            unit = self._book.unit(unit_id)
+            unit = self._state.unit(unit_id)
             if unit is None or unit.bound is None:
                 continue
             what = f"its part of a batch of {outcome.rows} changes"
-            slow += [Slow(v, unit.bound.taken_s, what) for v in self._book.views_of(unit)]
-        self._judge(slow, took_s, views)
+            slow += [Slow(v, unit.bound.taken_s, what) for v in self._state.views_of(unit)]
+        self._classify(slow, took_s, views)
 
     def wrote(self, answer: Answer) -> None:
-        """A batch was written, group by group, over one connection."""
+        """Check a batch that was written, group by group, over one connection."""
         took_s = sum(answer.seconds.values())
         if took_s < LATE_S:
             return
@@ -85,27 +85,27 @@ class Lateness:
         rows = sum(part.diffs.num_rows for part in parts if part.diffs is not None)
         slow = []
         for part in parts:
-            view = self._book.views.get(part.view_id)
+            view = self._state.views.get(part.view_id)
             if view is not None and part.diffs is not None and part.changes:
                 share = part.diffs.num_rows / rows
                 what = f"writing its {part.diffs.num_rows} changed rows"
                 slow.append(Slow(view, took_s * share, what))
-        waited = (self._book.views.get(part.view_id) for part in answer.job.parts)
-        self._judge(slow, took_s, [view for view in waited if view is not None])
+        waited = (self._state.views.get(part.view_id) for part in answer.job.parts)
+        self._classify(slow, took_s, [view for view in waited if view is not None])
 
     def look(self) -> None:
-        """Forget what was noted when it is over; each cycle of the engine comes by here."""
+        """Remove the notes when they have expired; called in each cycle of the engine."""
         if self._until is None or self._now() < self._until:
             return
-        # An earlier process may have left something.
-        states.end_late(self._book.owner.conn)
+        # An earlier process may have left notes.
+        states.end_late(self._state.owner.conn)
         if self._named:
             _log.info("views are not held up any more")
         self._until, self._named, self._late = None, frozenset(), frozenset()
 
-    def _judge(self, slow: Iterable[Slow], took_s: float, views: Iterable[View]) -> None:
+    def _classify(self, slow: Iterable[Slow], took_s: float, views: Iterable[View]) -> None:
         longest = sorted(slow, key=lambda each: -each.seconds)
-        # Of many that take a little each, the first is no worse than the others.
+        # If many views take a little time each, none of them is to blame.
         guilty = [each for each in longest if each.seconds >= LATE_S or each.seconds >= took_s / 2]
         guilty = guilty[:_NAMED_MAX]
         named = frozenset(each.view.id for each in guilty)
@@ -121,7 +121,7 @@ class Lateness:
             return
         self._named, self._late = self._named | named, self._late | late
         states.tell_late(
-            self._book.owner.conn,
+            self._state.owner.conn,
             {each.view.id: f"{each.what} took {each.seconds:.1f} s" for each in guilty},
             sorted(late),
         )

@@ -1,4 +1,4 @@
-"""How views stop, on the engine's thread: for good, until they can go on, or as they are gone."""
+"""Stopping of views: for good, until they can go on, or because they were dropped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import structlog
 
 from headrace import clock, errors, events
 from headrace.runtime import positions, views
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sink import table
 from headrace.sql import states
 from headrace.sql import views as catalog
@@ -25,38 +25,38 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 
 _DAMAGE: Final = (errors.StateDamaged, errors.ContinuityLost, errors.SinkTableError)
-"""What a view is filled anew after by itself (server/resumer.py)."""
+"""Errors after which a view is refilled automatically (server/resumer.py)."""
 TRIES_MAX: Final = 5
-"""Interruptions of a view at one place after which it stops."""
+"""Interruptions of a view at one txid after which it stops for good."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """Views of one engine that stop; every method runs on the engine's thread."""
+    """Stopping of one engine's views; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _watch: Watch
     _sharing: Sharing
     _waits: PositionWaits
-    _hosts: Hosts
+    _hosts: WorkerHandles
     _drain: Callable[[], None]
 
     def leave(self, view: View) -> None:
-        """Take a view out of what is being processed: its state is that of its last txid."""
+        """Remove a view from processing; its state is that of its last txid."""
         self._drain()
         view.reset()
 
     def forget(self, view_id: int) -> None:
-        """The view is gone from the catalog, or about to be."""
-        book = self._book
-        view = book.views.pop(view_id, None)
+        """Forget a view that is gone from the catalog, or about to be."""
+        state = self._state
+        view = state.views.pop(view_id, None)
         if view is not None:
             view.release()
             view.turn(Status.ERROR)
-        book.gauges.forget(view_id)
-        if book.connections is not None:
-            book.owner.forget(view_id)
+        state.gauges.forget(view_id)
+        if state.connections is not None:
+            state.owner.forget(view_id)
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
         events.forget_view(view_id)
@@ -64,23 +64,23 @@ class Leaving:
         self._waits.caught_up()
 
     def drop_state(self, view_id: int) -> None:
-        """Forget the state of a view that is gone."""
+        """Drop the state of a view that is gone."""
         # A checkpoint that is being written may hold the view's mark.
         self._durability.still()
-        known = positions.view(self._book.db, view_id)
-        if known is not None and views.heir(self._book.settings, view_id):
-            return  # until another has them (``loading.py``)
+        known = positions.view(self._state.db, view_id)
+        if known is not None and views.next_owner(self._state.settings, view_id):
+            return  # until another view inherits the states (``loading.py``)
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)
-        self._book.db.put_meta(meta, sync=False)
-        self._book.db.drop_view(view_id)
+        self._state.db.put_meta(meta, sync=False)
+        self._state.db.drop_view(view_id)
         self._hosts.drop(view_id)
         self._sharing.left(view_id)
 
-    def judge(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
-        """What ``error`` comes to for a view: one that interrupts it again and again is final.
+    def classify(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
+        """Return ``error``, or a final error if it has interrupted the view too often.
 
-        An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
+        A user's code may raise an SQLSTATE that says "later", and need never stop doing so.
         """
         if not isinstance(error, errors.Interrupted) or isinstance(error, errors.OutOfReach):
             return error
@@ -98,17 +98,17 @@ class Leaving:
         return view.doom
 
     def fail(self, view: View, error: errors.HeadraceError) -> None:
-        """Stop a view: for good, or until it can go on (its table was locked, say)."""
-        book = self._book
+        """Stop a view, for good or until it can go on (for example when its table is unlocked)."""
+        state = self._state
         self.leave(view)
         if isinstance(error, errors.SinkTableError) and not catalog.exists(
-            book.owner.conn, view.id
+            state.owner.conn, view.id
         ):
             self.forget(view.id)
             return
         error = self._watch.cause(view, error)
         if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
-            # What would fill it anew by itself would also let it run.
+            # The automatic refill would also let the paused view run.
             error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
         blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
         if not blocked:
@@ -117,12 +117,12 @@ class Leaving:
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
-            states.become(book.owner.conn, view.id, status, error)
+            states.become(state.owner.conn, view.id, status, error)
         view.turn(status)
-        book.gauges.failed(view.id)
+        state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
-        view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
+        view.retry_at = clock.monotonic() + state.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:
@@ -131,7 +131,7 @@ class Leaving:
 
 
 def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
-    """``error`` with the call that mends ``view`` as its hint, where it had a vague one."""
+    """Return ``error`` with the call that repairs ``view`` as its hint, if it had a vague one."""
     if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
     elif error.hint == table.UNDO:

@@ -1,4 +1,4 @@
-"""Commands on views, on the engine's thread: adopt, pause, resume, suspend, release, drop, tap."""
+"""Commands on views: adopt, pause, resume, suspend, release, drop, tap."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import structlog
 
 from headrace.errors import TransientError, UndefinedError, UserError
 from headrace.runtime import views
-from headrace.runtime.book import Book
+from headrace.runtime.change_capture import ChangeCapture
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
-from headrace.runtime.taps import Taps
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
@@ -29,54 +29,54 @@ _log = structlog.get_logger(__name__)
 class Lifecycle:
     """Commands on views of one engine; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _loading: Loading
     _leaving: Leaving
     _waits: PositionWaits
-    _taps: Taps
+    _taps: ChangeCapture
     _tick: Callable[[], None]
-    """Has a batch come soon, whether anything changes or not."""
+    """Makes a batch come soon, even if nothing changes."""
     _rewind_soon: Callable[[], None]
 
     def release(self, job: str) -> None:
-        """End a hold and what was suspended for it; nothing happens if there is none."""
-        for view in [v for v in self._book.views.values() if v.suspended == job]:
+        """End a job's hold and resume the views suspended for it; do nothing if there is none."""
+        for view in [v for v in self._state.views.values() if v.suspended == job]:
             self._go_on(view)
-        self._book.holds.release(job)
+        self._state.holds.release(job)
 
     def _go_on(self, view: View) -> None:
-        """End the suspension of a view, which may have another id or name by now."""
+        """End the suspension of a view, whose ID or name may have changed meanwhile."""
         view.suspend(None)
         try:
-            found = views.load_one(self._book.owner.conn, view.id)
+            found = views.load_one(self._state.owner.conn, view.id)
             view.write_to(found.target)
-            self._book.owner.forget(view.id)
+            self._state.owner.forget(view.id)
             if (found.placed, found.parts) != (view.placed, view.parts):
-                # Whoever moved it has ended amid that.
+                # The session that moved the view ended before the move was complete.
                 self._loading.relocate(view, found.placed, found.parts)
         except UndefinedError:
             self._leaving.forget(view.id)
             return
         except (TransientError, psycopg.Error) as error:
-            # ``load`` finds out, with the next connection.
+            # ``load`` reads it over the next connection.
             _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
         self._rewind_soon()
 
-    def keep_holds(self, jobs: set[str]) -> None:
-        """Release every hold of a job that is not among ``jobs``, and its taps."""
+    def keep_pins(self, jobs: set[str]) -> None:
+        """Release the holds and taps of all jobs that are not in ``jobs``."""
         self._taps.keep(jobs)
-        for job in [j for j in self._book.holds.jobs() if j not in jobs]:
+        for job in [j for j in self._state.holds.jobs() if j not in jobs]:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:
-        """Take over a populated view; the future is done when it has caught up with now."""
-        book = self._book
-        view = book.views.get(view_id)
+        """Take over a populated view; the future is done when it has caught up."""
+        state = self._state
+        view = state.views.get(view_id)
         if view is None or not view.owned:
-            view = views.load_one(book.owner.conn, view_id)
+            view = views.load_one(state.owner.conn, view_id)
             self._loading.take(view)
-        target = max(book.position.txid, view.mark.txid)
+        target = max(state.position.txid, view.mark.txid)
         future = self._waits.adopted(view_id, target)
         if view.live and view.mark.txid < target:
             self._rewind_soon()
@@ -84,11 +84,11 @@ class Lifecycle:
         return future
 
     def suspend(self, view_id: int, job: str) -> None:
-        """Write nothing of a view until ``job`` is released: its contents are replaced.
+        """Write nothing to a view until ``job`` is released: its contents are being replaced.
 
-        Other views go on.  Nothing happens to a view that does not run.
+        Other views go on.  A view that does not run is left as it is.
         """
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None or not view.owned:
             return
         self._leaving.leave(view)
@@ -96,18 +96,18 @@ class Lifecycle:
         view.story.add("suspended", job=job)
 
     def pause(self, view_id: int, caller: str | None = None) -> None:
-        """Stop a view at its last txid, until ``resume``; the WAL it lacks is kept.
+        """Stop a view at its last txid until ``resume``; the WAL that it lacks is retained.
 
-        ``caller``: the role that wants it.
+        ``caller``: the role that asked for it.
 
         Raises:
-            UserError: 55000, it has stopped already.
+            UserError: 55000, the view has stopped already.
         """
         view = self._known(view_id)
         if view.status == Status.PAUSED:
             return
-        states.become(self._book.owner.conn, view.id, Status.PAUSED)
-        states.paused_by(self._book.owner.conn, view.id, caller)
+        states.become(self._state.owner.conn, view.id, Status.PAUSED)
+        states.paused_by(self._state.owner.conn, view.id, caller)
         self._leaving.leave(view)
         view.turn(Status.PAUSED)
         view.message = None
@@ -116,30 +116,30 @@ class Lifecycle:
         self._waits.caught_up()
 
     def resume(self, view_id: int) -> None:
-        """Let a paused view go on from its state, by a rewind; nothing happens to others.
+        """Let a paused view go on from its state, by a rewind; do nothing if it is not paused.
 
         Raises:
-            UserError: 55000, it has stopped meanwhile.
+            UserError: 55000, the view has stopped meanwhile.
         """
         view = self._known(view_id)
         if view.status != Status.PAUSED:
             return
-        states.become(self._book.owner.conn, view.id, Status.RUNNING)
+        states.become(self._state.owner.conn, view.id, Status.RUNNING)
         view.turn(Status.RUNNING)
         view.story.add("resumed")
         _log.info("view resumed", view=view.id)
         self._rewind_soon()
 
     def look_again(self, view_id: int) -> None:
-        """Go by what the catalog says now: whether changes are kept, how late the view may be."""
-        view = self._book.views.get(view_id)
+        """Read a view's options from the catalog again: history and ``latency_ms``."""
+        view = self._state.views.get(view_id)
         if view is not None and view.owned:
-            self._book.owner.look_for_histories([view])
-            view.allow(catalog.latency_ms(self._book.owner.conn, view_id))
+            self._state.owner.look_for_histories([view])
+            view.allow(catalog.latency_ms(self._state.owner.conn, view_id))
             view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
     def tap(self, view_id: int, job: str) -> Path:
-        """Keep aside what is written for a view from now on (taps.py).
+        """Capture what is written to a view from now on; return the file's path.
 
         Raises:
             UserError: 55000, the view has stopped; 55006, it is being created.
@@ -147,18 +147,18 @@ class Lifecycle:
         view = self._known(view_id)
         path = self._taps.begin(job, view)
         if view.temporal:
-            # A batch whose instant is known must come before any position asked for.
+            # A batch with a known timestamp must come before any position asked for.
             self._tick()
         return path
 
     def drop(self, view_id: int) -> None:
-        """Forget a view and its state; nothing happens if there is none."""
+        """Forget a view and its state; do nothing if there is none."""
         self._leaving.forget(view_id)
 
     def _known(self, view_id: int) -> View:
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None:
-            view = views.load_one(self._book.owner.conn, view_id)
+            view = views.load_one(self._state.owner.conn, view_id)
             if view.owned:
                 raise UserError(f"view {view.target.shown} is being created", sqlstate="55006")
         if not view.owned:

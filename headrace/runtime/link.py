@@ -1,8 +1,8 @@
-"""A connection over which views are written, by one thread.
+"""The connection over which one thread writes views.
 
-``list_views()`` hears of us by what is asked there every second.  Its application name carries the
-watermark (``watermark.py``) and, where a batch takes long, since when it is under way.  So nothing
-is written while there is nothing to do.
+``list_views()`` reads the connection's entry in pg_stat_activity, which each look renews, every
+second.  The application name carries the watermark (``watermark.py``) and, if a batch takes long,
+the time when it began.  So an idle engine writes nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headrace.sql import covered
 Connection = psycopg.Connection[Any]
 
 LOOK_S: Final = 1.0
-"""How often the sink thread looks at its connection: with it the advisory lock may have gone."""
+"""Seconds between checks of the connection; if it is lost, so may be the advisory lock."""
 _BUSY_S: Final = 1.0
-"""A batch that takes less time is not published."""
+"""Seconds; a shorter batch is not published."""
 # At most 63 bytes, or the server cuts it: both times have one decimal.
 _LOOK: Final = """
 SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN ' busy ' ||
@@ -43,46 +43,46 @@ SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN ' busy 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the connection has found."""
+    """Result of a look at the connection."""
 
     at: float
-    """The server's time, seconds since 1970."""
+    """Server time, in seconds since 1970."""
     wal: int
     """End of the server's WAL."""
     asked: frozenset[int]
-    """Views of which somebody wants to know how far they are (``covered.asked_as``)."""
+    """Views whose coverage a session asks for (``covered.asked_as``)."""
 
 
 class Published(Protocol):
-    """How far the result tables are, for a look at the connection (``watermark.py``)."""
+    """Position of the result tables, for a look at the connection (``watermark.py``)."""
 
     def text(self) -> str:
         """Return the position as the application name carries it; '' while it is not known."""
 
     def sample(self, at: float, wal: int) -> None:
-        """Note where the server's WAL ended ``at`` a time on its clock."""
+        """Note the end ``wal`` of the server's WAL at time ``at`` on its clock."""
 
 
 class CoverageWriter(Protocol):
-    """Tells those who ask how far views are (``coverage.py``)."""
+    """Coverage of views for the sessions that ask for it (``coverage.py``)."""
 
     def restart(self) -> None:
-        """Forget what was read over the connection of before."""
+        """Forget what was read over the earlier connection."""
 
     def look(self, conn: Connection, at: float, asked: frozenset[int]) -> None:
-        """Store how far the views are that are asked for; ``at``: the server's time just now."""
+        """Store how far the views in ``asked`` are; ``at``: the server's time now."""
 
 
 class SinkLink:
-    """The connection of one sink thread; made anew after each loss."""
+    """The connection of one sink thread; created anew after each loss."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        """``name``: what the server knows it by.
+        """Connect; ``name`` is the application name.
 
         Raises:
             TransientError: the server cannot be reached now.
         """
-        # What it keeps prepared is the pipelines' alone.
+        # Only the pipelines use prepared statements.
         self.sink: Final = connected(settings, name, SINK_SETTINGS, prepare=False)
         self.writer: Final = SinkWriter(self.sink)
         self.pipelined: Final = Pipelined(self.sink)
@@ -92,9 +92,9 @@ class SinkLink:
         self._looked_at = 0.0
 
     def look(self, busy_s: float = 0.0, watermark: str = "") -> Look:
-        """Publish that we are here, and how far; fail if the connection is lost.
+        """Publish the watermark and renew the entry; fail if the connection is lost.
 
-        ``busy_s``: for how long a batch has been under way.  For the sink thread.
+        ``busy_s``: seconds since the batch in flight began.  For the sink thread.
         """
         busy = busy_s >= _BUSY_S
         row = self.sink.execute(
@@ -112,7 +112,7 @@ class SinkLink:
         return self._busy or clock.monotonic() - self._looked_at >= LOOK_S
 
     def interrupt(self) -> None:
-        """Let whoever waits on the connection fail at once; from another thread."""
+        """Have the thread that waits on the connection fail at once; for another thread."""
         with (
             contextlib.suppress(OSError, psycopg.Error),
             socket.socket(fileno=os.dup(self.sink.fileno())) as twin,
@@ -120,13 +120,13 @@ class SinkLink:
             twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connection back.  REQUIRES: the sink thread has left it."""
+        """Close the connection.  REQUIRES: the sink thread no longer uses it."""
         self.sink.close()
 
 
 def connected(
     settings: Settings, name: str, more: dict[str, str], *, prepare: bool = True
 ) -> Connection:
-    """A connection that waits for no lock of the user's longer than it may."""
+    """Return a connection whose waits for users' locks are limited by ``lock_timeout_ms``."""
     mine = more | {"lock_timeout": str(settings.lock_timeout_ms)}
     return connect.connect(settings.source, name=name, settings=mine, prepare=prepare)

@@ -1,4 +1,4 @@
-"""How views come, on the engine's thread: with their states, and only if they may run."""
+"""Loading of views with their states, and checks before they may run; on the engine's thread."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from headrace.errors import (
 )
 from headrace.process import faults
 from headrace.runtime import positions, result_tables, views
-from headrace.runtime.book import Book
+from headrace.runtime.crash_attribution import LOADING
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.sharing import FeedLost, Sharing
-from headrace.runtime.suspects import LOADING
 from headrace.runtime.views import Manifest, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import Status
@@ -38,50 +38,50 @@ from headrace.sql.status import Status
 _log = structlog.get_logger(__name__)
 
 _FILL_S: Final = 0.1
-"""How long the other views may wait while a new one's state goes into memory; half a million
-entries, and the rest comes between batches."""
+"""Seconds for which other views may wait while a new view's state goes into memory: half a million
+entries.  The rest is loaded between batches."""
 
 
 @dataclass(slots=True)
 class Loading:
-    """Views of one engine that come; every method runs on the engine's thread."""
+    """Loading of one engine's views; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _watch: Watch
     _sharing: Sharing
     _leaving: Leaving
-    _hosts: Hosts
+    _hosts: WorkerHandles
 
     def load(self) -> None:
-        """Own every view that should run: those known already, and those in the catalog."""
-        book = self._book
-        conn = book.owner.conn
+        """Take ownership of every view that should run, known already or new in the catalog."""
+        state = self._state
+        conn = state.owner.conn
         self._durability.still()  # a checkpoint that is being written moves the marks
-        marks = positions.views(book.db)
+        marks = positions.views(state.db)
         listed = {view.id: view for view in views.load(conn)}
-        for view_id in [i for i in book.views if i not in listed]:
-            if book.views[view_id].owned or not catalog.exists(conn, view_id):
+        for view_id in [i for i in state.views if i not in listed]:
+            if state.views[view_id].owned or not catalog.exists(conn, view_id):
                 self._leaving.forget(view_id)
         self._stop_fed(listed, marks)
-        known_here = {view.id for view in book.views.values() if view.owned}
+        known_here = {view.id for view in state.views.values() if view.owned}
         self._sharing.follow([view for view in listed.values() if view.id not in known_here])
         for view_id, view in listed.items():
-            known = book.views.get(view_id)
+            known = state.views.get(view_id)
             if known is not None:
                 known.write_to(view.target)  # it may have been renamed
             if known is None or not known.owned:
-                book.views[view_id] = view
-                if view_id in book.suspects.guilty:
-                    self._leaving.fail(view, book.suspects.error())
+                state.views[view_id] = view
+                if view_id in state.suspects.guilty:
+                    self._leaving.fail(view, state.suspects.error())
                     continue
-                with book.suspects.during(view_id, LOADING):
+                with state.suspects.during(view_id, LOADING):
                     self._restore(view, marks.get(view_id), listed.values())
         self._collect_garbage(conn, marks)
-        owned = [v for v in book.views.values() if v.owned and book.missing(v) is None]
-        for view in book.owner.take_over(owned):
+        owned = [v for v in state.views.values() if v.owned and state.missing(v) is None]
+        for view in state.owner.take_over(owned):
             self._leaving.forget(view.id)
-        left = [view for view in owned if view.id in book.views]
+        left = [view for view in owned if view.id in state.views]
         self._verify(left)
         for view in owned:
             if view.live and view.doom is not None:
@@ -90,22 +90,22 @@ class Loading:
         self._sharing.prune()
 
     def _sentence(self) -> None:
-        """Stop the views of which the worker dies."""
-        book = self._book
-        for unit_id in book.suspects.guilty:
-            shared = book.subplans.get(unit_id)
-            for view in book.views_of(shared) if shared is not None else ():
+        """Stop the views that make the worker crash."""
+        state = self._state
+        for unit_id in state.suspects.guilty:
+            shared = state.subplans.get(unit_id)
+            for view in state.views_of(shared) if shared is not None else ():
                 if view.owned:
-                    self._leaving.fail(view, book.suspects.error())
-        book.suspects.stopped()
+                    self._leaving.fail(view, state.suspects.error())
+        state.suspects.stopped()
 
     def take(self, view: View) -> None:
-        """Take over a view that was populated; the engine runs."""
-        book = self._book
+        """Take over a populated view while the engine runs."""
+        state = self._state
         self._durability.still()
-        mark, known = positions.view(book.db, view.id), book.views.get(view.id)
-        with book.suspects.during(view.id, LOADING):
-            for fed in [] if mark else book.index.links.fed_from(view.target.oid):
+        mark, known = positions.view(state.db, view.id), state.views.get(view.id)
+        with state.suspects.during(view.id, LOADING):
+            for fed in [] if mark else state.index.links.fed_from(view.target.oid):
                 if fed.owned and fed.id != view.id:
                     self._leaving.fail(fed, _refilled())
             try:
@@ -116,52 +116,52 @@ class Loading:
                 if mark is None and not self._ingest(view):
                     raise DefiniteFailure("the view has no staged state", hint=RESYNC)
             except FeedLost as error:
-                # It is there, and is filled anew by itself.
-                book.views[view.id] = view
+                # The view exists, and is refilled automatically.
+                state.views[view.id] = view
                 self._leaving.fail(view, error)
                 return
             except OutOfReach as error:
-                # It is there, and its states are staged until its worker is (``again``).
+                # The view exists; its states stay staged until its worker is back (``again``).
                 self._replace(view)
                 self._stand(view, mark)
-                book.views[view.id] = view
+                state.views[view.id] = view
                 self._leaving.fail(view, error)
                 return
         self._replace(view)
-        book.views[view.id] = view
+        state.views[view.id] = view
         try:
             self._own(view, new=mark is None)
         except BaseException:
-            # One that is taken over by half must not see a batch; the caller asks again.
-            if book.views.pop(view.id, None) is not None and known is not None:
-                book.views[view.id] = known
+            # A view whose take-over failed midway must not see a batch; the caller retries.
+            if state.views.pop(view.id, None) is not None and known is not None:
+                state.views[view.id] = known
             raise
         self._sharing.look_at(view.id)
-        book.db.regulate(_FILL_S)
+        state.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
     def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
-        """The catalog says that a view, which stands still, is elsewhere: so are its states.
+        """Move the staged states of a suspended view to where the catalog says.
 
-        They are staged.  A worker that cannot be asked gets them when it is back.  What is read of
-        parts of it is forgotten as they are taken in, after the mark: without it whoever starts
-        takes them in, too.
+        A worker that is out of reach gets them when it is back.  The mark is dropped first, so that
+        a restarted engine takes the states in, too.  Records of the view's former parts are dropped
+        as the states are taken in.
 
-        REQUIRES: nothing of it is in flight.
+        REQUIRES: nothing of the view is in flight.
         """
-        book = self._book
+        state = self._state
         self._durability.still()
         view.release()
         view.place(placed, parts)
         self._forget_mark(view)
-        book.db.drop_view(view.id)
+        state.db.drop_view(view.id)
         self._hosts.drop(view.id)
-        found = views.manifest(book.settings, view.id)
+        found = views.manifest(state.settings, view.id)
         if found is None or found.mark is None:
             raise BugError(f"view {view.id} has moved without its states")
         self._stand(view, found.mark)
         try:
-            with book.suspects.during(view.id, LOADING):
+            with state.suspects.during(view.id, LOADING):
                 self._ingest(view)
         except (DefiniteFailure, OutOfReach) as error:
             self._leaving.fail(view, error)
@@ -170,16 +170,16 @@ class Loading:
         _log.info("view moved", view=view.id, worker=placed, txid=view.mark.txid)
 
     def _replace(self, view: View) -> None:
-        """Forget who has written a view's table: two may never do so."""
-        for other in self._book.index.links.writing(view.target.oid):
-            # A resync has put this one in its place.
+        """Forget other views that write a view's table, because only one may."""
+        for other in self._state.index.links.writing(view.target.oid):
+            # A resync has put this view in its place.
             if other.id != view.id:
-                self._book.gauges.replaced(other.id, view.id)
+                self._state.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
-        """Stop the views that are fed from one that is new here; they are ``listed`` no more."""
-        views = self._book.views
+        """Stop the views fed from a view that is new here, and remove them from ``listed``."""
+        views = self._state.views
         new = [view for view in listed.values() if view.id not in marks]
         for view in self._fed_before(new, [views.get(i, v) for i, v in listed.items()]):
             views[view.id] = view
@@ -187,9 +187,9 @@ class Loading:
             del listed[view.id]
 
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
-        """Views that run, and are fed from one that was filled anew: from what it was before.
+        """Return the running views fed from one that was refilled: their rows are from before.
 
-        Who has filled that anew may have found its table spoilt.
+        The refill may have been needed because that view's table was damaged.
         """
         ids, tables = {view.id for view in new}, {view.target.oid for view in new}
         return [
@@ -201,28 +201,27 @@ class Loading:
         ]
 
     def _own(self, view: View, *, new: bool) -> None:
-        """Become the owner of one view."""
-        if self._book.owner.take_over([view]):
+        if self._state.owner.take_over([view]):
             self._leaving.forget(view.id)
             raise BugError(f"view {view.id} has no progress row")
         if new and view.progress and view.progress.txid > view.mark.txid:
-            # Batches up to there would be taken for written.
+            # Batches up to there would be considered written.
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
         self._verify([view])
 
     def again(self, view: View) -> None:
-        """A view whose worker is there again goes on, unless something stands against it.
+        """Let a view whose worker is back go on, unless a check fails.
 
         Raises:
-            OutOfReach: it is not.
+            OutOfReach: the worker is not back.
         """
-        with self._book.suspects.during(view.id, LOADING):
+        with self._state.suspects.during(view.id, LOADING):
             self._attempt(view, None)
-        if self._book.missing(view) is None and view.owned:
+        if self._state.missing(view) is None and view.owned:
             self._own(view, new=False)
 
     def _restore(self, view: View, mark: StateMark | None, listed: Iterable[View]) -> None:
-        """Give a view its states; see ``_attempt``."""
+        """Restore a view's states; see ``_attempt``."""
         try:
             self._attempt(view, mark, listed)
         except OutOfReach as error:
@@ -230,9 +229,9 @@ class Loading:
             self._leaving.fail(view, error)
 
     def _stand(self, view: View, mark: StateMark | None) -> None:
-        """Know of a view, which is out of reach, how far its states are at least."""
+        """Set the known minimum position of a view whose worker is out of reach."""
         if mark is None:
-            found = views.manifest(self._book.settings, view.id)
+            found = views.manifest(self._state.settings, view.id)
             if found is not None and found.mark is None:
                 view.wait_at(Position(found.txid, found.lsn))
                 return
@@ -241,19 +240,19 @@ class Loading:
             view.restore(None, mark)
 
     def _attempt(self, view: View, mark: StateMark | None, listed: Iterable[View] = ()) -> None:
-        """Give a view its states, or stop it.
+        """Restore a view's states, or stop the view.
 
-        ``mark``: how far they are, as far as this worker knows; ``listed``: other views.
+        ``mark``: their position as far as this worker knows; ``listed``: other views.
 
         Raises:
-            OutOfReach: they are on a worker that cannot be asked now.
+            OutOfReach: they are on a worker that is out of reach.
         """
         try:
             if view.parts and mark is None:
-                mark = positions.view(self._book.db, view.id)
+                mark = positions.view(self._state.db, view.id)
             if view.placed:
                 self._durability.still()
-                self._book.db.drop_view(view.id)  # if it has moved, and we have ended amid that
+                self._state.db.drop_view(view.id)  # left over if the engine ended during a move
                 mark = self._hosts.mark(view, listed)
                 if mark is not None:
                     _revive(view)
@@ -265,7 +264,7 @@ class Loading:
                 self._take_back(view, mark)
                 return
             if not self._ingest(view):
-                raise self._book.damage or StateDamaged(
+                raise self._state.damage or StateDamaged(
                     "the view's state is not in the data directory", hint=RESYNC
                 )
         except (DefiniteFailure, OSError) as error:
@@ -277,44 +276,44 @@ class Loading:
             self._leaving.fail(view, known)
 
     def _forget_mark(self, view: View) -> None:
-        """From now on whoever starts takes in what is staged, however far this gets."""
+        """Drop the mark first, so that a restarted engine takes in the staged states."""
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, None)
-        self._book.db.put_meta(meta, sync=True)
+        self._state.db.put_meta(meta, sync=True)
 
     def _came_back(self, view: View, mark: StateMark) -> bool:
-        """Whether its states are staged, and the mark says how far they were elsewhere."""
-        if not views.staged(self._book.settings, view.id):
-            return False  # without a look at what the state database has of all views
+        """Return whether states came back from another worker and are staged here."""
+        if not views.staged(self._state.settings, view.id):
+            return False  # cheap check, without reading the state database
         cut = self._sharing.cut(view.id)
-        if view.id in self._book.db.views() and cut == view.parts:
+        if view.id in self._state.db.views() and cut == view.parts:
             return False
-        found = views.manifest(self._book.settings, view.id)
+        found = views.manifest(self._state.settings, view.id)
         return found is not None and found.mark is not None and found.mark.txid >= mark.txid
 
     def _take_back(self, view: View, mark: StateMark) -> None:
-        """Give a view the state that the state database has."""
+        """Restore a view from the state database."""
         self._durability.still()
         if view.store is None:
             self._sharing.restore(view)
         self._sharing.reach(view)
         if view.store is None:
-            view.restore(self._book.db.view(view.id, mark.txid), mark)
+            view.restore(self._state.db.view(view.id, mark.txid), mark)
         _revive(view)
 
     def _ingest(self, view: View) -> bool:
-        """Take the state that population has staged; idempotent.  False: there is none."""
-        book = self._book
-        found = views.manifest(book.settings, view.id)
+        """Take in the states that a population staged; idempotent.  False: there are none."""
+        state = self._state
+        found = views.manifest(state.settings, view.id)
         if found is None:
             return False
         mark = found.mark
-        if mark is not None and found.lineage != book.lineage:
+        if mark is not None and found.lineage != state.lineage:
             raise StateDamaged("what was known of the view's staged state is lost", hint=RESYNC)
         if mark is None:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
         if found.kept:
-            self._inherit(view, found, mark)
+            self._take_over(view, found, mark)
             return True
         txid = mark.txid
         self._durability.still()
@@ -322,7 +321,7 @@ class Loading:
             self._sharing.left(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
-        if found.fed_by and not catalog.exists(book.owner.conn, found.fed_by):
+        if found.fed_by and not catalog.exists(state.owner.conn, found.fed_by):
             raise FeedLost("the view that it is fed from was filled anew", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
@@ -330,101 +329,101 @@ class Loading:
         if view.placed:
             self._hosts.deploy(view, found.runs, mark)
             positions.put_view(meta, view.id, mark)
-            book.db.put_meta(meta, sync=False)  # how far it is at least, which its worker knows
+            state.db.put_meta(meta, sync=False)  # a lower bound; the worker knows the mark
             _revive(view)
             view.story.add("deployed", worker=view.placed, txid=txid, lsn=found.lsn)
             return True
-        book.db.ingest(
-            view.id, found.runs, (lambda state: subplans.keeps(own, state)) if made else None
+        state.db.ingest(
+            view.id, found.runs, (lambda name: subplans.keeps(own, name)) if made else None
         )
         faults.point(faults.STATES_TAKEN)
         positions.put_view(meta, view.id, mark)
-        book.db.put_meta(meta, sync=True)
+        state.db.put_meta(meta, sync=True)
         self._sharing.divided(view, made, mark)
-        view.restore(book.db.view(view.id, txid), mark)
+        view.restore(state.db.view(view.id, txid), mark)
         _revive(view)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
         return True
 
-    def _inherit(self, view: View, found: Manifest, mark: StateMark) -> None:
-        """Give a view the states of the one that it was made of, as of ``mark``.
+    def _take_over(self, view: View, found: Manifest, mark: StateMark) -> None:
+        """Give a view the states of its predecessor, as of ``mark``.
 
         Raises:
-            StateDamaged: that has gone on, or its states are gone.
+            StateDamaged: the predecessor has gone on, or its states are gone.
         """
-        book = self._book
+        state = self._state
         self._durability.still()
-        if positions.view(book.db, found.kept) != mark:
+        if positions.view(state.db, found.kept) != mark:
             raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
-        if mark.txid < book.position.txid and mark.txid + 1 not in book.records:
-            # What it lacks could not be cut as before.
+        if mark.txid < state.position.txid and mark.txid + 1 not in state.records:
+            # The batches that it lacks could not be cut as before.
             raise ContinuityLost("the stream has moved on since the view was altered", hint=RESYNC)
-        before = book.views.get(found.kept)
+        before = state.views.get(found.kept)
         if before is not None:
-            before.release()  # nobody may work on them any more
+            before.release()  # its states must not be used any more
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
-        inherited = self._sharing.inherit(view, found.kept, found.nodes, meta)
+        inherited = self._sharing.take_over(view, found.kept, found.nodes, meta)
         positions.put_view(meta, found.kept, None)
         positions.put_view(meta, view.id, mark)
         faults.point(faults.BEFORE_INHERIT)
-        book.db.inherit(
-            found.kept, view.id, lambda state: subplans.owner(state) in found.nodes, meta
+        state.db.take_over(
+            found.kept, view.id, lambda name: subplans.owner(name) in found.nodes, meta
         )
         faults.point(faults.INHERITED)
-        # Before the other one goes: what shared subplans have sent since is kept for this one.
-        book.views[view.id] = view
+        # Before the predecessor goes, so that output of shared subplans is retained for this view.
+        state.views[view.id] = view
         inherited()
-        view.restore(book.db.view(view.id, mark.txid), mark)
+        view.restore(state.db.view(view.id, mark.txid), mark)
         _revive(view)
         view.story.add("inherited", of=found.kept, txid=mark.txid, lsn=found.lsn)
         _log.info("states inherited", view=view.id, of=found.kept, txid=mark.txid)
 
     def _txid_before(self, lsn: int, held_txid: int) -> int:
-        """The last batch that is wholly before ``lsn``, and so in the population.
+        """Return the last batch that is wholly before ``lsn``, and so in the population.
 
         ``held_txid`` is known to be, from the hold.
 
         Raises:
-            ContinuityLost: the batches after it are not kept any more.
+            ContinuityLost: the batches after it are no longer available.
         """
-        book = self._book
-        before = [t for t, r in book.records.items() if r.end_lsn <= lsn]
+        state = self._state
+        before = [t for t, r in state.records.items() if r.end_lsn <= lsn]
         if before:
             return max(before)
-        if lsn >= book.position.lsn:
-            return book.position.txid
-        # Without records nothing was processed up to the position: unless it is a new one,
+        if lsn >= state.position.lsn:
+            return state.position.txid
+        # Without records, nothing was processed up to the position; or the position is new,
         # because earlier state or the slot was lost.
-        kept = lsn >= book.confirmed or book.retained.follows(held_txid, lsn)
-        if not book.records and kept:
-            return book.position.txid
-        first = min(book.records, default=0)
+        kept = lsn >= state.confirmed or state.retained.follows(held_txid, lsn)
+        if not state.records and kept:
+            return state.position.txid
+        first = min(state.records, default=0)
         if held_txid + 1 == first and kept:
             return held_txid
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
     def _verify(self, views: Sequence[View]) -> None:
-        """Let views run, or stop them; the number of statements is the same for any number."""
-        book = self._book
+        """Let views run, or stop them, with a number of statements that does not grow with them."""
+        state = self._state
         wrong = {view.id: error for view in views if (error := self._objection(view)) is not None}
         left = [view for view in views if view.id not in wrong]
-        wrong |= result_tables.find_unwritable(book, left)
+        wrong |= result_tables.find_unwritable(state, left)
         left = [view for view in left if view.id not in wrong]
         wrong |= {view.id: _outdated() for view in left if view.plan.outdated}
         wrong |= self._watch.check([view for view in left if view.id not in wrong])
         for view in views:
-            if view.id in wrong and view.id in book.views:
+            if view.id in wrong and view.id in state.views:
                 self._leaving.fail(view, wrong[view.id])
         running = [view.id for view in views if view.id not in wrong and view.live]
-        states.run(book.owner.conn, running)
+        states.run(state.owner.conn, running)
 
     def _objection(self, view: View) -> HeadraceError | None:
-        """What its positions have against a view's running; None: nothing."""
-        book = self._book
+        """Return why a view's positions forbid it to run, or None."""
+        state = self._state
         assert view.progress is not None, "it was just taken over"
         if view.progress.txid < view.mark.sink_txid:
-            # Sink commit precedes checkpoint: the database was set back.
+            # Sink commit precedes checkpoint, so the database was restored from a backup.
             return ContinuityLost(
                 "the database is older than the view's state: it was restored", hint=RESYNC
             )
@@ -434,43 +433,43 @@ class Loading:
                 detail="Each batch must be cut by the engine whose state covers it.",
                 hint=RESYNC,
             )
-        behind = view.mark.txid < book.position.txid
-        if behind and book.needs(view.mark) < book.confirmed:
-            if book.retained.damaged:
+        behind = view.mark.txid < state.position.txid
+        if behind and state.needs(view.mark) < state.confirmed:
+            if state.retained.damaged:
                 return ContinuityLost(
                     "what was kept of the stream for the view is lost or damaged", hint=RESYNC
                 )
             return ContinuityLost(
                 "the stream has moved on since the view was populated", hint=RESYNC
             )
-        for part in book.parts_of(view):
-            if part.mark.txid < book.position.txid and book.needs(part.mark) < book.confirmed:
+        for part in state.parts_of(view):
+            if part.mark.txid < state.position.txid and state.needs(part.mark) < state.confirmed:
                 return ContinuityLost(
                     f'worker "{part.placed}" is further back than the stream', hint=RESYNC
                 )
         return None
 
     def _written_by_another(self, view: View) -> bool:
-        """Whether progress shows a batch that this engine did not cut so (H21)."""
+        """Return whether progress shows a batch that this engine cut differently (H21)."""
         assert view.progress is not None, "it was just taken over"
         txid, mark = view.progress.txid, view.mark
         if txid <= mark.txid:
             # The last txid written is in the state: no crash comes between the two.
             return txid != mark.sink_txid
-        record = self._book.records.get(txid)
+        record = self._state.records.get(txid)
         return record is not None and record.end_lsn != view.progress.lsn
 
     def _collect_garbage(self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]) -> None:
-        """State of views that were dropped while we were not there."""
+        """Drop the states of views that were dropped while the engine was not running."""
         # A worker may have died between forgetting the mark and dropping the states.
-        for view_id in sorted(marks.keys() | self._book.db.views()):
-            known = self._book.unit(view_id)
+        for view_id in sorted(marks.keys() | self._state.db.views()):
+            known = self._state.unit(view_id)
             if known is None and not catalog.exists(conn, view_id):
                 self._leaving.drop_state(view_id)
 
 
 def _refilled() -> StructureChanged:
-    # Not damage: that may happen any number of times.
+    # Not damage, because it may happen any number of times.
     return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
 
 
@@ -483,6 +482,6 @@ def _outdated() -> StructureChanged:
 
 
 def _revive(view: View) -> None:
-    """The view has its state: it runs, unless somebody has paused it."""
+    """Let a view run that has its state, unless it is paused."""
     if view.status != Status.PAUSED:
         view.turn(Status.RUNNING)

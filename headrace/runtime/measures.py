@@ -1,7 +1,7 @@
-"""What the worker tells for metrics: of views, and of each collection, how much it has done.
+"""Metrics of the worker: counters of views and of each collection.
 
-Read beside the engine, like ``insight.py``.  Numbers of a collection begin at zero whenever its
-dataflow is made anew: with the worker, or after the view went back.
+Read while the engine runs, like ``insight.py``.  Counters of a collection begin at zero when its
+dataflow is created anew: with the worker, or after the view went back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 from headrace.collections.plan import kind
 from headrace.errors import HeadraceError
 from headrace.runtime import insight
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -26,54 +26,54 @@ _NOTHING: Final[dict[str, Any]] = {}
 
 
 class CollectionNumbers(msgspec.Struct, frozen=True):
-    """What one collection has done since its dataflow was made."""
+    """Counters of one collection since its dataflow was created."""
 
     unit: int
-    """The view, or the shared subplan (negative), that it is of."""
+    """ID of its view, or of its shared subplan (negative)."""
     node: str
     collection: str
     worker: str
     input: bool
-    """Whether rows come into the view there: from a table, or from a shared subplan."""
+    """Whether rows enter the view there, from a table or a shared subplan."""
     rows_in: int
     rows_out: int
     busy_s: float
     state_bytes: int | None
-    """Of its states in memory; None: they are elsewhere."""
+    """Bytes of its states in memory; None: they are on another worker."""
 
 
-def measures(book: Book, collections_max: int) -> dict[str, Any]:
-    """``insight.gauges``, memory, workers, and up to ``collections_max`` ``CollectionNumbers``."""
-    memory = [row for row in insight.memory(book) if row["views"] is None]
+def measures(state: EngineState, collections_max: int) -> dict[str, Any]:
+    """Return ``insight.gauges``, memory, workers, and at most that many ``CollectionNumbers``."""
+    memory = [row for row in insight.memory(state) if row["views"] is None]
     whole: dict[str, Any] = {
         "collections": [],
         "collections_left_out": 0,
         "memory": memory,
-        "memory_budget_bytes": book.settings.memory_bytes,
-        "in_flight": len(book.pipeline.flights()),
+        "memory_budget_bytes": state.settings.memory_bytes,
+        "in_flight": len(state.pipeline.flights()),
     }
-    # The eldest first: one that is new pushes nobody out.
-    for unit in sorted(book.units, key=lambda unit: abs(unit.id)):
-        found = _of_unit(book, unit)
+    # The oldest units first, so that a new one does not displace them.
+    for unit in sorted(state.units, key=lambda unit: abs(unit.id)):
+        found = _of_unit(state, unit)
         if len(whole["collections"]) + len(found) > collections_max:
             whole["collections_left_out"] += len(found)
             continue
         whole["collections"] += [msgspec.structs.asdict(row) for row in found]
-    return insight.gauges(book) | whole
+    return insight.gauges(state) | whole
 
 
-def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
+def _of_unit(state: EngineState, unit: Unit) -> list[CollectionNumbers]:
     counted, store = _counted(unit), unit.store
     inputs = {spec.id for spec in unit.own.sources}
-    inputs |= {node for node, feeder in unit.feeds.items() if not _part(book.unit(feeder))}
-    # A part of a view that is placed elsewhere is that view's.
-    views = book.views_of(unit) if _part(unit) else []
+    inputs |= {node for node, feeder in unit.feeds.items() if not _part(state.unit(feeder))}
+    # A part of a view on another worker counts for that view.
+    views = state.views_of(unit) if _part(unit) else []
     owner = views[0].id if views else unit.id
     held = _held(store, {node.id for node in unit.own.nodes}) if _here(store) else None
     out = []
     for node in unit.own.nodes:
         if isinstance(unit, Shared) and node.id == unit.own.sink.id:
-            continue  # it goes on to who reads it
+            continue  # its rows go on to the readers
         numbers = counted.get(node.id, _NOTHING)
         out.append(
             CollectionNumbers(
@@ -88,7 +88,7 @@ def _of_unit(book: Book, unit: Unit) -> list[CollectionNumbers]:
 
 
 def _part(unit: Unit | None) -> bool:
-    """Whether it is a part of one view, on another worker."""
+    """Return whether a unit is a part of one view, on another worker."""
     return isinstance(unit, Shared) and bool(unit.placed)
 
 
@@ -97,7 +97,7 @@ def _here(store: object) -> bool:
 
 
 def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
-    """Bytes in memory, by node: its states are called like it, or that and a dot and a part."""
+    """Return bytes in memory by node; its states are named after it, with an optional suffix."""
     out: dict[str, int] = {}
     for name, tier in list(store.tiers.items()):
         node = name
@@ -108,9 +108,9 @@ def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
 
 
 def _counted(unit: Unit) -> dict[str, Any]:
-    """What its dataflow counts, by node; nothing where it has none, or cannot be asked."""
+    """Return the counters of a unit's dataflow by node; empty if there are none."""
     store, flow = unit.store, unit.dataflow
-    if isinstance(store, AwayStore):
+    if isinstance(store, RemoteStore):
         with contextlib.suppress(HeadraceError):
             return store.stats()
         return _NOTHING

@@ -1,11 +1,11 @@
-"""A view's states on their way to another worker, on the engine's thread.
+"""Moving of a view's states to another worker; on the engine's thread.
 
     suspend ─► durable ─► export into the staging directory ─► (catalog) ─► take in there ─► go on
 
-What is exported is what a checkpoint has made durable at the view's mark, in the form in which a
-population leaves states; of a view that is cut, what all of its workers have.  Once the catalog
-says where the view is, whoever starts finds the states staged, as those of a new view are; until
-then they are where they were.  What the view lacks by then comes again, as for one that was paused.
+The export has the states that a checkpoint made durable at the view's mark, in the form in which a
+population leaves them; for a cut view, from all its workers.  Once the catalog has the new place,
+a restarted engine finds the states staged, like a new view's.  Until then they stay where they
+were.  Changes after the mark are replayed, as for a paused view.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from typing import Any
 from headrace.collections import subplans
 from headrace.errors import TransientError
 from headrace.runtime import views
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import View
 
 
 @dataclass(slots=True)
 class Moving:
-    """Views of one engine that move; every method runs on the engine's thread."""
+    """Moves of one engine's views; every method runs on the engine's thread."""
 
-    _book: Book
+    _state: EngineState
     _loading: Loading
     _lifecycle: Lifecycle
     _durability: Durability
 
     def begin(self, view_id: int, job: str) -> bool:
-        """Suspend a view, if its states are its own; False: it has to be filled anew instead."""
-        book = self._book
-        view = book.views.get(view_id)
-        if view is None or not view.live or book.missing(view) is not None:
+        """Suspend a view if its states are its own; False: it has to be refilled instead."""
+        state = self._state
+        view = state.views.get(view_id)
+        if view is None or not view.live or state.missing(view) is not None:
             return False
-        if len(book.parts_of(view)) < len(view.feeds):
-            return False  # some are shared
-        if book.index.links.fed_from(view.target.oid):
+        if len(state.parts_of(view)) < len(view.feeds):
+            return False  # some states are shared
+        if state.index.links.fed_from(view.target.oid):
             return False
         self._lifecycle.suspend(view_id, job)
         return True
 
     def ready(self, view_id: int, job: str) -> dict[str, Any] | None:
-        """What is to be said of the states, once all of them is durable; None: ask again.
+        """Return the manifest entries of the states once all are durable; None: call again.
 
-        Nothing: they cannot be had, for a part of the view is further than it is, or away.
+        Empty: the states cannot be exported, because a part is ahead of the view, or out of reach.
         """
         view = self._suspended(view_id, job)
         self._durability.end()
         mark = view.mark
-        units = [view, *self._book.parts_of(view)]
-        if self._book.missing(view) is not None or any(u.mark.txid != mark.txid for u in units):
+        units = [view, *self._state.parts_of(view)]
+        if self._state.missing(view) is not None or any(u.mark.txid != mark.txid for u in units):
             return {}
         if any(unit.durable != unit.mark for unit in units):
-            if not self._book.checkpoints.underway:
+            if not self._state.checkpoints.underway:
                 self._durability.begin()
             return None
         return {
@@ -70,21 +70,21 @@ class Moving:
             "txid": mark.txid,
             "lsn": mark.lsn,
             "mark": [mark.txid, mark.lsn, mark.sink_txid],
-            "lineage": self._book.lineage,
+            "lineage": self._state.lineage,
         }
 
     def exporter(self, view_id: int, job: str, path: Path) -> Callable[[], object]:
-        """What writes the states into sorted files; to be called on another thread.
+        """Return a function that writes the states into sorted files, for another thread.
 
-        The first is ``path``, those of parts are beside it; each state is in one of them.
+        The first file is ``path``, those of parts are beside it; each state is in one of them.
         """
         view = self._suspended(view_id, job)
-        db, had = self._book.db, set[str]()
+        db, had = self._state.db, set[str]()
         works: list[Callable[[], object]] = []
-        for number, unit in enumerate((view, *self._book.parts_of(view))):
+        for number, unit in enumerate((view, *self._state.parts_of(view))):
             to = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
             leave, store = frozenset(had), unit.store
-            if isinstance(store, AwayStore):
+            if isinstance(store, RemoteStore):
                 works.append(partial(store.export, to, leave))
             else:
                 keep = partial(_is_of_others, leave)
@@ -93,27 +93,27 @@ class Moving:
         return lambda: [work() for work in works]
 
     def place(self, view_id: int, worker: str, parts: dict[str, str], job: str) -> str:
-        """The catalog says where a view is: its staged states go there.
+        """Move the staged states of a view to where the catalog says.
 
-        ``there``; ``later``, when its workers can be asked; or ``lost``: nothing was done, for
-        somebody else has let the view go on meanwhile.
+        Return ``there``; ``later``, if a worker is out of reach; or ``lost``, if nothing was done
+        because the view was resumed meanwhile.
         """
-        view, placed = self._book.views.get(view_id), views.placement({"placement": worker})
+        view, placed = self._state.views.get(view_id), views.placement({"placement": worker})
         if view is None:
             return "lost"
         if (view.placed, view.parts) != (placed, parts) and view.suspended == job:
             self._loading.relocate(view, placed, parts)
         if (view.placed, view.parts) != (placed, parts):
             return "lost"
-        return "there" if self._book.missing(view) is None else "later"
+        return "there" if self._state.missing(view) is None else "later"
 
     def _suspended(self, view_id: int, job: str) -> View:
-        view = self._book.views.get(view_id)
+        view = self._state.views.get(view_id)
         if view is None or view.suspended != job:
             raise TransientError("the worker has begun anew while the view moved")
         return view
 
 
 def _is_of_others(nodes: frozenset[str], state: str) -> bool:
-    """Whether a state is of none of ``nodes``."""
+    """Return whether a state belongs to none of ``nodes``."""
     return subplans.owner(state) not in nodes

@@ -1,8 +1,8 @@
-"""What each collection of a view has done, what it keeps, and what waits behind it.
+"""Statistics of each collection of a view: work, state, and the queue behind it.
 
-Read beside the engine, as all of ``insight.py``.  A subplan that views share has names of its own
-for its nodes, those of the view that it was cut from; here every node is called as in the view that
-is asked about, which is what ``explain_view`` shows.
+Read while the engine runs, like ``insight.py``.  The nodes of a shared subplan are named after the
+view that it was cut from.  Here every node has the name that it has in the given view, as in
+``explain_view``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 
 from headrace.collections import plan as p
 from headrace.collections.plan import PhysicalPlan
-from headrace.runtime.book import Book
 from headrace.runtime.counted import numbers
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.sql.nodes import MAIN
 
 
 class StatsRow(msgspec.Struct, frozen=True):
-    """What a collection has done since its dataflow was made, and what it keeps."""
+    """Counters of a collection since its dataflow was created, and the size of its state."""
 
     node: str
     collection: str
@@ -33,40 +33,40 @@ class StatsRow(msgspec.Struct, frozen=True):
     batches: int = 0
     busy_us: int = 0
     cpu_us: int = 0
-    """``busy_us`` without what was waited for Postgres."""
+    """``busy_us`` without the time of waiting for Postgres."""
     state_rows: int | None = None
-    """None: it keeps nothing, or that is not known."""
+    """None: it has no state, or its size is unknown."""
     state_bytes: int | None = None
     state_exact: bool | None = None
     queued_rows: int | None = None
-    """In the queue behind it; None: there is none."""
+    """Rows in the queue behind it; None: there is no queue."""
     queued_bytes: int | None = None
-    """Of them, what the view (or the subplan that it reads) has not read."""
+    """Bytes of them that the view (or the subplan that it reads) has not read."""
     bytes_out: int = 0
     since_s: float = 0.0
-    """For how long its dataflow has been there; 0: it is not."""
+    """Age of its dataflow in seconds; 0: there is none."""
 
 
-def stats(book: Book, view_id: int) -> list[dict[str, Any]]:
-    """A ``StatsRow`` for each collection of a view and of the subplans that it shares."""
-    view = book.views.get(view_id)
+def stats(state: EngineState, view_id: int) -> list[dict[str, Any]]:
+    """Return a ``StatsRow`` for each collection of a view and of the subplans that it shares."""
+    view = state.views.get(view_id)
     if view is None:
         return []
-    names = called(book, view)
+    names = called(state, view)
     rows: list[StatsRow] = []
-    for unit in (*book.needed([view]), view):
-        rows += _of_unit(book, view, unit, names.get(unit.id, {}))
+    for unit in (*state.needed([view]), view):
+        rows += _of_unit(state, view, unit, names.get(unit.id, {}))
     return [msgspec.structs.asdict(row) for row in rows]
 
 
-def called(book: Book, view: View) -> dict[int, dict[str, str]]:
-    """By subplan that the view needs: how its nodes are called in the view's own plan."""
+def called(state: EngineState, view: View) -> dict[int, dict[str, str]]:
+    """Return, for each subplan that the view needs, its nodes' names in the view's own plan."""
     out: dict[int, dict[str, str]] = {}
     waiting: list[tuple[Unit, Mapping[str, str]]] = [(view, {n.id: n.id for n in view.plan.nodes})]
     while waiting:
         unit, known = waiting.pop()
         for node, feeder in unit.feeds.items():
-            shared = book.subplans.get(feeder)
+            shared = state.subplans.get(feeder)
             if shared is None or node not in known:
                 continue
             mine = out.setdefault(feeder, {})
@@ -76,7 +76,7 @@ def called(book: Book, view: View) -> dict[int, dict[str, str]]:
 
 
 def _alike(whole: PhysicalPlan, node: str, part: PhysicalPlan) -> Iterator[tuple[str, str]]:
-    """(name in ``part``, name in ``whole``) of ``node``, which all of ``part`` is, and below."""
+    """Pair each node of ``part`` with its equal in ``whole``, from ``node`` down, as names."""
     waiting = [(part.sink.input, node)]
     seen: set[str] = set()
     while waiting:
@@ -86,25 +86,27 @@ def _alike(whole: PhysicalPlan, node: str, part: PhysicalPlan) -> Iterator[tuple
         seen.add(theirs)
         yield theirs, ours
         if isinstance(whole.node(ours), p.FeedSpec):
-            continue  # what is below is no part of this view's plan (option from)
+            continue  # nodes below belong to another view's plan (option from)
         # Equal nodes have the same inputs in the same order (``subplans.meaning``).
         below = zip(p.inputs(part.node(theirs)), p.inputs(whole.node(ours)), strict=True)
         waiting.extend(below)
 
 
-def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> Iterator[StatsRow]:
-    # A part of the view on another worker is a subplan that nobody else reads.
+def _of_unit(
+    state: EngineState, view: View, unit: Unit, names: Mapping[str, str]
+) -> Iterator[StatsRow]:
+    # A part of the view on another worker is a subplan that only the view reads.
     found, below = numbers(unit), isinstance(unit, Shared)
     shared = below and not unit.placed
     for node in unit.own.nodes:
         if node.id in unit.feeds or (below and node.id == unit.own.sink.id):
-            continue  # its rows come from there, or go on to who reads it
+            continue  # its rows come from a subplan, or go on to the readers
         if below and node.id not in names:
-            continue  # a node of the view that this one is fed from
+            continue  # a node of the view that feeds this one
         known = found.get(node.id, {})
         size = known.get("state")
         last = below and node.id == unit.own.sink.input
-        queue = _queue(book, view, unit) if isinstance(unit, Shared) and last else (None, None)
+        queue = _queue(state, view, unit) if isinstance(unit, Shared) and last else (None, None)
         yield StatsRow(
             *(names.get(node.id, node.id), p.kind(type(node)).lower(), shared),
             unit.placed or MAIN,
@@ -123,16 +125,16 @@ def _of_unit(book: Book, view: View, unit: Unit, names: Mapping[str, str]) -> It
         )
 
 
-def _queue(book: Book, view: View, shared: Shared) -> tuple[int | None, int | None]:
-    """Rows in the queue of a subplan, and bytes that who reads it for the view has not read."""
+def _queue(state: EngineState, view: View, shared: Shared) -> tuple[int | None, int | None]:
+    """Return rows in a subplan's queue, and bytes that its readers for the view have not read."""
     queue = shared.queue
     if queue is None:
         return None, None
     held = queue.contents()
-    needed = {unit.id for unit in (view, *book.needed([view]))}
+    needed = {unit.id for unit in (view, *state.needed([view]))}
     behind = [
         held.behind[reader.id][1]
-        for reader in book.readers(shared)
+        for reader in state.readers(shared)
         if reader.id in needed and reader.id in held.behind
     ]
     return held.rows, max(behind, default=0)

@@ -1,14 +1,14 @@
-"""The owner of the views' progress: one engine per database, over two connections.
+"""Ownership of the views' progress: one engine per database, over two connections.
 
-The *sink* connection belongs to the sink thread, and holds the lock: who has lost it cannot
-write.  The *catalog* connection is the engine thread's, for status, checks and taking over.
-Both come and go together.
+The *sink* connection belongs to the sink thread and holds the lock: without it, nothing can be
+written.  The *catalog* connection belongs to the engine's thread, for status, checks and taking
+over.  Both are opened and closed together.
 
-Two guards.  A session advisory lock makes a second engine refuse to start.  Epochs fence an
-engine that lost that lock without noticing (a stopped process, a cut network): whoever takes a
-view over raises its epoch, and the compare-and-set of everybody else misses.
+There are two guards.  A session advisory lock makes a second engine refuse to start.  Epochs fence
+an engine that lost the lock without noticing (a stopped process, a cut network): taking over a view
+raises its epoch, so every other engine's compare-and-set misses.
 
-``list_views()`` knows us by the sink connection's backend, which is written down once
+``list_views()`` recognises the engine by the sink connection's backend, which is recorded once
 (``link.py``).
 """
 
@@ -39,10 +39,10 @@ _BESIDE: Final = "headrace lane"
 
 
 class Owner(SinkLink):
-    """Holds the advisory lock and the connections; made anew after each loss."""
+    """Holder of the advisory lock and the connections; created anew after each loss."""
 
     def __init__(self, settings: Settings, previous_pid: int | None = None) -> None:
-        """``previous_pid``: our own backend of before, ended if it still holds the lock.
+        """Connect and take the lock; end the engine's own backend ``previous_pid`` if it holds it.
 
         Raises:
             PrerequisiteError: another engine runs on the database.
@@ -54,7 +54,7 @@ class Owner(SinkLink):
             self._lock(previous_pid)
             self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
             self.epoch: Final = meta.begin(self.conn)
-            """More than that of whoever had the lock before."""
+            """Higher than the epoch of every earlier holder of the lock."""
         except psycopg.Error as error:
             self.sink.close()
             raise failures.classify(error) from error
@@ -65,10 +65,10 @@ class Owner(SinkLink):
         self._beside: SinkLink | None = None
 
     def beside(self) -> SinkLink:
-        """The connection of what is written beside the others, made when it is needed first.
+        """Return the side lane's connection, opened when it is first needed.
 
-        The lock is not its own: who has lost that has lost both, and epochs fence what is still
-        under way.
+        It has no lock of its own: both connections are lost with the lock, and epochs fence writes
+        that are still under way.
 
         Raises:
             TransientError: the server cannot be reached now.
@@ -78,27 +78,27 @@ class Owner(SinkLink):
         return self._beside
 
     def interrupt_beside(self) -> None:
-        """``interrupt`` for that connection."""
+        """Run ``interrupt`` on the side lane's connection."""
         if self._beside is not None:
             self._beside.interrupt()
 
     def forget(self, view_id: int) -> None:
-        """What is known of a view's table does not hold any more.  REQUIRES: nobody writes it."""
+        """Forget what is known of a view's table.  REQUIRES: the table is not being written."""
         for link in self._links():
             link.writer.forget(view_id)
 
     def announce(self) -> None:
-        """Say, once, that views are written over the sink connection from now on."""
+        """Record, once, that views are written over the sink connection from now on."""
         if self._announced:
             return
         self._announced = True
         self.conn.execute(meta.ANNOUNCE, ("worker", self.pid))
 
     def take_over(self, views: Iterable[View]) -> list[View]:
-        """Become the owner of ``views``; returns those that have no progress (are gone).
+        """Take ownership of ``views``; return those that have no progress row (are gone).
 
         Raises:
-            FencedError: somebody took one of them over since we had it.
+            FencedError: another engine took one of them over meanwhile.
         """
         wanted = list(views)
         found = progress.take_over(self.conn, [v.id for v in wanted])
@@ -118,7 +118,7 @@ class Owner(SinkLink):
         return gone
 
     def look_for_histories(self, views: Iterable[View]) -> None:
-        """Learn which of ``views``, which are ours, have their changes kept, from now on.
+        """Read which of ``views``, as far as they are owned, have a history from now on.
 
         REQUIRES: nothing of them is in flight.
         """
@@ -142,7 +142,7 @@ class Owner(SinkLink):
             )
 
     def close(self) -> None:
-        """Give connections and lock back.  REQUIRES: the sink threads have left them."""
+        """Close connections, which frees the lock.  REQUIRES: the sink threads have left them."""
         self.conn.close()
         for link in self._links():
             link.sink.close()
@@ -160,7 +160,7 @@ class Owner(SinkLink):
                 return
             holder = _holder(self.sink)
             if holder is None and _taken(self.sink):
-                # Any role can take an advisory lock: epochs fence another engine all the same.
+                # Any role can take an advisory lock; epochs still fence another engine.
                 _log.warning("advisory lock of the engine is held by another role")
                 return
             if holder is not None and holder == previous_pid:
@@ -171,13 +171,13 @@ class Owner(SinkLink):
 
 
 def check_alone(conn: Connection) -> None:
-    """Make sure that no other engine runs on the database of ``conn``.
+    """Check that no other engine runs on the database of ``conn``.
 
-    It waits a little: the server may not have noticed yet that an engine was killed; longer
-    than a worker does, which is started again anyhow.
+    It waits a little, because the server may notice late that an engine was killed.  It waits
+    longer than a worker does, which is restarted anyway.
 
     Raises:
-        PrerequisiteError: one does.
+        PrerequisiteError: another engine runs.
     """
     until = clock.monotonic() + 2 * _LOCK_WAIT_S
     while (holder := _holder(conn)) is not None:
@@ -196,7 +196,7 @@ def _another(holder: int | None) -> PrerequisiteError:
 
 
 def _holder(conn: Connection) -> int | None:
-    """Return the backend of our role that holds the engine's lock in this database."""
+    """Return the backend of the engine's role that holds the engine's lock in this database."""
     return next((pid for pid, ours in _holders(conn) if ours), None)
 
 
@@ -206,7 +206,7 @@ def _taken(conn: Connection) -> bool:
 
 
 def _holders(conn: Connection) -> list[tuple[int, bool]]:
-    """Return the backends that hold the lock, and whether each is of our role."""
+    """Return the backends that hold the lock, and whether each is of the engine's role."""
     rows = conn.execute(
         "SELECT l.pid, coalesce(a.usename = current_user, false) FROM pg_catalog.pg_locks l"
         " LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid"

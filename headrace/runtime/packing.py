@@ -1,9 +1,9 @@
-"""How a batch stands in a queue, so that it can be decoded again without any other.
+"""Encoding of a batch in a queue, such that it can be decoded without any other batch.
 
     | record, number of descriptions | descriptions | messages … |     as pieces of bounded size
 
-The stream describes a table once per connection.  So a batch begins with those descriptions that it
-relies on and does not have itself; to a reader who has had one it is not given again.
+The stream describes a table once per connection.  So a batch begins with the descriptions that it
+relies on and does not contain; a reader that has had one does not get it again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.positions import BatchRecord
-from headrace.storage.shelf import Frame
+from headrace.storage.frame_cache import Frame
 
 NAME: Final = "message"
-"""Of the only column of a frame."""
+"""Name of a frame's only column."""
 _INFO: Final = struct.Struct("<QQqQQII")
-"""Record (start, end, instant), transactions, messages, descriptions, whether it was spooled."""
+"""Record (start, end, commit time), transactions, messages, descriptions, whether spooled."""
 _PIECE_BYTES: Final = 1 << 20
 _BEGIN, _RELATION, _TRUNCATE = b"BRT"
 _ROWS: Final = frozenset(b"IUD")
@@ -33,14 +33,14 @@ class _Stored:
         self._first = first
 
     def read(self, bytes_max: int) -> Iterator[list[bytes]]:
-        """All messages in order; pieces are those that were put."""
+        """Iterate over all messages in order, in the pieces that were put."""
         del bytes_max
         yield self._first
         for frame in self._frames:
             yield messages(frame)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Drop the frames."""
         self._frames, self._first = (), []
 
 
@@ -51,7 +51,10 @@ class Descriptions:
         self._known: dict[bytes, bytes] = {}
 
     def relied_on(self, batch: Batch) -> list[bytes]:
-        """Those that ``batch``, the next one, needs besides its own, which are known then."""
+        """Return the descriptions that ``batch`` relies on; learn those that it contains.
+
+        REQUIRES: ``batch`` is the next one of the connection.
+        """
         own: dict[bytes, bytes] = {}
         needed: dict[bytes, None] = {}
         for chunk in batch.chunks():
@@ -74,7 +77,7 @@ class Descriptions:
 
 
 def pack(record: BatchRecord, batch: Batch, described: list[bytes]) -> Iterator[list[bytes]]:
-    """What is to be put for a batch, in pieces."""
+    """Return the messages to put for a batch, in pieces."""
     info = _INFO.pack(
         *(record.start_lsn, record.end_lsn, record.commit_time_us),
         *(batch.transactions, batch.messages, len(described), int(batch.spooled)),
@@ -91,32 +94,32 @@ def pack(record: BatchRecord, batch: Batch, described: list[bytes]) -> Iterator[
 
 
 def messages(frame: Frame) -> list[bytes]:
-    """What a frame has."""
+    """Return the messages of a frame."""
     assert frame.batch is not None, "every frame of a batch has a body"
     out: list[bytes] = frame.batch.column(0).to_pylist()
     return out
 
 
 def record(txid: int, frames: Sequence[Frame]) -> BatchRecord:
-    """How a batch was cut."""
+    """Return the record with which a batch was cut."""
     start, end, instant, *_ = _INFO.unpack(messages(frames[0])[0])
     return BatchRecord(txid, start, end, instant)
 
 
 def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batch:
-    """A batch as it was; ``told``: the descriptions that its reader has had, by table."""
+    """Return the batch; ``told`` has the descriptions that its reader has had, by table."""
     first = messages(frames[0])
     _, end_lsn, instant, transactions, count, described, spooled = _INFO.unpack(first[0])
     new = [m for m in first[1 : 1 + described] if told.get(m[1:5]) != m]
     told |= {m[1:5]: m for m in new}
     found = first[1 + described :]
-    # Within a transaction: who hears of a table asks which one it was.
+    # After Begin, because the reader of a description asks for its transaction.
     at = 1 if found and found[0][0] == _BEGIN else 0
     found[at:at] = new
     batch = Batch(end_lsn, instant, transactions, count, sum(map(len, found)), txid=txid)
     batch.oldest_us = frames[0].header.commit_us
     if spooled:
-        told.clear()  # what else it describes is not looked at
+        told.clear()  # descriptions inside the spooled messages are not tracked
         batch.parts = [_Stored(frames[1:], found)]
         return batch
     for frame in frames[1:]:

@@ -1,17 +1,16 @@
-"""Views follow partitions and children that come or go without a row.
+"""Partitions and children that are added or removed without a row: views follow without a refill.
 
     one transaction:  lock ─► empty? ─► publish ─► plans, facts        then: the views' own plans
 
-A member that comes is locked against writers while it is seen to be empty and is published, and in
-the same transaction the catalog gets the views' plans with an arm for it.  So no row of it can be
-committed before the stream has its changes, and whoever starts after a crash reads a plan that is
-right.  A member that went is not published any more, or is no part of the query; when its arm is
-removed, ``departures.py`` says.  Subplans that views share follow with their readers
-(``subplan_members.py``), and other workers are told afterwards, or when they are back.
+A new member is locked against writers while it is checked to be empty and is published.  The same
+transaction stores the views' plans with an arm for it.  So no row of it can be committed before the
+stream has its changes, and an engine that starts after a crash reads a correct plan.  A removed
+member is no longer published, or no longer part of the query; ``departures.py`` decides when its
+arm is dropped.  Shared subplans follow with their readers (``subplan_members.py``).  Other workers
+are told afterwards, or when they are back.
 
-A member that went and whose lock is not free, and a member that has changed again meanwhile, is
-asked about again by the next poll.  Everything else is not followed here: the view stops, and is
-filled anew.
+A removed member whose lock is not free, and a member that has changed again meanwhile, are checked
+again by the next poll.  All other changes are not followed here: the view stops and is refilled.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from headrace.postgres.members import Change, MemberTable
 from headrace.postgres.reliances import Facts, Reliances
 from headrace.process import faults
 from headrace.runtime import departures, subplan_members
-from headrace.runtime.book import Book
 from headrace.runtime.departures import Departures
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.watch import Difference, Following
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql import reads, results, watched
 from headrace.sql import views as catalog
 
 _log = structlog.get_logger(__name__)
 _LOCK_MS: Final = 50
-"""Longest wait for the lock of a table, during which other statements wait behind."""
+"""Longest wait for the lock of a table; other statements queue behind it."""
 _TRIES: Final = 3
 _LEAF: Final = "r"
 _WHOLE: Final = "p"
@@ -54,15 +53,15 @@ _NONE: Final = frozenset[int]()
 
 
 class _NotFollowedError(Exception):
-    """The view has to be filled anew; the text says why."""
+    """The view has to be refilled; the text says why."""
 
 
 class _AgainError(Exception):
-    """More has changed meanwhile: the next poll shows it."""
+    """More has changed meanwhile; the next poll shows it."""
 
 
 class _InUseError(Exception):
-    """The lock of a member that went is not free."""
+    """The lock of a removed member is not free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +82,12 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """How one view goes on."""
+    """The next plan of one view, with its facts."""
 
     plan: PhysicalPlan
     facts: Facts
     models: Mapping[int, Model]
-    """The members that are new in its plan."""
+    """The members that are new in the plan."""
 
 
 @dataclass(slots=True)
@@ -98,30 +97,30 @@ class _Made:
     views: dict[int, _Next]
     subplans: dict[int, PhysicalPlan]
     refused: set[int]
-    """Views that do not follow."""
+    """Views that cannot follow."""
 
 
 class Partitions:
-    """The views of one engine whose tables get and lose members; on the engine's thread."""
+    """Views of one engine whose tables get and lose members; on the engine's thread."""
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         durability: Durability,
         sharing: Sharing,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
-        """``drain`` waits until nothing is in flight."""
-        self._book = book
+        """Create it; ``drain`` waits until nothing is in flight."""
+        self._state = state
         self._durability = durability
         self._sharing = sharing
         self._hosts = hosts
         self._drain = drain
-        self._departures: Final = Departures(book)
+        self._departures: Final = Departures(state)
 
     def follow(self, moving: Sequence[Difference], stopping: Collection[int]) -> Following:
-        """Have views follow what differs; ``stopping`` are about to stop for other reasons."""
+        """Let views follow the differences; ``stopping`` are about to stop for other reasons."""
         self._departures.note(moving)
         refused = {d.view.id for d in moving if self._is_refused(d)}
         leaving = refused | set(stopping)
@@ -129,7 +128,9 @@ class Partitions:
         steps = self._steps(moving, leaving, durably=False)
         if any(step.any for step in steps):
             self._drain()
-            left = [d for d in moving if self._book.views.get(d.view.id) is d.view and d.view.owned]
+            left = [
+                d for d in moving if self._state.views.get(d.view.id) is d.view and d.view.owned
+            ]
             if not self._is_busy(left):
                 if any(step.change.went for step in steps):
                     self._durability.finish()
@@ -139,13 +140,13 @@ class Partitions:
                     except psycopg.OperationalError:
                         if not facts:
                             raise
-                        break  # whoever uses the connection next sees it
+                        break  # the next use of the connection raises it
                     facts |= more
                     refused |= wrong
         return Following(facts, frozenset(refused))
 
     def _is_refused(self, difference: Difference) -> bool:
-        """Whether a view has to be filled anew, by itself."""
+        """Return whether a view has to be refilled; log why."""
         if difference.view.suspended is not None:
             _refuse(difference.view, "its contents are being replaced")
         elif self._departures.had_rows(difference):
@@ -155,7 +156,7 @@ class Partitions:
         return True
 
     def _is_busy(self, found: Sequence[Difference]) -> bool:
-        return any(unit.busy for d in found for unit in (d.view, *self._book.needed([d.view])))
+        return any(unit.busy for d in found for unit in (d.view, *self._state.needed([d.view])))
 
     def _steps(
         self, found: Sequence[Difference], leaving: Collection[int], *, durably: bool
@@ -167,18 +168,18 @@ class Partitions:
             if difference.view.id in leaving:
                 continue
             change = difference.change
-            # What is read of a member that is no leaf is read of its own members.
+            # A removed member that is no leaf is read through its own members.
             pending = departures.leaves(difference) - ready[difference.view.id]
             went = _NONE if pending else change.went
             steps.append(_Step(difference, replace(change, went=went)))
         return steps
 
     def _groups(self, steps: Sequence[_Step]) -> list[list[_Step]]:
-        """Steps by what they have in common: members that came or went, and subplans."""
+        """Group steps that share added or removed members, or subplans."""
         groups: list[tuple[set[int], list[_Step]]] = []
         for step in steps:
-            # Ids of subplans are negative.
-            common = {shared.id for shared in self._book.needed([step.view])}
+            # IDs of subplans are negative.
+            common = {shared.id for shared in self._state.needed([step.view])}
             common |= step.change.came | step.change.went
             found = [group for group in groups if not common.isdisjoint(group[0])]
             groups = [group for group in groups if common.isdisjoint(group[0])]
@@ -193,7 +194,7 @@ class Partitions:
     def _go_on(
         self, steps: Sequence[_Step], leaving: Collection[int]
     ) -> tuple[dict[int, Facts], set[int]]:
-        """Have views go on: the facts of each from now on, and those that cannot."""
+        """Take the steps; return the new facts of each view, and the views that cannot follow."""
         reason, failed = "", False
         left = [step for step in steps if step.any]
         for _ in range(_TRIES):
@@ -216,15 +217,15 @@ class Partitions:
                 faults.point(faults.MEMBERS_COMMITTED)
                 self._take(left, made)
                 return {view_id: after.facts for view_id, after in made.views.items()}, made.refused
-        # Those that have only lost members are asked again, unless it is they that have failed.
+        # Views that only lost members are checked again, unless these steps failed for good.
         wrong = [s for s in left if s.change.came] or (left if failed else [])
         for step in wrong:
             _refuse(step.view, reason)
         return {}, {step.view.id for step in wrong}
 
     def _commit(self, steps: Sequence[_Step], leaving: Collection[int]) -> _Made:
-        """Publish what came and write what views go on with, in one transaction."""
-        conn, settings = self._conn, self._book.settings
+        """Publish the new members and store the new plans, in one transaction."""
+        conn, settings = self._conn, self._state.settings
         came = _NONE.union(*(step.change.came for step in steps))
         went = _NONE.union(*(step.change.went for step in steps))
         made = _Made({}, {}, set())
@@ -247,7 +248,7 @@ class Partitions:
                 else:
                     self._write(step, made.views[step.view.id], tables)
             plans = made.subplans | {i: after.plan for i, after in made.views.items()}
-            if subplan_members.unequal(self._book, plans) - made.refused - set(leaving):
+            if subplan_members.unequal(self._state, plans) - made.refused - set(leaving):
                 raise _NotFollowedError("a view that shares a subplan does not follow")
             if not made.views:
                 raise psycopg.Rollback
@@ -256,24 +257,26 @@ class Partitions:
                     publication.drop_unused(conn, settings, unused, _LOCK_MS)
                 except _LOCKED as error:
                     raise _InUseError from error
-            subplan_members.prepare(self._book, made.subplans)
+            subplan_members.prepare(self._state, made.subplans)
             faults.point(faults.MEMBERS_CHANGED)
         return made
 
     def _plan(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int, made: _Made) -> None:
         """Add the next plan of a view, and of the subplans that it reads, to ``made``."""
-        book, view = self._book, step.view
+        state, view = self._state, step.view
         after = self._next(step, tables, lsn)
         if not (view.parts.keys() | view.feeds.keys()) <= {node.id for node in after.plan.nodes}:
             raise _NotFollowedError("a part of it would be without tables")
-        below = subplan_members.below(book, view, after.plan, after.models, made.subplans)
+        below = subplan_members.below(state, view, after.plan, after.models, made.subplans)
         if below is None:
             raise _NotFollowedError("a subplan that it shares cannot follow")
         made.views[view.id] = after
-        made.subplans |= {i: plan for i, plan in below.items() if plan is not book.subplans[i].plan}
+        made.subplans |= {
+            i: plan for i, plan in below.items() if plan is not state.subplans[i].plan
+        }
 
     def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
-        """What a view goes on with; in the transaction in which it does."""
+        """Return the next plan and facts of a view; call it inside the transaction."""
         before, now = step.of.before, step.of.now
         settled = members.settled(before, now, step.change)
         plan = step.view.plan
@@ -292,7 +295,7 @@ class Partitions:
             for oid, model in models.items()
         }
         asked = settled | {"tables": settled["tables"] | new}
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         found = Present.read(self._conn, Reliances([(0, asked)]), name, results.revisions).of(asked)
         whole = members.settled(before, now, step.of.change)
         if fingerprint.difference(whole, found) is not None:
@@ -317,7 +320,7 @@ class Partitions:
         table: MemberTable,
         lsn: int,
     ) -> tuple[PhysicalPlan, Model]:
-        """``plan`` with a new member, and the member that it is like."""
+        """Return ``plan`` with a new member, and the member that it is like."""
         models = [
             Model(oid, Member(table.oid, table.schema, table.name, numbers, lsn))
             for oid, numbers in members.alike(settled, settled, table, tables)
@@ -331,7 +334,7 @@ class Partitions:
             and plan.feeds
             and {s.table_oid for s in plan.sources}.isdisjoint(model.like for model in models)
         ):
-            return plan, models[0]  # it is read by the view that feeds this one
+            return plan, models[0]  # the view that feeds this one reads it
         raise _NotFollowedError("no partition that is read is like the new one")
 
     def _write(self, step: _Step, after: _Next, tables: Mapping[int, MemberTable]) -> None:
@@ -344,9 +347,9 @@ class Partitions:
         reads.insert_tables(conn, view_id, read)
 
     def _take(self, steps: Sequence[_Step], made: _Made) -> None:
-        """Have views, and the subplans that they read, compute by their new plans."""
-        book = self._book
-        subplan_members.take(book, made.subplans)
+        """Switch views, and the subplans that they read, to their new plans."""
+        state = self._state
+        subplan_members.take(state, made.subplans)
         for step in steps:
             view, after = step.view, made.views.get(step.view.id)
             if after is None:
@@ -356,18 +359,18 @@ class Partitions:
             view.story.add("members", came=came, went=went)
             _log.info("view follows partitions", view=view.id, came=came, went=went)
         for unit_id in made.views.keys() | made.subplans.keys():
-            unit = book.unit(unit_id)
+            unit = state.unit(unit_id)
             if unit is not None and unit.placed:
                 self._hosts.replan(unit)
         self._sharing.look()
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
-        return self._book.owner.conn
+        return self._state.owner.conn
 
 
 def _read(steps: Sequence[_Step]) -> set[int]:
-    """The tables that views read so far."""
+    """Return the tables that the views have read so far."""
     return {int(oid) for step in steps for oid in step.of.before["tables"]}
 
 

@@ -1,15 +1,15 @@
-"""Txids between taken and committed: the coordinator behind a lock, and what it lets happen.
+"""Txids in flight, between taken and committed: the coordinator and the job queue, under a lock.
 
     engine thread: begin ─► (dataflows) ─► processed       answers ◄─┐
                                               │                      │
     sink thread:                              └─► next_job ─► committed / failed
 
-Both threads tell the coordinator what happened, under one lock, so the next commit need not
-wait until the engine has time.  No connection and no dataflow here: jobs in, answers out.
+Both threads report to the coordinator under one lock, so the next commit need not wait for the
+engine's thread.  This module has no connections and no dataflows: jobs in, answers out.
 
 * Invariant 1: jobs come out in the order of their txids, one at a time (the coordinator's 2).
-* Invariant 2: after a failure no job comes out until ``rewind``: what follows a txid that was
-  not committed is never committed.
+* Invariant 2: after a failure no job comes out until ``rewind``, so no txid is committed after one
+  that was not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from headrace.runtime.jobs import Answer, CommitJob, Jobs
 
 
 class Pipeline(Jobs):
-    """Up to ``inflight_max`` txids of one source in flight; safe between the two threads."""
+    """Up to ``inflight_max`` txids of one source in flight; shared by engine and sink threads."""
 
     def __init__(self, inflight_max: int, bytes_max: int = sys.maxsize) -> None:
-        """``bytes_max``: no further batch is taken while more than that waits to be written."""
+        """Create it; ``room`` is false while more than ``bytes_max`` bytes wait to be written."""
         super().__init__()
         self.inflight_max: Final = max(inflight_max, 1)
         self._bytes_max: Final = bytes_max
@@ -37,7 +37,7 @@ class Pipeline(Jobs):
         self._emitted: deque[EmitBatch] = deque()
         self._processed: dict[int, CommitJob] = {}
         self._begun: dict[int, float] = {}
-        """When the txids in flight were taken, on the monotonic clock."""
+        """Monotonic times at which the txids in flight were taken."""
         self._answers: deque[Answer] = deque()
         self._woken = False
 
@@ -50,7 +50,7 @@ class Pipeline(Jobs):
         """
         with self._changed:
             assert not self._processed, "whoever rewinds has drained or aborted"
-            # The sink thread may be looking after its connection, which takes no time.
+            # The sink thread may be checking its connection, which is quick.
             self._changed.wait_for(lambda: not self._writing)
             if self._coordinator is None:
                 self._coordinator = Coordinator(
@@ -63,7 +63,7 @@ class Pipeline(Jobs):
             self._take_in(self._coordinator.tick())
 
     def begin(self, txid: int) -> int:
-        """Start processing ``txid``; returns the attempt.  REQUIRES: ``room``."""
+        """Start processing ``txid``, and return the attempt.  REQUIRES: ``room``."""
         with self._changed:
             made = self._made()
             if not self._emitted:
@@ -76,7 +76,7 @@ class Pipeline(Jobs):
             return self._emitted.popleft().attempt
 
     def processed(self, job: CommitJob) -> None:
-        """All diffs of ``job`` are computed: it may be committed in its turn."""
+        """Let ``job`` be committed in its turn: all its diffs are computed."""
         with self._changed:
             made = self._made()
             if made.attempt(job.txid) != job.attempt:
@@ -95,24 +95,24 @@ class Pipeline(Jobs):
 
     @property
     def busy(self) -> bool:
-        """Whether answers are still to come or to be taken."""
+        """Whether answers are still to come, or to be taken."""
         with self._changed:
             return bool(self._processed or self._answers)
 
     @property
     def busy_s(self) -> float:
-        """For how long the oldest txid in flight has been under way."""
+        """Seconds since the oldest txid in flight was taken."""
         with self._changed:
             now = clock.monotonic()
             return now - min(self._begun.values(), default=now)
 
     def answers(self, timeout_s: float = 0.0) -> list[Answer]:
-        """What has been committed since the last call, after waiting for some if need be.
+        """Return the commits since the last call, after waiting up to ``timeout_s`` for the first.
 
-        It also returns when somebody calls ``wake``.
+        A call of ``wake`` ends the wait.
 
         Raises:
-            Exception: what the sink thread failed with, once all before it is answered.
+            Exception: the sink thread's error, once all earlier answers were returned.
         """
         with self._changed:
             if timeout_s > 0:
@@ -127,22 +127,22 @@ class Pipeline(Jobs):
             return out
 
     def wake(self) -> None:
-        """Let ``answers`` return."""
+        """Make ``answers`` return."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def durable(self, txid: int) -> None:
-        """Nobody will ask for ``txid`` or an earlier one again."""
+        """Forget the attempts up to ``txid``."""
         with self._changed:
             if self._coordinator is not None:
                 self._coordinator.durable(txid)
 
     def take_back(self, txid: int) -> bool:
-        """Take ``txid`` and all later ones back; those before it commit (T-30).
+        """Take back ``txid`` and all later ones; earlier ones commit (T-30).
 
-        False: it is being committed, which is found out as after a lost connection: ``answers``
-        raises, and ``abort`` must follow.  Otherwise ``rewind``.
+        Return False if it is being committed: whether it was is found out as after a lost
+        connection.  Then ``answers`` raises, and ``abort`` must follow; otherwise ``rewind``.
 
         Raises:
             PrerequisiteError: it is not in flight.
@@ -170,13 +170,13 @@ class Pipeline(Jobs):
             return True
 
     def flights(self) -> list[Flight]:
-        """Txids in flight, with state and attempt; from any thread."""
+        """Return the txids in flight, with state and attempt; callable from any thread."""
         with self._changed:
             return self._flights()
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the views' rows that are processed and not committed; from any thread."""
+        """Bytes of rows processed and not yet committed; for any thread."""
         with self._changed:
             return self._waiting()
 
@@ -185,7 +185,7 @@ class Pipeline(Jobs):
     def _answered(self, answer: Answer) -> None:
         made, job = self._made(), answer.job
         if made.attempt(job.txid) != job.attempt:
-            return  # given up meanwhile
+            return  # given up in the meantime
         self._answers.append(answer)
         del self._processed[job.txid]
         self._begun.pop(job.txid, None)

@@ -1,7 +1,7 @@
-"""Positions in the state database: what was processed, recorded, confirmed and held.
+"""Positions in the state database: processed, recorded, confirmed and held.
 
-* Invariant 1: batch n is recorded before anything of it reaches a result table, and its record
-  stays until every view's state has passed it: so n always means the same transactions.
+* Invariant 1: batch n is recorded before any part of it reaches a result table.  Its record stays
+  until every view's state has passed it, so n always means the same transactions.
 * Invariant 2: the position confirmed to the source is durable here first (synced).
 """
 
@@ -37,7 +37,7 @@ Meta = dict[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """All batches up to ``txid`` are processed, and nothing before ``lsn`` is left."""
+    """All batches up to ``txid`` are processed, and nothing before ``lsn`` is missing."""
 
     txid: int
     lsn: int
@@ -52,12 +52,12 @@ class BatchRecord:
     end_lsn: int
     commit_time_us: int
     attempt: int = 0
-    """The last one that was processed."""
+    """The last attempt that was processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateMark:
-    """State of a view: complete up to ``txid``, written to the sink last at ``sink_txid``."""
+    """State of a view: complete up to ``txid``, last written to the sink at ``sink_txid``."""
 
     txid: int
     lsn: int
@@ -65,41 +65,41 @@ class StateMark:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainedMark:
-    """What a checkpoint says of the batches that are kept on our side."""
+class IntakeMark:
+    """A checkpoint's record of the locally retained batches."""
 
     number: int
-    """Of the queue: each begins anew under another one, less than 2**32."""
+    """Number of the queue, less than 2**32; each new queue gets another one."""
     front: int
-    """Bytes after which it ends, at least."""
+    """Least offset in bytes at which the queue must end."""
     txid: int
-    """Its last batch."""
+    """Txid of its last batch."""
     lsn: int
-    """Where what follows it begins; 0: there is no queue."""
+    """LSN at which the changes after it begin; 0: there is no queue."""
     begin: int
-    """Where the queue began."""
+    """LSN at which the queue began."""
 
 
-def put_retained(meta: Meta, mark: RetainedMark) -> None:
-    """Add how far batches are kept on our side."""
+def put_intake_mark(meta: Meta, mark: IntakeMark) -> None:
+    """Add the mark of the locally retained batches."""
     meta[_RETAINED] = _FIVE.pack(*astuple(mark))
 
 
-def get_retained(db: RocksDatabase) -> RetainedMark | None:
-    """How far batches are kept on our side; None: they never were."""
+def get_intake_mark(db: RocksDatabase) -> IntakeMark | None:
+    """Return the mark of the locally retained batches; None: there never were any."""
     value = db.get_meta(_RETAINED)
-    return RetainedMark(*_FIVE.unpack(value)) if value else None
+    return IntakeMark(*_FIVE.unpack(value)) if value else None
 
 
 def put_lineage(meta: Meta, lineage: str) -> None:
-    """Add by whose records batches are cut."""
+    """Add the name of the batch records."""
     meta[_LINEAGE] = lineage.encode()
 
 
 def get_lineage(db: RocksDatabase) -> str:
-    """By whose records batches are cut, of which there are marks here; '': nobody's.
+    """Return the name of the batch records that this database's marks refer to; '': none.
 
-    A txid means something only beside the records of the database that this names.
+    A txid has a meaning only together with the records of that name.
     """
     return (db.get_meta(_LINEAGE) or b"").decode()
 
@@ -110,7 +110,7 @@ def put_position(meta: Meta, position: Position) -> None:
 
 
 def get_position(db: RocksDatabase) -> Position | None:
-    """The engine's position; None in a new database."""
+    """Return the engine's position; None in a new database."""
     value = db.get_meta(_POSITION)
     return Position(*_PAIR.unpack(value)) if value else None
 
@@ -121,18 +121,18 @@ def put_confirmed(meta: Meta, lsn: int) -> None:
 
 
 def get_confirmed(db: RocksDatabase) -> int:
-    """The last position that may have been confirmed to the source; 0: none."""
+    """Return the last position that may have been confirmed to the source; 0: none."""
     value = db.get_meta(_CONFIRMED)
     return int(_TXID.unpack(value)[0]) if value else 0
 
 
 def put_source(meta: Meta, source: Identity, slot: str) -> None:
-    """Add what server the positions belong to."""
+    """Add the server that the positions belong to."""
     meta[_SOURCE] = msgspec.json.encode((*astuple(source), slot))
 
 
 def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
-    """The server (and slot) the positions belong to."""
+    """Return the server and slot that the positions belong to."""
     value = db.get_meta(_SOURCE)
     if value is None:
         return None
@@ -153,19 +153,19 @@ def drop_record(meta: Meta, txid: int) -> None:
 
 
 class Records(dict[int, BatchRecord]):
-    """The recorded batches by txid, ascending: what a replay of each must be cut like (T-11).
+    """The recorded batches by txid, ascending; a replay cuts each batch as recorded (T-11).
 
-    Invariant: batches are recorded one after the other; none is left out, and none anew (T-26).
+    Invariant: batches are recorded one after the other, without gaps, and each only once (T-26).
     """
 
     def __init__(self, found: Iterable[BatchRecord] = (), last: int = 0) -> None:
-        """``last``: all batches up to it were recorded at some time."""
+        """Create it; all batches up to ``last`` were recorded at some time."""
         super().__init__((record.txid, record) for record in found)
         self.last = max(last, *self) if self else last
-        """The last txid that was recorded, even if it was forgotten since."""
+        """The last txid that was recorded, even if its record is forgotten."""
 
     def record(self, meta: Meta, new: BatchRecord) -> BatchRecord:
-        """Record a batch, or find its record, in which only the attempt changes.
+        """Record a batch, or update the attempt in its record; return the record.
 
         Raises:
             BugError: it does not end where it was recorded, or it is not the next one.
@@ -186,14 +186,14 @@ class Records(dict[int, BatchRecord]):
         return known
 
     def trim(self, meta: Meta, least: int) -> None:
-        """Forget the records before ``least``, which nobody can ask for any more."""
+        """Forget the records before ``least``, which cannot be needed any more."""
         for txid in [t for t in self if t < least]:
             del self[txid]
             drop_record(meta, txid)
 
 
 def records(db: RocksDatabase) -> Records:
-    """All recorded batches."""
+    """Return all recorded batches."""
     found = []
     for key, value in db.scan_meta(_BATCH):
         txid = int(_TXID.unpack(key[len(_BATCH) :])[0])
@@ -209,13 +209,13 @@ def put_view(meta: Meta, view_id: int, mark: StateMark | None) -> None:
 
 
 def view(db: RocksDatabase, view_id: int) -> StateMark | None:
-    """Position of the state of one view; None: it has none."""
+    """Return the mark of one view's state; None: it has none."""
     value = db.get_meta(_VIEW + str(view_id).encode())
     return StateMark(*_STATE.unpack(value)) if value is not None else None
 
 
 def views(db: RocksDatabase) -> dict[int, StateMark]:
-    """Positions of all views that have state."""
+    """Return the marks of all views that have state."""
     return {
         int(key[len(_VIEW) :]): StateMark(*_STATE.unpack(value))
         for key, value in db.scan_meta(_VIEW)
@@ -229,12 +229,12 @@ def put_hold(meta: Meta, job: str, hold: Position | None) -> None:
 
 
 def hold_keys(jobs: Iterable[str]) -> list[bytes]:
-    """Keys of the holds of ``jobs``."""
+    """Return the keys of the holds of ``jobs``."""
     return [_HOLD + job.encode() for job in jobs]
 
 
 def holds(db: RocksDatabase) -> dict[str, Position]:
-    """All holds by job."""
+    """Return all holds by job."""
     return {
         key[len(_HOLD) :].decode(): Position(*_PAIR.unpack(value))
         for key, value in db.scan_meta(_HOLD)

@@ -1,7 +1,7 @@
-"""How the engine comes to a running stream, at the start and from any trouble; or cannot.
+"""Start of the stream, at engine start and after errors.
 
-The state database says where we stand, the source must be the one it is of, and views are owned
-anew.
+Positions come from the state database, the source must be the server that they belong to, and the
+engine takes ownership of the views again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from headrace.errors import RESYNC, ContinuityLost, OtherFormat, StateDamaged
 from headrace.forwarder.stream import Stream
 from headrace.postgres import slot as setup
 from headrace.runtime import positions, replay
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.ownership import Owner
@@ -32,26 +32,26 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Recovery:
-    """Of one engine; every method runs on its thread."""
+    """Recovery of one engine; every method runs on its thread."""
 
-    _book: Book
+    _state: EngineState
     _durability: Durability
     _sharing: Sharing
     _loading: Loading
     _leaving: Leaving
 
     def open(self) -> None:
-        """Read the state database; one that is damaged is set aside, for a new one."""
-        book = self._book
+        """Open the state database; set a damaged one aside and create a new one."""
+        state = self._state
         try:
             self._read_state()
         except StateDamaged as error:
-            if book.opened is not None:
-                book.opened.close()
+            if state.opened is not None:
+                state.opened.close()
             of_before = isinstance(error, OtherFormat)
             why = "is of another version" if of_before else "was damaged"
-            book.damage = StateDamaged(f"the view's state {why}", detail=error.detail, hint=RESYNC)
-            aside = files.set_aside(book.settings.state_dir)
+            state.damage = StateDamaged(f"the view's state {why}", detail=error.detail, hint=RESYNC)
+            aside = files.set_aside(state.settings.state_dir)
             told = {"reason": str(error), "set_aside": str(aside)}
             if of_before:
                 _log.warning("state of another version", **told)
@@ -60,113 +60,113 @@ class Recovery:
             self._read_state()
 
     def _read_state(self) -> None:
-        book = self._book
-        book.opened = RocksDatabase(
-            book.settings.state_dir, memory_bytes=book.settings.memory.states
+        state = self._state
+        state.opened = RocksDatabase(
+            state.settings.state_dir, memory_bytes=state.settings.memory.states
         )
-        if book.storage is None:
-            book.storage = Storage(
-                book.settings.queue_dir,
-                book.settings.queue_bytes_max,
-                book.settings.queue_block_bytes,
-                book.settings.memory.queues,
+        if state.storage is None:
+            state.storage = Storage(
+                state.settings.queue_dir,
+                state.settings.queue_bytes_max,
+                state.settings.queue_block_bytes,
+                state.settings.memory.queues,
             )
-        book.lineage = _lineage(book.db)
-        book.records = positions.records(book.db)
-        book.holds.load(book.db)
-        book.confirmed = positions.get_confirmed(book.db)
-        book.position = positions.get_position(book.db) or Position(0, 0)
-        book.durable = book.position
+        state.lineage = _lineage(state.db)
+        state.records = positions.records(state.db)
+        state.holds.load(state.db)
+        state.confirmed = positions.get_confirmed(state.db)
+        state.position = positions.get_position(state.db) or Position(0, 0)
+        state.durable = state.position
         self._sharing.read()
-        book.retained.open(book.db, book.queues)
-        source = positions.get_source(book.db)
+        state.retained.open(state.db, state.queues)
+        source = positions.get_source(state.db)
         if source is not None:
-            book.identity = source[0]
+            state.identity = source[0]
 
     def stream(self) -> tuple[Position, int]:
-        """From any situation to a running stream at the least position a live view needs.
+        """Open a stream, from any state, at the least position that a live view needs.
 
-        Returns where it starts, and how many batches come again.
+        Return where it starts, and how many batches are replayed.
         """
-        book = self._book
-        if book.connections is None:
+        state = self._state
+        if state.connections is None:
             self._connect()
             self._adopt_source()
             self._loading.load()
-        for unit in book.units:
+        for unit in state.units:
             unit.reset()
-        if book.retained.local:
-            self._durability.still()  # it says how far what is kept reaches
-        book.retained.rewind()
-        plan = replay.plan(book)
-        stream = book.stream = Stream(
-            *(book.settings, book.owner.conn, plan.stream_lsn, plan.cuts, book.identity),
+        if state.retained.local:
+            self._durability.still()  # the checkpoint says how far the retained batches reach
+        state.retained.rewind()
+        plan = replay.plan(state)
+        stream = state.stream = Stream(
+            *(state.settings, state.owner.conn, plan.stream_lsn, plan.cuts, state.identity),
             plan.backlog,
-            origins.token(book.owner.conn),
+            origins.token(state.owner.conn),
         )
-        if book.identity is None:
-            book.identity = stream.identity
+        if state.identity is None:
+            state.identity = stream.identity
             meta: positions.Meta = {}
-            positions.put_source(meta, stream.identity, book.settings.slot_name)
-            book.db.put_meta(meta, sync=True)
-        book.taken = plan.start
+            positions.put_source(meta, stream.identity, state.settings.slot_name)
+            state.db.put_meta(meta, sync=True)
+        state.taken = plan.start
         return plan.start, plan.batches
 
     def _connect(self) -> None:
-        book = self._book
-        book.connections = Owner(book.settings, book.last_pid)
-        book.last_pid = book.connections.pid
+        state = self._state
+        state.connections = Owner(state.settings, state.last_pid)
+        state.last_pid = state.connections.pid
 
     def _adopt_source(self) -> None:
-        """Make sure of slot and publication; a new engine starts at the slot's position."""
-        book = self._book
-        state = setup.ensure(book.owner.conn, book.settings, watched.fed)
-        if book.position.lsn == 0:
-            book.position = Position(book.position.txid, state.confirmed)
-            book.confirmed = max(book.confirmed, state.confirmed)
-            # Durable before the first view: an engine that comes back must not take the slot's
-            # position for its own, which another one may have moved on (H21).
+        """Ensure that slot and publication exist; a new engine starts at the slot's position."""
+        state = self._state
+        slot = setup.ensure(state.owner.conn, state.settings, watched.fed)
+        if state.position.lsn == 0:
+            state.position = Position(state.position.txid, slot.confirmed)
+            state.confirmed = max(state.confirmed, slot.confirmed)
+            # Durable before the first view: another engine may have moved the slot's position, so
+            # an engine that comes back must not take it for its own (H21).
             meta: positions.Meta = {}
-            positions.put_position(meta, book.position)
-            positions.put_confirmed(meta, book.confirmed)
-            book.db.put_meta(meta, sync=True)
-        book.holds.begin(Position(book.position.txid, book.confirmed))
+            positions.put_position(meta, state.position)
+            positions.put_confirmed(meta, state.confirmed)
+            state.db.put_meta(meta, sync=True)
+        state.holds.begin(Position(state.position.txid, state.confirmed))
 
     def lose(self, error: ContinuityLost) -> None:
-        """The stream cannot go on: every view stops, and a new position is found."""
-        book = self._book
+        """Stop every view, because the stream cannot go on, and start at a new position."""
+        state = self._state
         _log.error("continuity lost", reason=error.message, detail=error.detail)
-        book.story.add("continuity lost", reason=error.message)
+        state.story.add("continuity lost", reason=error.message)
         self._connect()
-        conn = book.owner.conn
+        conn = state.owner.conn
         self._loading.load()
-        for view in list(book.views.values()):
+        for view in list(state.views.values()):
             if view.owned:
                 self._leaving.fail(
                     view, ContinuityLost(error.message, detail=error.detail, hint=RESYNC)
                 )
-        # Nobody can use what it still has, and it may never get over it: a slot cannot
-        # decode what was written while its publication was not there (E12).
-        setup.drop_slot(conn, book.settings.slot_name)
-        state = setup.ensure(conn, book.settings, watched.fed)
+        # No view can use what the old slot has, and it may be stuck for good: a slot cannot
+        # decode what was written while its publication did not exist (E12).
+        setup.drop_slot(conn, state.settings.slot_name)
+        slot = setup.ensure(conn, state.settings, watched.fed)
         self._durability.still()
-        book.retained.lose(book.db)
-        book.position = Position(book.next_txid - 1, state.confirmed)
-        book.durable = book.position
-        book.confirmed = state.confirmed
-        book.identity = None
+        state.retained.lose(state.db)
+        state.position = Position(state.next_txid - 1, slot.confirmed)
+        state.durable = state.position
+        state.confirmed = slot.confirmed
+        state.identity = None
         meta: positions.Meta = {}
-        for txid in book.records:
+        for txid in state.records:
             positions.drop_record(meta, txid)
-        book.holds.lose(book.position)
-        book.records.clear()
-        positions.put_position(meta, book.position)
-        positions.put_confirmed(meta, book.confirmed)
-        book.db.put_meta(meta, sync=True)
+        state.holds.lose(state.position)
+        state.records.clear()
+        positions.put_position(meta, state.position)
+        positions.put_confirmed(meta, state.confirmed)
+        state.db.put_meta(meta, sync=True)
 
 
 def _lineage(db: RocksDatabase) -> str:
-    """By whose records batches are cut; a new database has its own."""
+    """Return the name of the batch records; a new database gets a new one."""
     found = positions.get_lineage(db)
     if not found:
         found = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""The units of an engine by id; an index has them, too (``unit_index.py``)."""
+"""Registry of an engine's units by ID, which keeps an index up to date (``unit_index.py``)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ _Unit = TypeVar("_Unit", bound=Unit)
 
 
 class Registry(dict[int, _Unit]):
-    """Units by id.  The engine's thread alone changes it."""
+    """Units by ID; only the engine's thread changes it."""
 
     def __init__(self, index: UnitIndex) -> None:
-        """``index`` has the units of this registry, too."""
+        """Create it; ``index`` follows its changes."""
         super().__init__()
         self._index: Final = index
 
     def __setitem__(self, unit_id: int, unit: _Unit) -> None:
-        """Add a unit or replace it."""
         before = self.get(unit_id)
         super().__setitem__(unit_id, unit)
         if before is not None:
@@ -28,7 +27,6 @@ class Registry(dict[int, _Unit]):
         self._index.add(unit)
 
     def __delitem__(self, unit_id: int) -> None:
-        """Remove a unit."""
         self._part_with(self[unit_id])
         super().__delitem__(unit_id)
 

@@ -1,11 +1,10 @@
-"""Where the stream must start again, and how the batches from there on were cut.
+"""Position at which the stream must start again, and the cuts of the batches after it.
 
-A batch that was recorded is cut the same way in each replay (T-11, T-26).  Records are durable
-with the next checkpoint at the latest; the power of the machine may go before.  Then the result
-tables are ahead of everything here, and their progress rows say how far: the lost batches become
-one that ends where a table stands.  Its state is computed anew and its diffs are not written, and
-that is exact, since state and table at a position are what the source's rows there make them,
-however the way to it was divided.
+A recorded batch is cut the same way in each replay (T-11, T-26).  Records are durable with the next
+checkpoint at the latest; a power failure may come before it.  Then the result tables are ahead of
+the local state, and their progress rows say how far.  The lost batches become one that ends at a
+table's position.  Its state is recomputed and its diffs are not written.  The result is exact: the
+source's rows at a position determine state and table, however the batches before it were cut.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import structlog
 from headrace.errors import ContinuityLost
 from headrace.forwarder.batcher import Backlog, Cut
 from headrace.runtime import positions
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import BatchRecord, Position, StateMark
 from headrace.types import format_lsn, parse_lsn
 
@@ -27,92 +26,92 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the recorded batches come again."""
+    """How recorded batches are replayed."""
 
     start: Position
-    """The first of them comes after this."""
+    """Position after which the first of them begins."""
     backlog: Backlog | None
-    """Those that are kept on our side, which come first."""
+    """Batches retained locally, which come first."""
     cuts: list[Cut]
-    """Those that the source sends again."""
+    """Batches that the source sends again."""
     stream_lsn: int
-    """Where it begins."""
+    """LSN at which the source begins."""
 
     @property
     def batches(self) -> int:
-        """How many come again."""
+        """Number of batches to replay."""
         return len(self.cuts) + (self.backlog.left if self.backlog is not None else 0)
 
 
-def plan(book: Book) -> Plan:
-    """Recorded batches that some live view lacks, and where the stream must start.
+def plan(state: EngineState) -> Plan:
+    """Return the recorded batches that a live view lacks, and where the stream must start.
 
-    The book's position moves over recorded batches that nobody lacks.
+    If no live view lacks recorded batches, the book's position moves over them.
 
     Raises:
-        ContinuityLost: the source has not come so far: it was restored.
+        ContinuityLost: the source is at an earlier position, so it was restored.
     """
-    _check_age(book)
-    _find(book)
-    ends = {txid: record.end_lsn for txid, record in book.records.items()}
-    for view in book.views.values():
+    _check_age(state)
+    _find(state)
+    ends = {txid: record.end_lsn for txid, record in state.records.items()}
+    for view in state.views.values():
         progress = view.progress
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
-    live = [v.mark for v in book.views.values() if v.live]
-    live += [p.mark for p in book.parts if p.first in book.views and book.views[p.first].live]
-    last = max([book.position.txid, *ends])
+    live = [v.mark for v in state.views.values() if v.live]
+    live += [p.mark for p in state.parts if p.first in state.views and state.views[p.first].live]
+    last = max([state.position.txid, *ends])
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)
-    lsn = min(map(book.covered, behind), default=book.position.lsn)
-    if not behind and last > book.position.txid:
-        lsn = max(book.position.lsn, ends[last])
-        book.position = Position(last, lsn)
+    lsn = min(map(state.covered, behind), default=state.position.lsn)
+    if not behind and last > state.position.txid:
+        lsn = max(state.position.lsn, ends[last])
+        state.position = Position(last, lsn)
     start = Position(base, lsn)
-    _retain(book, base, last)
-    retained = book.retained
+    _retain(state, base, last)
+    retained = state.retained
     if not retained.exists or not (retained.local or retained.covers(base)):
-        return Plan(start, None, _cuts(book, ends, start, last), lsn)
-    # The source goes on where the queue ends, be it before what live views have: it is for all.
-    known = Position(retained.last, book.retained_lsn)
-    cuts = _cuts(book, ends, known, last)
+        return Plan(start, None, _cuts(state, ends, start, last), lsn)
+    # The source goes on at the end of the queue, even if live views are further.
+    known = Position(retained.last, state.intake_log_lsn)
+    cuts = _cuts(state, ends, known, last)
     if base >= known.txid:
         return Plan(known, None, cuts, known.lsn)
     return Plan(start, retained.backlog(base), cuts, known.lsn)
 
 
-def _find(book: Book) -> None:
-    """Records that the power of the machine has taken, of batches that are kept."""
+def _find(state: EngineState) -> None:
+    """Restore records that were lost in a power failure, from the retained batches."""
     meta: positions.Meta = {}
-    if book.retained.exists:
-        for record in book.retained.records(book.records.last):
-            book.records.record(meta, record)
+    if state.retained.exists:
+        for record in state.retained.records(state.records.last):
+            state.records.record(meta, record)
     if meta:
-        book.db.put_meta(meta, sync=False)
+        state.db.put_meta(meta, sync=False)
 
 
-def _retain(book: Book, base: int, last: int) -> None:
-    """Have batches kept on our side from where somebody may need them on, if they should be."""
-    retained = book.retained
+def _retain(state: EngineState, base: int, last: int) -> None:
+    """Begin to retain batches from where a view or hold may need them, if that is configured."""
+    retained = state.retained
     if not retained.local:
         return
-    views = [*(view for view in book.views.values() if view.owned), *book.parts]
-    # A hold that is in vain (what it needs is gone) keeps nothing.
-    holds = [h for h in book.holds.jobs().values() if book.needs(h) >= book.confirmed]
+    views = [*(view for view in state.views.values() if view.owned), *state.parts]
+    # A hold whose changes are gone retains nothing.
+    holds = [h for h in state.holds.jobs().values() if state.needs(h) >= state.confirmed]
     least = min([base, last, *(v.mark.txid for v in views), *(h.txid for h in holds)])
-    durable = min([least, book.durable.txid, *(v.durable.txid for v in views)])
+    durable = min([least, state.durable.txid, *(v.durable.txid for v in views)])
     if retained.covers(least) or (retained.covers(durable) and retained.last < least):
         return
-    at = [book.covered(v.mark) for v in views if v.mark.txid == least]
+    at = [state.covered(v.mark) for v in views if v.mark.txid == least]
     at += [h.lsn for h in holds if h.txid == least]
-    retained.begin(book.db, least, min(at, default=book.covered(StateMark(least, 0, 0))))
+    retained.begin(state.db, least, min(at, default=state.covered(StateMark(least, 0, 0))))
 
 
-def _check_age(book: Book) -> None:
-    """Nobody would be told of what a source writes where it has once been."""
-    row = book.owner.conn.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
+def _check_age(state: EngineState) -> None:
+    """Raise ContinuityLost if the source is behind the engine's position."""
+    row = state.owner.conn.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    ours = book.position.lsn
+    ours = state.position.lsn
     if parse_lsn(row[0]) < ours:
         raise ContinuityLost(
             "the source is older than the state of the views: it was restored",
@@ -120,19 +119,19 @@ def _check_age(book: Book) -> None:
         )
 
 
-def _cuts(book: Book, ends: Mapping[int, int], start: Position, last: int) -> list[Cut]:
-    """The batches after ``start``, all recorded; a lost one ends where the one before does."""
+def _cuts(state: EngineState, ends: Mapping[int, int], start: Position, last: int) -> list[Cut]:
+    """Return the cuts after ``start``; a lost batch ends where the one before it does."""
     cuts = []
     meta: positions.Meta = {}
     end = start.lsn
     for txid in range(start.txid + 1, last + 1):
         begin, end = end, ends.get(txid, end)
-        if txid not in book.records:
-            book.records[txid] = BatchRecord(txid, begin, end, 0)
-            positions.put_record(meta, book.records[txid])
+        if txid not in state.records:
+            state.records[txid] = BatchRecord(txid, begin, end, 0)
+            positions.put_record(meta, state.records[txid])
         cuts.append(Cut(txid, end))
-    book.records.last = max(book.records.last, last)
+    state.records.last = max(state.records.last, last)
     if meta:
         _log.warning("records of batches were lost", batches=len(meta))
-        book.db.put_meta(meta, sync=False)
+        state.db.put_meta(meta, sync=False)
     return cuts

@@ -1,12 +1,13 @@
-"""A look at the result tables now and then: a view that seldom changes need not wait for a row.
+"""Periodic checks of the result tables, so that a change is found without a row to write.
 
-Each table has a *sign*, which changes when somebody drops, renames or alters it, grants a right on
-it or makes an index.  Only then is it looked at closely: a view whose table is gone or altered
-stops, and what users have made of the table is written down (sink/kept.py), in case that it goes.
+Each table has a *sign*, which changes when it is dropped, renamed or altered, when rights on it are
+granted, or when an index is created.  Only then is it checked in full: a view whose table is gone
+or altered stops, and users' additions to the table are recorded (sink/table_metadata.py), in case
+it is lost.
 
-Postgres has no index of what has changed in its catalog.  So one look is at no more than ``_TURN``
-tables, in turn, besides those of views that have come or changed: with thousands of views it is a
-while until a table has its turn, and a look costs the same.
+Postgres has no index of recent catalog changes.  So one check covers at most ``_TURN`` tables in
+turn, besides those of new and changed views.  With thousands of views it takes a while until a
+table has its turn, but each check costs the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from psycopg import sql
 from headrace import clock
 from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
 from headrace.postgres import failures, fingerprint
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import Connection, View
 from headrace.sink import table, trouble
 from headrace.sql import results
@@ -32,23 +33,23 @@ _log = structlog.get_logger(__name__)
 _TURN: Final = 100
 
 
-def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
-    """Why a result table cannot be written; ``lock``: also whether it is locked now."""
-    return find_unwritable(book, [view], lock=lock).get(view.id)
+def unwritable(state: EngineState, view: View, *, lock: bool = False) -> HeadraceError | None:
+    """Return why a result table cannot be written, or None; ``lock``: also if it is locked now."""
+    return find_unwritable(state, [view], lock=lock).get(view.id)
 
 
 def find_unwritable(
-    book: Book, views: Sequence[View], *, lock: bool = False
+    state: EngineState, views: Sequence[View], *, lock: bool = False
 ) -> dict[int, HeadraceError]:
-    """Return why result tables cannot be written, by view; none for those that can.
+    """Return why result tables cannot be written, by view ID; without those that can.
 
-    All are looked at together.  An error of the server is one table's: half of them are looked at
-    then, and the other half, until that table is found.
+    All are checked together.  If the server raises an error, the halves are checked separately,
+    until the table at fault is found.
     """
     try:
-        return _look(book, views, lock=lock)
+        return _look(state, views, lock=lock)
     except psycopg.errors.LockNotAvailable:
-        # The system catalog, where no lock was asked for: whoever asks comes again.
+        # Without ``lock``, a lock on the system catalog: the caller tries again later.
         if not lock:
             raise
         error: HeadraceError = SinkBlocked(f"result table {views[0].target.shown} is locked")
@@ -62,13 +63,13 @@ def find_unwritable(
     if len(views) == 1:
         return {views[0].id: error}
     half = len(views) // 2
-    return find_unwritable(book, views[:half], lock=lock) | find_unwritable(
-        book, views[half:], lock=lock
+    return find_unwritable(state, views[:half], lock=lock) | find_unwritable(
+        state, views[half:], lock=lock
     )
 
 
-def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, HeadraceError]:
-    conn = book.owner.conn
+def _look(state: EngineState, views: Sequence[View], *, lock: bool) -> dict[int, HeadraceError]:
+    conn = state.owner.conn
     if not views:
         return {}
     with conn.transaction():
@@ -79,36 +80,36 @@ def _look(book: Book, views: Sequence[View], *, lock: bool) -> dict[int, Headrac
                 )
             )
         targets = [view.target for view in views]
-        return dict(table.find_altered(conn, targets, book.settings.publication_name))
+        return dict(table.find_altered(conn, targets, state.settings.publication_name))
 
 
 class ResultTables:
-    """Those of one engine's views; every method runs on the engine's thread."""
+    """Checks of one engine's result tables; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book, fail: Callable[[View, HeadraceError], None]) -> None:
-        """``fail`` stops a view."""
-        self._book = book
+    def __init__(self, state: EngineState, fail: Callable[[View, HeadraceError], None]) -> None:
+        """Create it; ``fail`` stops a view."""
+        self._state = state
         self._fail = fail
-        self._changes = book.index.links.follow()
+        self._changes = state.index.links.follow()
         self._changed: set[int] = set()
-        """Views to be looked at out of turn."""
+        """Views to check out of turn."""
         self._signs: OrderedDict[int, str | None] = OrderedDict()
-        """Of live views, the next one first; None: it is not known yet."""
+        """Signs of live views, the next to check first; None: not known yet."""
         self._snapshot = ""
-        """The source's at the last look."""
+        """The source's snapshot at the last check."""
         self._left = 0
-        """Number of views that have not had their turn since a transaction ended there."""
+        """Number of views still to check since the snapshot changed."""
         self.due = 0.0
-        """When to look next, on the monotonic clock."""
+        """When to check next, on the monotonic clock."""
 
     def poll(self) -> None:
-        """Look, if it is time to."""
-        book = self._book
-        conn = book.owner.conn
+        """Check tables, if it is time to."""
+        state = self._state
+        conn = state.owner.conn
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + book.settings.catalog_poll_ms / 1000
+        self.due = now + state.settings.catalog_poll_ms / 1000
         live = {view.id: view for view in self._take_changes()}
         if not self._signs:
             return
@@ -118,15 +119,15 @@ class ResultTables:
             self._snapshot, self._left = snapshot, len(self._signs)
         for view_id in list(itertools.islice(self._signs, min(self._left, _TURN))):
             self._signs.move_to_end(view_id)
-            live[view_id] = book.views[view_id]
+            live[view_id] = state.views[view_id]
         self._left = max(self._left - _TURN, 0)
         if not live:
             return
-        self._changed.update(live)  # until they were looked at
+        self._changed.update(live)  # until the check has succeeded
         found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs[i] != sign}
         try:
-            wrong = find_unwritable(book, [live[view_id] for view_id in new])
+            wrong = find_unwritable(state, [live[view_id] for view_id in new])
         except psycopg.errors.LockNotAvailable:
             return
         for view_id, error in wrong.items():
@@ -138,12 +139,12 @@ class ResultTables:
         self._changed.clear()
 
     def _take_changes(self) -> list[View]:
-        """Give the views that live a turn, and no others; returns those that are new or changed."""
-        book = self._book
+        """Give a turn to live views only; return those that are new or changed."""
+        state = self._state
         self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
         found = []
         for view_id in self._changed:
-            view = book.views.get(view_id)
+            view = state.views.get(view_id)
             if view is not None and view.live:
                 self._signs.setdefault(view_id, None)
                 found.append(view)
@@ -154,9 +155,9 @@ class ResultTables:
 
     def _note(self, conn: Connection, views: list[int]) -> None:
         try:
-            results.note_kept(conn, views)
+            results.record_table_metadata(conn, views)
         except psycopg.Error as error:
             if failures.is_lost(error) or conn.closed:
                 raise
-            # Somebody drops an index just then, say.  It is noted when it changes again.
+            # For example, an index is being dropped.  It is recorded at the next change.
             _log.warning("grants and indexes not noted", reason=str(error))

@@ -1,6 +1,6 @@
-"""A shared subplan: what it computes, what it has sent, and how the state database knows it.
+"""A shared subplan: its plan, its output queue, and its record in the state database.
 
-Who reads which, and how that changes, is in ``sharing.py``.
+``sharing.py`` decides which units read which subplans, and changes that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headrace.runtime import positions
 from headrace.runtime.positions import Meta
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase
+from headrace.storage.frame_cache import Damaged
 from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
-from headrace.storage.shelf import Damaged
 from headrace.storage.table import SharedTable
 
 _log = structlog.get_logger(__name__)
@@ -37,51 +37,51 @@ _FRONT: Final = b"front/"
 _QUEUE: Final = "subplan "
 _OFFSET: Final = struct.Struct(">Q")
 PER_VIEW_MAX: Final = 64
-"""Subplans that one view may be the first to have."""
+"""Maximum number of subplans that are created from one view."""
 
 
 @dataclass(slots=True)
 class Shared(Unit):
-    """A shared subplan; its id is negative."""
+    """A shared subplan; its ID is negative."""
 
     signature: str
-    """Of the node whose rows it sends."""
+    """Signature of the node whose rows it sends."""
     queue: Queue | None = None
-    """What it sent, until everybody who reads it is durably beyond: each has a tail there."""
+    """Its output, kept until every reader is durably beyond it; each reader has a tail there."""
     table: SharedTable | None = None
-    """Where it stands who reads it just now."""
+    """Where it records which readers are reading now."""
     awaited: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Views that are being made of what it sends, by job: id, and the txid after which they need
-    it.  As long as the job has a hold."""
+    """Views being created from its output, by job: ID, and the txid after which they need it.
+    An entry is valid while the job has a hold."""
     owner: str = ""
-    """Of a part of a view that is on another worker: the view's."""
+    """For a part of a view on another worker: the view's owner."""
     coming: plan.PhysicalPlan | None = None
-    """Its plan from when its readers' plans in the catalog read other members of a table; see
+    """Its next plan, used once its readers' plans in the catalog read other members of a table; see
     ``subplan_members.py``."""
 
     @property
     def first(self) -> int:
-        """The view that it was made of; of a part, the one that reads it."""
+        """ID of the view that it was created from; for a part, of the view that reads it."""
         return -self.id // PER_VIEW_MAX
 
     @property
     def shown(self) -> str:
-        """What its last node does, in words."""
+        """Name of its last node's kind, for the log."""
         return kind(type(self.plan.node(self.plan.sink.input))).lower()
 
     @property
     def output(self) -> Queue:
-        """What it sent; REQUIRES: it has its state."""
+        """Its output queue; REQUIRES: its state is restored."""
         assert self.queue is not None, "it was restored"
         return self.queue
 
     def send(self, txid: int, attempt: int, oldest_us: int, diffs: pa.RecordBatch) -> None:
-        """``diffs`` are what follows from ``txid``; after a replay they stand there already.
+        """Queue the output ``diffs`` of ``txid``, unless a replay finds them there already.
 
-        ``oldest_us``: when the first was committed of what they follow from.
+        ``oldest_us``: commit time of the first transaction that they result from.
 
         Raises:
-            NoRoom: they cannot be kept now; nothing was.
+            NoRoom: they cannot be stored now; nothing was.
         """
         queue = self.output
         if txid <= queue.last_txid:
@@ -98,10 +98,10 @@ class Shared(Unit):
             ) from error
 
     def sent(self, txid: int) -> list[pa.RecordBatch]:
-        """What it sent at ``txid``.
+        """Return the output of ``txid``.
 
         Raises:
-            StateDamaged: that is lost.
+            StateDamaged: it is lost.
         """
         try:
             return [frame.batch for frame in self.output.sent(txid) if frame.batch is not None]
@@ -111,17 +111,17 @@ class Shared(Unit):
             ) from error
 
     def read_by(self, readers: Collection[int]) -> contextlib.AbstractContextManager[None]:
-        """Inside, these are called with what it sent (A-37); REQUIRES: it was opened."""
+        """Mark ``readers`` as reading inside the context (A-37).  REQUIRES: it was opened."""
         assert self.table is not None, "it was opened"
         return self.table.running(self.queue_name, readers)
 
     def keep_for(self, readers: Mapping[int, int]) -> None:
-        """These read it, each durable up to a txid: they need what was sent later."""
+        """Set the readers, each with the txid up to which it is durable; drop older output."""
         queue = self.output
         known = queue.successors.keys()
-        # Nothing is given up before all have their place.
+        # Nothing is dropped before every reader has its place.
         for reader in readers.keys() - known:
-            # What is gone is lost for it, which it hears when it comes to need it.
+            # A reader that comes too late for some output gets an error when it needs that.
             with contextlib.suppress(LookupError):
                 queue.open(reader, readers[reader])
         for gone in known - readers.keys():
@@ -130,20 +130,20 @@ class Shared(Unit):
             queue.keep_after(reader, readers[reader])
 
     def note(self, meta: Meta) -> None:
-        """See ``Unit``: how far what it sent must be there."""
+        """Add how far the output queue must reach; see ``Unit``."""
         meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
 
     @property
     def told(self) -> tuple[int, int, int]:
-        """See ``Unit``: instead of what was written, how far what it sent must be there."""
+        """Txid, LSN, and how far the output queue must reach, in place of the sink's txid."""
         return self.mark.txid, self.mark.lsn, self.output.front
 
     def open(self, storage: Storage, front: int | None, recorded: int | None = None) -> None:
-        """Take over what an earlier process has sent, or begin anew after its mark.
+        """Open the output queue of an earlier process, or begin a new one after the mark.
 
-        ``front``: how far it must be there; None: it is new.  ``recorded``: the last txid of which
-        it is known how it was cut: what was sent of later ones, which the power of the machine
-        has left behind, is of others now, and is sent anew.
+        ``front``: how far the queue must reach; None: the subplan is new.  ``recorded``: the last
+        txid with a batch record.  Output of later ones, left behind by a power failure, belongs to
+        batches that may be cut differently now, and is sent again.
         """
         found = storage.get(self.queue_name)
         if front is not None and (found is None or found.front < front):
@@ -160,12 +160,12 @@ class Shared(Unit):
 
     @property
     def queue_name(self) -> str:
-        """Of what it sends."""
+        """Name of its output queue."""
         return f"{_QUEUE}{self.id}"
 
 
 class _Record(msgspec.Struct):
-    """What the state database has of one."""
+    """Record of a shared subplan in the state database."""
 
     plan: dict[str, Any]
     settings: dict[str, str]
@@ -183,12 +183,12 @@ _RECORDS: Final = msgspec.json.Decoder(_Record)
 def read(
     db: RocksDatabase, storage: Storage, recorded: int
 ) -> tuple[dict[int, dict[str, int]], list[Shared]]:
-    """Who reads what, by unit and node, and the shared subplans with states and queues.
+    """Return the feeds of each unit by node, and the shared subplans with states and queues.
 
     ``recorded``: see ``Shared.open``.
 
     Raises:
-        StateDamaged: it cannot be read.
+        StateDamaged: a record cannot be read.
     """
     marks = positions.views(db)
     fronts = {
@@ -220,7 +220,7 @@ def read(
 
 
 def put(meta: Meta, shared: Shared) -> None:
-    """Write down what one computes."""
+    """Add the record of a subplan."""
     record = _Record(
         *(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature),
         *(shared.placed, shared.owner, shared.limits),
@@ -230,14 +230,14 @@ def put(meta: Meta, shared: Shared) -> None:
 
 
 def drop(meta: Meta, shared: Shared) -> None:
-    """Forget one, and what it reads."""
+    """Remove the record of a subplan, and of what it reads."""
     meta[_SUBPLAN + str(shared.id).encode()] = None
     meta[_FRONT + str(shared.id).encode()] = None
     put_feeds(meta, shared.id, {})
 
 
 def put_feeds(meta: Meta, unit_id: int, feeds: Mapping[str, int]) -> None:
-    """Write down what a unit reads."""
+    """Add the record of what a unit reads."""
     key = _FEEDS + str(unit_id).encode()
     meta[key] = msgspec.json.encode(dict(feeds)) if feeds else None
 

@@ -1,56 +1,55 @@
-"""Subplans that several views have in common, kept once.
+"""Sharing of subplans that several views have in common.
 
     view a: plan ──► own part ◄─┐
                                 ├── diffs of the shared subplan, txid by txid ◄── its own state
     view b: plan ──► own part ◄─┘
 
-A *shared subplan* is a unit like a view, without a result table: it has a plan, a store and a mark,
-is processed before those that read it, committed when they are, and checkpointed with them in one
-write.
+A *shared subplan* is a unit like a view, but without a result table.  It has a plan, a store and a
+mark.  It is processed before its readers, committed when they are, and checkpointed with them in
+one write.
 
-How it comes about.  A new view is populated whole, as if it were alone.  When the worker takes its
-state, it looks for the largest subplans that other views have too (``subplans.signatures``).  Where
-one is found, the staged state of those nodes becomes the state of a shared subplan, and the new
-view reads from it.  The others, which run with a state of their own, *join*: at a moment when
-nothing is in flight, and both they and the shared subplan are durable at one txid, they drop their
-state of these nodes and read on.  Both are functions of the same tables as of the same txid, so
-nothing changes hands.  A view that meets a shared subplan joins it likewise, once it has caught up.
-Shared subplans may read others.
+Creation.  A new view is populated whole, as if it were alone.  When the worker takes in its state,
+it looks for the largest subplans that other views also have (``subplans.signatures``).  For each of
+these, the staged state of the nodes becomes the state of a shared subplan, and the new view reads
+its output.  The other views, which run with their own state, *join* when nothing is in flight, and
+both the view and the shared subplan are durable at one txid.  They drop their state of these nodes
+and read on.  Both states are functions of the same tables as of the same txid, so nothing is handed
+over.  A new view joins existing shared subplans in the same way, once it has caught up.  Shared
+subplans may read others.
 
-Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the
-shared subplan goes on with the others.  What it sends is therefore kept in a queue
-(``shared.py``) until everybody who reads it is durably beyond; a view that goes on is fed from
-there.
+Stopped readers.  A view that is paused, or whose table is locked, stops at its txid, while the
+shared subplan goes on with the other views.  Its output is therefore kept in a queue
+(``shared.py``) until every reader is durably beyond it; a view that goes on is fed from there.
 
-* Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory
-  and in each checkpoint; and what it sent since the least durable mark of theirs is in its queue.
-* Invariant 2: who reads what is written in one batch with the dropping of states, or the making of
-  marks: at any moment of a crash a unit has the state that its part of the plan needs.
+* Invariant 1: the mark of a shared subplan is never behind that of a reader, in memory and in each
+  checkpoint.  Its output since the readers' least durable mark is in its queue.
+* Invariant 2: the feeds are written in one batch with the dropping of states, or the creation of
+  marks.  At any crash, a unit has the state that its part of the plan needs.
 * Invariant 3: a shared subplan without readers is dropped.
 * Invariant 4: a shared subplan reads the tables that its readers' plans read below it
   (``subplan_members.py``).
 
-When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.
-A view that has stopped for good reads nothing any more; filled anew, it may share again.
+If a shared subplan fails (a row divides by zero in it), all its readers fail, as each would have
+alone.  A view that has stopped for good reads nothing; refilled, it may share again.
 
-*Connection points.*  A view that is fed from another one (option ``from``) is a reader of a
-subplan that is all of that one's plan; its own plan begins with what comes from there.  It is never
-without: what is below is nowhere in its plan.
+*Connection points.*  A view that is fed from another one (option ``from``) reads a subplan that is
+all of that view's plan; its own plan begins with the output of the subplan.  It cannot do without
+the subplan, because its own plan does not contain the nodes below.
 
-*Parts on other workers.*  A view may be cut: nodes of its plan are computed elsewhere, each with
-all that is below it, as a subplan that nobody but the view reads (``parts``).  Its states are on
-that worker, what it sends comes here, into its queue, and is read here like that of any other.
+*Parts on other workers.*  A view may be cut: nodes of its plan are computed on other workers, each
+with everything below it, as a subplan that only the view reads (``parts``).  The part's states are
+on that worker; its output comes here, into its queue, and is read like that of any shared subplan.
 
-* Invariant 5: what a part has sent up to its mark on its worker is in the queue here: the worker
-  keeps with each mark how far that is (``Shared.told``), and is told to write it after the queue
-  was.  Who comes back without that is not believed.
-* In memory a part may be behind its view, after its worker has died: then it catches up alone, for
-  what it sent is here, and until it has, no checkpoint has the view.
-* A part is there from when the state database here says so, which is after its worker has made it
-  durable; one that nobody knows of is dropped there when it joins.
+* Invariant 5: the queue here has the output of a part up to the part's mark on its worker.  The
+  worker stores the queue's position with each mark (``Shared.told``), and is told to write the mark
+  after the queue.  If the queue lacks some of it, the worker's states are not used.
+* In memory, a part may be behind its view after its worker has died.  It then catches up alone,
+  because its output is here.  Until it has, checkpoints leave the view out.
+* A part exists once the state database here has it, which is after its worker has made it durable.
+  A worker that joins drops parts that are unknown here.
 
-Not shared: what reads the clock, and groups that show a key in the form in which it came first.
-Views are kept out by their option ``sharing``, all of them by the setting of that name.
+Not shared: nodes that read the clock, and groups that show a key in the form that came first.
+The option ``sharing`` keeps out one view, the setting of that name all views.
 """
 
 from __future__ import annotations
@@ -75,15 +74,15 @@ from headrace.errors import (
 from headrace.process import faults
 from headrace.runtime import positions, subplan_members
 from headrace.runtime import shared as records
-from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
-from headrace.runtime.hosts import Hosts
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
 from headrace.runtime.signatures import Signatures
 from headrace.runtime.unit_feeds import UnitFeeds
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 
 _log = structlog.get_logger(__name__)
 
@@ -91,7 +90,7 @@ _RETRY_S: Final = 1.0
 
 
 class FeedLost(ContinuityLost):
-    """What a view is fed from is not there any more."""
+    """The subplan that feeds a view no longer exists."""
 
 
 class Sharing:
@@ -99,70 +98,71 @@ class Sharing:
 
     def __init__(
         self,
-        book: Book,
+        state: EngineState,
         durability: Durability,
         watch: Watch,
-        hosts: Hosts,
+        hosts: WorkerHandles,
         drain: Callable[[], None],
     ) -> None:
-        self._book = book
+        self._state = state
         self._hosts = hosts
         self._durability = durability
         self._watch = watch
         self._drain = drain
         self._feeds: Final = UnitFeeds()
-        self._links: Final = book.index.links
+        self._links: Final = state.index.links
         self._signatures: Final = Signatures()
-        self._changes: Final = book.index.links.follow()
-        """Units whose signatures may not be known yet."""
+        self._changes: Final = state.index.links.follow()
+        """Units whose signatures may be unknown."""
         self._affected: set[int] = set()
-        """Units that may be able to read more or less than when ``look_at`` was called last."""
+        """Units that may be able to read more or less than at the last call of ``look_at``."""
         self._joining: dict[int, dict[str, int]] = {}
-        """Units that could read more than they do: all that they would."""
+        """Units that could read more subplans than they do, with all feeds they would have."""
         self._retry_at = 0.0
 
     # --- from and to the state database
 
     def read(self) -> None:
-        """Take over what an earlier run has left.
+        """Restore the shared subplans of an earlier run.
 
         Raises:
-            StateDamaged: it cannot be read.
+            StateDamaged: they cannot be read.
         """
-        book = self._book
-        book.subplans.clear()
+        state = self._state
+        state.subplans.clear()
         self._joining.clear()
-        feeds, found = records.read(book.db, book.queues, book.records.last)
+        feeds, found = records.read(state.db, state.queues, state.records.last)
         self._feeds.load(feeds, (made.id for made in found))
-        book.subplans.update({made.id: made for made in found})
+        state.subplans.update({made.id: made for made in found})
 
     def follow(self, views: Iterable[View]) -> None:
-        """Have subplans read the members of tables that ``views``, which are new here, read."""
-        subplan_members.restore(self._book, views, self._feeds)
+        """Let subplans read the table members that ``views``, which are new here, read."""
+        subplan_members.restore(self._state, views, self._feeds)
 
     def restore(self, view: View) -> None:
-        """Have a view, whose mark is known, read what it has read before.
+        """Restore the feeds of a view whose mark is known.
 
         Raises:
-            StateDamaged: that is not there.
+            StateDamaged: a subplan is missing.
         """
         feeds = self._feeds.get(view.id)
         for feeder in feeds.values():
-            if feeder not in self._book.subplans:
+            if feeder not in self._state.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
-        subplan_members.check(self._book, view)
+        subplan_members.check(self._state, view)
 
     def part(self, view: View) -> Shared:
-        """The shared subplan of all that a view computes, which the view itself reads then.
+        """Return the shared subplan of all that a view computes; the view itself reads it then.
 
-        Where there is none, the view's states become those of a new one.
+        If there is none, the view's states become those of a new one.
 
-        REQUIRES: nothing is in flight, and all is durable.
+        REQUIRES: nothing is in flight, and everything is durable.
 
         Raises:
-            TransientError: the view is not where the engine is, or about to join another one.
+            TransientError: the view is not at the engine's position, or about to join a subplan.
+            UnsupportedError: the view is on another worker.
         """
         if view.placed or view.parts:
             raise UnsupportedError(
@@ -171,7 +171,7 @@ class Sharing:
             )
         top = view.plan.sink.input
         if top in view.feeds:
-            return self._book.subplans[view.feeds[top]]
+            return self._state.subplans[view.feeds[top]]
         signature = self._signatures.of(view).get(top, f"output of view {view.id}")
         known = self._links.outputs(signature)
         if known or not self._durably_together(view, view.feeds):
@@ -179,7 +179,7 @@ class Sharing:
         number = next(
             n
             for n in itertools.count(view.id * PER_VIEW_MAX)
-            if -n not in self._book.subplans and -n not in self._feeds
+            if -n not in self._state.subplans and -n not in self._feeds
         )
         settings = dict(view.settings)
         whole = subplans.subplan(view.plan, top)
@@ -192,10 +192,10 @@ class Sharing:
         records.put_feeds(meta, view.id, {top: made.id})
         positions.put_view(meta, made.id, mark)
         faults.point(faults.BEFORE_PART)
-        self._book.db.hand_over(view.id, made.id, meta)
+        self._state.db.hand_over(view.id, made.id, meta)
         faults.point(faults.PARTED)
         view.feed_on({top: made.id})
-        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        view.restore(self._state.db.view(view.id, mark.txid), mark)
         if made.feeds:
             self._feeds.put(made.id, made.feeds)
         self.divided(view, [made], mark)
@@ -203,40 +203,40 @@ class Sharing:
         return made
 
     def feed(self, view: View, feeds: Mapping[str, int], txid: int) -> None:
-        """Have a new view, whose first contents are of ``txid``, read what it was made of.
+        """Set the feeds of a new view, whose first contents are as of ``txid``.
 
         Raises:
-            FeedLost: that is gone, or was set back.
+            FeedLost: a feeding subplan is gone, or was set back.
         """
         for feeder in feeds.values():
-            shared = self._book.subplans.get(feeder)
+            shared = self._state.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
                 raise FeedLost("what feeds the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
 
     def cut(self, view_id: int) -> dict[str, str]:
-        """The parts that a view has, as the state database says: workers by node."""
+        """Return the parts of a view in the state database: worker by node."""
         feeds = self._feeds.get(view_id)
-        known = {node: self._book.subplans.get(feeder) for node, feeder in feeds.items()}
+        known = {node: self._state.subplans.get(feeder) for node, feeder in feeds.items()}
         return {node: part.placed for node, part in known.items() if part and part.placed}
 
-    def inherit(
+    def take_over(
         self, view: View, kept: int, nodes: Collection[str], meta: Meta
     ) -> Callable[[], None]:
-        """Have a view read what ``kept`` reads, whose ``nodes`` it goes on with.
+        """Give a view the feeds of ``kept``, whose ``nodes`` it reuses.
 
-        To be called once what is added to ``meta`` is durable: the answer.
+        Return a function to call once the additions to ``meta`` are durable.
 
         Raises:
-            StateDamaged: it would not have all that it needs.
+            StateDamaged: the view would lack a subplan.
         """
         feeds = self._feeds.get(kept)
-        if not (feeds.keys() <= set(nodes) and self._book.subplans.keys() >= set(feeds.values())):
+        if not (feeds.keys() <= set(nodes) and self._state.subplans.keys() >= set(feeds.values())):
             raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
-        subplan_members.check(self._book, view)
+        subplan_members.check(self._state, view)
         records.put_feeds(meta, kept, {})
         records.put_feeds(meta, view.id, feeds)
 
@@ -250,14 +250,14 @@ class Sharing:
         return inherited
 
     def reach(self, view: View) -> None:
-        """Have the parts of a view that are on other workers at hand.
+        """Reconnect the parts of a view that are on other workers.
 
         Raises:
-            OutOfReach: a worker cannot be asked now.
-            StateDamaged: it has lost the states, or we what came of them.
-            Deadly: it dies of them.
+            OutOfReach: a worker is out of reach.
+            StateDamaged: the worker's states, or the output here, are lost.
+            Deadly: the worker crashes because of them.
         """
-        for part in self._book.parts_of(view):
+        for part in self._state.parts_of(view):
             if part.reachable:
                 continue
             mark = self._hosts.mark(part)
@@ -271,7 +271,7 @@ class Sharing:
             part.story.add("back", worker=part.placed, txid=mark.txid)
 
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
-        """Have other workers take their parts of a new view."""
+        """Deploy the parts of a new view on other workers."""
         made: list[Shared] = []
         for worker in set(view.parts.values()):
             self._hosts.reach(worker)
@@ -296,17 +296,17 @@ class Sharing:
         return made
 
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
-        """Make subplans of a new view: what it has in common with others, or is elsewhere.
+        """Create the subplans of a new view: those shared with other views, or its remote parts.
 
-        ``runs`` have its states, of which it must keep those of its own part only.  Who reads what
-        is added to ``meta``, which must be written before ``divided``.
+        ``runs`` have the view's states; it must keep only those of its own part.  The feeds are
+        added to ``meta``, which must be written before ``divided``.
 
         Raises:
-            OutOfReach: a worker that is to have a part cannot be asked now.
+            OutOfReach: the worker for a part is out of reach.
         """
         if view.parts:
             return self._cut(view, runs, mark, meta)
-        db = self._book.db
+        db = self._state.db
         made: list[Shared] = []
         feeds = dict(view.feeds)
         for node in self._common(view):
@@ -328,13 +328,13 @@ class Sharing:
         return made
 
     def divided(self, view: View, made: list[Shared], mark: StateMark) -> None:
-        """What ``divide`` has made is durable."""
+        """Register the subplans that ``divide`` created; they are durable."""
         for shared in made:
             if not shared.placed:
-                shared.restore(self._book.db.view(shared.id, mark.txid), mark)
-            shared.open(self._book.queues, None)
+                shared.restore(self._state.db.view(shared.id, mark.txid), mark)
+            shared.open(self._state.queues, None)
             shared.keep_for({view.id: mark.txid})
-            self._book.subplans[shared.id] = shared
+            self._state.subplans[shared.id] = shared
             self._feeds.add(shared.id)
             self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
@@ -343,19 +343,19 @@ class Sharing:
             self._feeds.put(view.id, view.feeds)
 
     def _common(self, view: View) -> list[str]:
-        """The largest subplans of a new view that others keep for themselves."""
-        if not _may(self._book, view):
+        """Return the largest subplans of a new view that other units compute for themselves."""
+        if not _may(self._state, view):
             return []
-        # The signatures of all units that may share are known then.
-        for unit in map(self._book.unit, self._changes.take()):
-            if unit is not None and _shares(self._book, unit):
+        # This makes the signatures of all units that may share known.
+        for unit in map(self._state.unit, self._changes.take()):
+            if unit is not None and _shares(self._state, unit):
                 self._signatures.of(unit)
         mine = self._signatures.of(view)
         outputs = {s for s in mine.values() if self._links.outputs(s)}
         kept = {
             s
             for s in mine.values()
-            if s in outputs or _is_kept(self._book, self._signatures, s, view)
+            if s in outputs or _is_kept(self._state, self._signatures, s, view)
         }
         found = subplans.largest(view.plan, {n for n, s in mine.items() if s in kept})
         return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
@@ -363,45 +363,45 @@ class Sharing:
     # --- who reads what
 
     def told(self, view: View) -> dict[str, tuple[int, list[str]]]:
-        """Nodes whose rows a view shares: id of the subplan, and the views that need it too.
+        """Return the shared nodes of a view: ID of the subplan, and the other views that need it.
 
-        From any thread.
+        Callable from any thread.
         """
         out = {}
         for node, feeder in dict(view.feeds).items():
-            shared = self._book.subplans.get(feeder)
+            shared = self._state.subplans.get(feeder)
             if shared is not None and not shared.placed:
-                views = self._book.views_of(shared)
+                views = self._state.views_of(shared)
                 out[node] = shared.id, [v.target.shown for v in views if v.id != view.id]
         return out
 
     # --- joining and leaving
 
     def look(self) -> None:
-        """Find out which units could read more than they do."""
+        """Find all units that could read more subplans than they do."""
         self._joining = {}
         self._affected.clear()
-        self._find([unit for unit in self._book.units if _shares(self._book, unit)])
-        self._durability.trim(self._book.subplans.values())
+        self._find([unit for unit in self._state.units if _shares(self._state, unit)])
+        self._durability.trim(self._state.subplans.values())
 
     def look_at(self, *unit_ids: int, trimmed: Iterable[int] = ()) -> None:
-        """Do as ``look`` for these units, and for those that were affected since the last call.
+        """Do as ``look`` for these units, and for those affected since the last call.
 
-        ``trimmed`` are subplans that other units read now, besides those of ``unit_ids``.
+        ``trimmed``: subplans with other readers now, besides those that ``unit_ids`` read.
         """
         affected = self._affected | set(unit_ids)
         self._affected.clear()
-        found = {unit_id: self._book.unit(unit_id) for unit_id in affected}
+        found = {unit_id: self._state.unit(unit_id) for unit_id in affected}
         for unit_id in found:
             self._joining.pop(unit_id, None)
         units = [unit for unit in found.values() if unit is not None]
-        self._find([unit for unit in units if _shares(self._book, unit)])
+        self._find([unit for unit in units if _shares(self._state, unit)])
         read = {feeder for unit in units for feeder in unit.feeds.values()} | set(trimmed)
-        known = (self._book.subplans.get(feeder) for feeder in read)
+        known = (self._state.subplans.get(feeder) for feeder in read)
         self._durability.trim(shared for shared in known if shared is not None)
 
     def _find(self, units: Iterable[Unit]) -> None:
-        """Put those of ``units`` into ``_joining`` that could read more than they do."""
+        """Add those of ``units`` that could read more than they do to ``_joining``."""
         self._retry_at = 0.0
         for unit in units:
             other = {
@@ -410,13 +410,13 @@ class Sharing:
                 for shared in self._links.outputs(signature)
                 if not shared.placed and shared.id != unit.id
             }
-            other |= unit.feeds  # of these it keeps no state
+            other |= unit.feeds  # it keeps no state of these
             found = {n: other[n] for n in subplans.largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
 
     def settle(self) -> None:
-        """Let units join that can, when the time has come; each cycle comes by here."""
+        """Let units join that can, if it is time to; called in each cycle of the engine."""
         if not self._joining or clock.monotonic() < self._retry_at:
             return
         if not any(self._together(*pair) for pair in self._joining.items()):
@@ -424,10 +424,10 @@ class Sharing:
         self._retry_at = clock.monotonic() + _RETRY_S
         self._drain()
         self._durability.finish()
-        # Last those that leave a subplan for a larger one: the larger one may read it by then.
+        # Last the units that leave a subplan for a larger one, which may read the first by then.
         left: set[int] = set()
-        for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._book)):
-            unit = self._book.unit(unit_id)
+        for unit_id, feeds in sorted(self._joining.items(), key=partial(_leaves, self._state)):
+            unit = self._state.unit(unit_id)
             if unit is not None and self._durably_together(unit, feeds):
                 left |= set(unit.feeds.values())
                 self._join(unit, feeds)
@@ -436,38 +436,38 @@ class Sharing:
         self.look_at(trimmed=left)
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
-        """Whether a unit is where those that it would read are."""
-        unit = self._book.unit(unit_id)
-        if unit is None or any(not v.live for v in self._book.views_of(unit)):
+        """Return whether a unit and the subplans that it would read are at the same txid."""
+        unit = self._state.unit(unit_id)
+        if unit is None or any(not v.live for v in self._state.views_of(unit)):
             return False
-        if not self._book.subplans.keys() >= set(feeds.values()):
+        if not self._state.subplans.keys() >= set(feeds.values()):
             return False
-        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
-        # Before that, a snapshot has shown what later txids will bring.
-        begun = max(u.start_lsn for u in units) <= self._book.position.lsn
+        units = [unit, *(self._state.subplans[f] for f in feeds.values())]
+        # Before that, a snapshot contained changes of later txids.
+        begun = max(u.start_lsn for u in units) <= self._state.position.lsn
         return begun and len({u.processed for u in units}) == 1
 
     def _durably_together(self, unit: Unit, feeds: Mapping[str, int]) -> bool:
         if not self._together(unit.id, feeds):
             return False
-        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
+        units = [unit, *(self._state.subplans[f] for f in feeds.values())]
         at = {u.processed for u in units}
         at |= {txid for u in units for txid in (u.mark.txid, u.durable.txid)}
-        if at != {self._book.position.txid}:
+        if at != {self._state.position.txid}:
             return False
-        # A view of before a change of the catalog, which it was not told of, must not join.  What
-        # any one reader relies on has all that the subplan does.
-        readers = (filter(_is_owned, self._book.views_of(u)) for u in units)
+        # A view that is not aware of a catalog change must not join.  Any one reader relies on
+        # everything that the subplan relies on.
+        readers = (filter(_is_owned, self._state.views_of(u)) for u in units)
         views = {view.id: view for found in readers for view in itertools.islice(found, 1)}
         return not self._watch.check(views.values())
 
     def _join(self, unit: Unit, feeds: dict[str, int]) -> None:
-        """Drop what ``unit`` keeps of subplans that are shared now, and read them."""
+        """Make a unit read shared subplans, and drop its own state of their nodes."""
         own = subplans.over_feeds(unit.plan, feeds)
         meta: Meta = {}
         records.put_feeds(meta, unit.id, feeds)
         faults.point(faults.BEFORE_JOIN)
-        self._book.db.drop_states(unit.id, lambda state: subplans.keeps(own, state), meta)
+        self._state.db.drop_states(unit.id, lambda name: subplans.keeps(own, name), meta)
         faults.point(faults.JOINED)
         self._feeds.put(unit.id, feeds)
         unit.feed_on(feeds)
@@ -476,8 +476,8 @@ class Sharing:
         self._joining.pop(unit.id, None)
 
     def left(self, unit_id: int) -> None:
-        """A view is gone, or has stopped for good: it reads nothing any more."""
-        view = self._book.views.get(unit_id)
+        """Remove the feeds of a view that is gone, or has stopped for good."""
+        view = self._state.views.get(unit_id)
         if view is not None:
             view.feed_on({})
             view.dataflow = None
@@ -486,14 +486,14 @@ class Sharing:
         if feeds:
             meta: Meta = {}
             records.put_feeds(meta, unit_id, {})
-            self._book.db.put_meta(meta, sync=False)
+            self._state.db.put_meta(meta, sync=False)
         self._drop_unread()
         self.look_at(unit_id, trimmed=feeds.values())
 
     def prune(self) -> None:
-        """Forget what nobody reads: all views that should run are known."""
+        """Drop subplans that are not read, now that all views that should run are known."""
         for unit_id in self._feeds.views:
-            view = self._book.views.get(unit_id)
+            view = self._state.views.get(unit_id)
             if view is None or not view.owned:
                 self.left(unit_id)
         self._drop_unread()
@@ -501,33 +501,33 @@ class Sharing:
 
     def _drop_unread(self) -> None:
         while unread := self._feeds.take_unread():
-            for shared in map(self._book.subplans.get, unread):
+            for shared in map(self._state.subplans.get, unread):
                 if shared is not None:
                     self._drop(shared)
 
     def _drop(self, shared: Shared) -> None:
-        book = self._book
+        state = self._state
         self._durability.still()
         shared.release()
         meta: Meta = {}
         records.drop(meta, shared)
         positions.put_view(meta, shared.id, None)
-        # That its readers have left it, too, must be on disk before its state is gone from there.
-        book.db.put_meta(meta, sync=True)
-        del book.subplans[shared.id]
+        # The readers' new feeds must be on disk, too, before the state is gone from there.
+        state.db.put_meta(meta, sync=True)
+        del state.subplans[shared.id]
         self._feeds.drop(shared.id)
         self._affected |= {shared.id, *self._signatures.holders(shared.signature)}
         self._signatures.forget(shared.id)
         if shared.placed:
             self._hosts.drop(shared.id)
         else:
-            book.db.drop_view(shared.id)
-        book.queues.drop(shared.queue_name)
+            state.db.drop_view(shared.id)
+        state.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
 
 
-def _leaves(book: Book, joining: tuple[int, Mapping[str, int]]) -> bool:
-    unit = book.unit(joining[0])
+def _leaves(state: EngineState, joining: tuple[int, Mapping[str, int]]) -> bool:
+    unit = state.unit(joining[0])
     now = set(unit.feeds.values()) if unit is not None else set()
     return not now <= set(joining[1].values())
 
@@ -536,22 +536,22 @@ def _is_owned(view: View) -> bool:
     return view.owned
 
 
-def _shares(book: Book, unit: Unit) -> bool:
-    """Whether a unit may share."""
+def _shares(state: EngineState, unit: Unit) -> bool:
+    """Return whether a unit may share."""
     if isinstance(unit, Shared):
         return not unit.placed
     assert isinstance(unit, View), "the other kind of unit"
-    return unit.owned and unit.store is not None and _may(book, unit)
+    return unit.owned and unit.store is not None and _may(state, unit)
 
 
-def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> bool:
-    """Whether a unit other than ``view`` computes a node with that signature itself."""
-    # Subplans first, whose ids are negative: most others read them.
+def _is_kept(state: EngineState, signatures: Signatures, signature: str, view: View) -> bool:
+    """Return whether a unit other than ``view`` computes a node with that signature itself."""
+    # Subplans first, as most other units read them; their IDs are negative.
     for unit_id in sorted(signatures.holders(signature)):
-        unit = book.unit(unit_id)
-        if unit is None or unit_id == view.id or not _shares(book, unit):
+        unit = state.unit(unit_id)
+        if unit is None or unit_id == view.id or not _shares(state, unit):
             continue
-        # One that this view replaces will be gone in a moment.
+        # A view that this one replaces will be gone in a moment.
         if isinstance(unit, View) and (
             unit.suspended is not None or unit.target.oid == view.target.oid
         ):
@@ -562,11 +562,11 @@ def _is_kept(book: Book, signatures: Signatures, signature: str, view: View) -> 
     return False
 
 
-def _may(book: Book, view: View) -> bool:
-    return view.shares and book.settings.sharing
+def _may(state: EngineState, view: View) -> bool:
+    return view.shares and state.settings.sharing
 
 
 def _check_fed(unit: Unit) -> None:
-    """Raise StateDamaged unless all rows that come to a unit from elsewhere do."""
+    """Raise StateDamaged unless every feed of a unit's plan is known."""
     if any(feed.id not in unit.feeds for feed in unit.own.feeds):
         raise StateDamaged("what it is fed from is not known", hint=RESYNC)

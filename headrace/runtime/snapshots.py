@@ -1,7 +1,7 @@
-"""The checkpoints of another worker: taken when it is told, written when it is told.
+"""Checkpoints of another worker, which the coordinator starts and lets it write.
 
-Invariant: one is written only after the coordinator has said that its own records of these txids
-are durable: else they might be cut otherwise when they come again.
+Invariant: a checkpoint is written only after the coordinator has said that its own records of these
+txids are durable. Otherwise the batches might be cut differently when they come again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headrace.state.rocks import RocksCheckpoint, RocksDatabase, RocksStore
 
 
 @dataclass(slots=True)
-class ToldCheckpoints:
-    """One at a time, on the session's thread; it is written on another one."""
+class ReportedCheckpoints:
+    """One checkpoint at a time, begun on the session's thread and written on another one."""
 
     _db: RocksDatabase
     _writing: ThreadPoolExecutor
@@ -33,11 +33,11 @@ class ToldCheckpoints:
         meta: Meta,
         marks: Mapping[int, StateMark],
     ) -> None:
-        """Begin one of ``stores`` at txids; REQUIRES: none is under way."""
+        """Begin a checkpoint of ``stores`` at their txids; REQUIRES: none is under way."""
         self._underway = number, self._db.begin_checkpoint(stores, meta), dict(marks)
 
     def write(self, number: int, done: Callable[[], object]) -> None:
-        """Make it durable; ``done`` is called, on any thread, when it is, or has failed."""
+        """Write checkpoint ``number``; call ``done`` on any thread when that has ended."""
         if self._underway is None or self._underway[0] != number:
             raise BugError(f"snapshot {number} is not under way")
         self._written = self._writing.submit(self._underway[1].write, sync=True)
@@ -46,9 +46,10 @@ class ToldCheckpoints:
     def ended(
         self, *, wait: bool = False
     ) -> tuple[int, dict[int, StateMark], BaseException | None] | None:
-        """One that was written: its number, marks and error; None: there is none, or not yet.
+        """Return the number, marks and error of a finished checkpoint; None: there is none yet.
 
-        One that is not to be written yet goes on.
+        ``wait``: wait for a write that is under way. A checkpoint without permission to be written
+        stays.
         """
         if self._underway is None or self._written is None:
             return None
@@ -62,7 +63,7 @@ class ToldCheckpoints:
         return number, marks, error
 
     def give_up(self) -> None:
-        """Forget one that was not to be written yet."""
+        """Drop a checkpoint that is not written."""
         if self._underway is not None:
             self._db.end_checkpoint(self._underway[1])
             self._underway = None

@@ -1,10 +1,10 @@
-"""Shared subplans whose tables get or lose members: they follow with the views that read them.
+"""Shared subplans whose tables gain or lose members change together with the views that read them.
 
     subplan: new plan beside the old one, synced ─► catalog: plans of all its readers ─► new plan
 
-The catalog decides.  The state database has the plan of a subplan, and beside it the one that is
-coming.  A worker that starts after a crash takes the one that reads the tables that the plans of
-the subplan's readers read below it.  A reader for which neither does must be filled anew.
+The catalog decides. The state database has the plan of a subplan and, beside it, its pending plan.
+A worker that starts after a crash takes the plan that reads the same tables as the plans of the
+subplan's readers. A reader that fits neither plan must be filled anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.collections.members import Model
 from headrace.collections.plan import FeedSpec, PhysicalPlan
 from headrace.errors import RESYNC, StateDamaged
 from headrace.runtime import shared as records
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Meta
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_feeds import UnitFeeds
@@ -32,12 +32,12 @@ Plans = Mapping[int, PhysicalPlan]
 
 
 def below(
-    book: Book, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
+    state: EngineState, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
 ) -> dict[int, PhysicalPlan] | None:
     """Return the plans of the subplans that ``unit`` reads, when its own is ``whole``.
 
-    ``models``: the members that are new in it; ``known``: new plans of subplans.  None: a subplan
-    cannot compute what the plan says.
+    ``models``: the members that are new in it; ``known``: new plans of subplans. None: a subplan
+    cannot compute the node of the plan.
     """
     found: dict[int, PhysicalPlan] = {}
     read = arms.tables(whole)
@@ -47,85 +47,85 @@ def below(
             return None
         if isinstance(whole.node(node), FeedSpec):
             continue
-        shared = book.subplans[feeder]
+        shared = state.subplans[feeder]
         made = known.get(feeder) or arms.follow(shared.plan, read[node], models)
         if made is None or not _computes(shared, made, meanings[node]):
             return None
-        more = below(book, shared, made, models, known)
+        more = below(state, shared, made, models, known)
         if more is None:
             return None
         found |= {feeder: made} | more
     return found
 
 
-def unequal(book: Book, plans: Plans) -> set[int]:
-    """Return the views that do not read the tables that a subplan below them reads by ``plans``."""
+def unequal(state: EngineState, plans: Plans) -> set[int]:
+    """Return the views whose tables differ from those that a subplan below reads by ``plans``."""
     found: set[int] = set()
-    for unit_id in plans.keys() & book.subplans.keys():
-        for reader in book.readers(book.subplans[unit_id]):
+    for unit_id in plans.keys() & state.subplans.keys():
+        for reader in state.readers(state.subplans[unit_id]):
             other = _others(plans.get(reader.id, reader.plan), reader.feeds)
             if any(f == unit_id and other(n, plans[f]) for n, f in reader.feeds.items()):
-                found |= {view.id for view in book.views_of(reader)}
+                found |= {view.id for view in state.views_of(reader)}
     return found
 
 
-def prepare(book: Book, plans: Plans) -> None:
-    """Have the state database know of new plans of subplans, which the catalog will decide on."""
+def prepare(state: EngineState, plans: Plans) -> None:
+    """Store new plans of subplans as pending in the state database."""
     meta: Meta = {}
     for unit_id, made in plans.items():
-        shared = book.subplans[unit_id]
+        shared = state.subplans[unit_id]
         shared.coming = made
         records.put(meta, shared)
     if meta:
-        book.db.put_meta(meta, sync=True)
+        state.db.put_meta(meta, sync=True)
 
 
-def take(book: Book, unit_ids: Iterable[int]) -> None:
-    """Have subplans compute by the plans that were coming; REQUIRES: nothing is in flight."""
+def take(state: EngineState, unit_ids: Iterable[int]) -> None:
+    """Switch subplans to their pending plans; REQUIRES: nothing is in flight."""
     meta: Meta = {}
     for unit_id in unit_ids:
-        shared = book.subplans[unit_id]
+        shared = state.subplans[unit_id]
         if shared.coming is not None:
             _take(shared, shared.coming)
             records.put(meta, shared)
     if meta:
-        # A crash that loses it leaves the plan that was coming.
-        book.db.put_meta(meta, sync=False)
+        # A crash that loses this write leaves the plan pending.
+        state.db.put_meta(meta, sync=False)
 
 
-def restore(book: Book, views: Iterable[View], feeds: UnitFeeds) -> None:
-    """Take the plans that were coming where the catalog has those of readers that fit them.
+def restore(state: EngineState, views: Iterable[View], feeds: UnitFeeds) -> None:
+    """Switch to pending plans that fit the readers' plans in the catalog.
 
-    ``views``: as the catalog has them; ``feeds``: what each unit reads.
+    ``views``: as the catalog has them; ``feeds``: the subplans that each unit reads.
     """
-    coming = any(shared.coming is not None for shared in book.subplans.values())
+    coming = any(shared.coming is not None for shared in state.subplans.values())
     left: list[Unit] = list(views) if coming else []
     while left:
         unit = left.pop()
         read = feeds.get(unit.id)
         other = _others(unit.plan, read)
         for node, feeder in read.items():
-            shared = book.subplans.get(feeder)
+            shared = state.subplans.get(feeder)
             if shared is None:
                 continue
             if shared.coming is not None and not other(node, shared.coming):
-                take(book, [feeder])
+                take(state, [feeder])
                 _log.info("subplan follows its readers", subplan=feeder, reader=unit.id)
             left.append(shared)
 
 
-def check(book: Book, view: View) -> None:
-    """Raise StateDamaged unless what a view reads is computed of the tables that its plan says."""
-    for unit in (view, *book.needed([view])):
+def check(state: EngineState, view: View) -> None:
+    """Raise StateDamaged unless a view's subplans read the tables that its plan says."""
+    for unit in (view, *state.needed([view])):
         other = _others(unit.plan, unit.feeds)
-        if any(other(node, book.subplans[f].plan) for node, f in unit.feeds.items()):
+        if any(other(node, state.subplans[f].plan) for node, f in unit.feeds.items()):
             raise StateDamaged("a subplan that it shares reads other tables", hint=RESYNC)
 
 
 def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, PhysicalPlan], bool]:
-    """Return whether a node of a plan is computed of other tables than a subplan.
+    """Return a predicate: whether a node of the plan reads other tables than a subplan.
 
-    For a node that stands for another view's rows any subplan will do.
+    For a node that stands for another view's rows, any subplan fits.
     """
     if not feeds:
         return lambda _, __: False
@@ -139,7 +139,7 @@ def _others(whole: PhysicalPlan, feeds: Mapping[str, int]) -> Callable[[str, Phy
 
 
 def _computes(shared: Shared, made: PhysicalPlan, meaning: str) -> bool:
-    """Whether a subplan that gets the plan ``made`` computes what has that meaning."""
+    """Return whether a subplan with the plan ``made`` would compute a node of that meaning."""
     if made is shared.plan:
         return True
     return subplans.meanings(made, shared.settings)[made.sink.input] == meaning
@@ -151,6 +151,6 @@ def _take(shared: Shared, coming: PhysicalPlan) -> None:
     if shared.signature == before and after is not None:
         shared.signature = after
     elif not shared.placed:
-        shared.signature = f"output of subplan {shared.id}"  # which no other view has
+        shared.signature = f"output of subplan {shared.id}"  # no other view has it
     shared.coming = None
     shared.compute(coming)

@@ -1,15 +1,15 @@
-"""Batches in which nothing happens but that time passes, for views that read the clock.
+"""Batches that only advance time, for views that read the clock.
 
-A view shows its query as of a position in the stream and an instant.  A batch moves the instant of
-the views that it touches to the time of its last commit; between batches the ticker looks now and
-then whether some row's time has come, and makes a batch of nothing but an instant.
+A view shows its query as of a stream position and a timestamp. A batch moves the timestamp of the
+views that it touches to its last commit time. Between batches the ticker checks periodically
+whether any row becomes due, and then makes a batch with nothing but a timestamp.
 
-The instant is part of the batch's record, which is durable before the batch is processed, so a
-replay does what was done.  The source's clock decides, as for now() in the source; it is never
-read while a batch is processed.
+The timestamp is part of the batch's record, which is durable before the batch is processed. So a
+replay repeats it exactly. It comes from the source's clock, as now() does in the source; the clock
+is never read while a batch is processed.
 
-After a long time without one, time passes in steps: as many batches as it takes for each to
-change no more than ``_ROWS_MAX`` rows, unless so many have their time at one instant.
+After a long pause, time advances in steps: each batch changes at most ``_ROWS_MAX`` rows, unless
+more rows are due at a single timestamp.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import structlog
 from headrace import clock
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure, OutOfReach
-from headrace.runtime.away import AwayStore
-from headrace.runtime.book import Book
 from headrace.runtime.coverage import Passed
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import View
 
 _log = structlog.get_logger(__name__)
@@ -40,39 +40,39 @@ _NOW_US: Final = """
 class Ticker:
     """The clock of one engine; every method runs on its thread."""
 
-    def __init__(self, book: Book, pass_time: Callable[[int], None]) -> None:
-        """``pass_time`` makes a batch of nothing but an instant."""
-        self._book = book
+    def __init__(self, state: EngineState, pass_time: Callable[[int], None]) -> None:
+        """Take the function ``pass_time``, which makes a batch with only the given timestamp."""
+        self._state = state
         self._pass_time = pass_time
         self._next = 0.0
         self._forced = False
-        self._away: set[int] = set()
-        """Views that could not be asked in the tick that is under way."""
+        self._unreachable: set[int] = set()
+        """Views whose worker could not be asked during the current tick."""
         self.passed = Passed()
-        """How far time has passed for views; for any thread."""
+        """How far time has advanced for which views; readable from any thread."""
 
     def force(self) -> None:
-        """Make a batch at once, whether anything changes or not."""
+        """Make a batch at the next tick, even if no row changes."""
         self._next, self._forced = 0.0, True
 
     @property
     def due(self) -> float:
-        """When to look again, on the monotonic clock."""
+        """Time of the next check, on the monotonic clock."""
         return self._next if self._views() else float("inf")
 
     def tick(self) -> None:
-        """Let time pass to now, if it is time to look and some row's time has come."""
+        """Advance time to now, if a check is due and any row changes by then."""
         if clock.monotonic() < self.due:
             return
-        settings = self._book.settings
+        settings = self._state.settings
         self._next = clock.monotonic() + settings.clock_interval_ms / 1000
-        row = self._book.owner.conn.execute(_NOW_US).fetchone()
+        row = self._state.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
-        self._away.clear()
+        self._unreachable.clear()
         views = frozenset(view.id for view in self._views())
         if self._sum(now, _near) > _ROWS_MAX:
-            # One step, then the engine looks at its other work, then at once the next step.
+            # One step at a time: the engine does its other work in between.
             self._pass_time(self._step(now))
             self._next = 0.0
         elif self._forced or self._sum(now, _crossing):
@@ -83,18 +83,18 @@ class Ticker:
             self._passed_to(now, views)
 
     def _passed_to(self, now: int, views: frozenset[int]) -> None:
-        self.passed = Passed(now, self._book.taken.txid, views - self._away)
+        self.passed = Passed(now, self._state.taken.txid, views - self._unreachable)
 
     def catch_up(self, instant: int) -> None:
-        """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
-        while self._sum(instant, _near) > _ROWS_MAX and not self._book.stopping:
+        """Advance time until few rows are left to change at ``instant``, or the engine stops."""
+        while self._sum(instant, _near) > _ROWS_MAX and not self._state.stopping:
             step = self._step(instant)
             if step >= instant:
                 return
             self._pass_time(step)
 
     def _step(self, instant: int) -> int:
-        """An instant up to which few rows change, but some do."""
+        """Return a timestamp up to which some rows change, but few."""
         known = [now for view in self._views() if (now := self._now(view))]
         low, high = min(known, default=instant), instant
         while high - low > 1:
@@ -106,7 +106,7 @@ class Ticker:
             low = middle
             if near > _ROWS_MAX // 2:
                 break
-        # If nothing changes up to ``low``, many rows have their time a microsecond later.
+        # If no row changes up to ``low``, many rows are due a microsecond later.
         return low if self._sum(low, _near) else high
 
     def _now(self, view: View) -> int:
@@ -116,31 +116,31 @@ class Ticker:
             return 0
 
     def _views(self) -> list[View]:
-        return [view for view in self._book.index.clocked if view.live]
+        return [view for view in self._state.index.clocked if view.live]
 
-    def _flow(self, view: View) -> Dataflow | AwayStore:
-        """Who knows when rows of a view have their time."""
-        if isinstance(view.store, AwayStore):
+    def _flow(self, view: View) -> Dataflow | RemoteStore:
+        """Return the object that knows when rows of a view are due."""
+        if isinstance(view.store, RemoteStore):
             return view.store
-        return view.flow(self._book.settings, self._book.evaluators)
+        return view.flow(self._state.settings, self._state.evaluators)
 
-    def _sum(self, instant: int, count: Callable[[Dataflow | AwayStore, int], int]) -> int:
+    def _sum(self, instant: int, count: Callable[[Dataflow | RemoteStore, int], int]) -> int:
         total = 0
         for view in self._views():
             try:
                 total += count(self._flow(view), instant)
             except DefiniteFailure as error:
-                # The batch will meet it too, and stop the view in the proper way.
+                # The batch will meet the same error, and stop the view properly.
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
                 total += 1
             except OutOfReach:
-                self._away.add(view.id)  # it stops in a moment, and takes no part
+                self._unreachable.add(view.id)  # it is about to stop, and takes no part
         return total
 
 
-def _near(who: Dataflow | AwayStore, instant: int) -> int:
+def _near(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.near(instant)
 
 
-def _crossing(who: Dataflow | AwayStore, instant: int) -> int:
+def _crossing(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.crossing(instant)

@@ -1,4 +1,4 @@
-"""The shared subplans that each unit reads, as the state database has them."""
+"""The shared subplans that each unit reads, as recorded in the state database."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 
 
 class UnitFeeds:
-    """Feeds of one engine's units: by node of the unit's plan, the id of a subplan."""
+    """Feeds of one engine's units: ids of subplans, by node of the unit's plan."""
 
     def __init__(self) -> None:
         self._feeds: Final[dict[int, dict[str, int]]] = {}
         self._read: Final = Counter[int]()
-        """Number of units that read a subplan."""
+        """Number of units that read each subplan."""
         self._left: set[int] = set()
-        """Subplans that may have no reader: those that are new, and those that one has left."""
+        """Subplans that may have no reader: new ones, and those that a reader has left."""
 
     def load(self, feeds: Mapping[int, Mapping[str, int]], subplans: Iterable[int]) -> None:
-        """Begin anew with these feeds and subplans."""
+        """Replace everything by these feeds and subplans."""
         self._feeds.clear()
         self._read.clear()
         for unit_id, read in feeds.items():
@@ -26,26 +26,25 @@ class UnitFeeds:
         self._left = set(subplans)
 
     def __contains__(self, unit_id: int) -> bool:
-        """Return whether a unit reads anything."""
         return unit_id in self._feeds
 
     @property
     def views(self) -> list[int]:
-        """Ids of the views that read anything."""
+        """Ids of the views that read any subplan."""
         return [unit_id for unit_id in self._feeds if unit_id > 0]
 
     def get(self, unit_id: int) -> dict[str, int]:
-        """Return what a unit reads."""
+        """Return the feeds of a unit."""
         return dict(self._feeds.get(unit_id, {}))
 
     def put(self, unit_id: int, feeds: Mapping[str, int]) -> None:
-        """Have a unit read these, and nothing else."""
+        """Replace the feeds of a unit."""
         self.drop(unit_id)
         self._feeds[unit_id] = dict(feeds)
         self._read.update(set(feeds.values()))
 
     def drop(self, unit_id: int) -> dict[str, int]:
-        """Have a unit read nothing; returns what it has read."""
+        """Remove the feeds of a unit; return them."""
         feeds = self._feeds.pop(unit_id, {})
         for feeder in set(feeds.values()):
             self._read[feeder] -= 1
@@ -55,7 +54,7 @@ class UnitFeeds:
         return feeds
 
     def add(self, subplan_id: int) -> None:
-        """Take note of a new subplan, which nobody reads yet."""
+        """Add a new subplan, which has no reader yet."""
         self._left.add(subplan_id)
 
     def take_unread(self) -> list[int]:

@@ -1,7 +1,7 @@
-"""Which views run, stand still, lag or read the clock: kept up to date as units change.
+"""An index of units by property: which run, are stopped, lag or read the clock.
 
-The engine asks several times a second, whether anything happens or not.  So an answer costs as much
-as there are units in it, and a change of one unit costs the same for any number of others.
+The engine asks several times a second, even when it is idle. So a query costs as much as it has
+results, and the cost of a change does not depend on the number of units.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _STANDING: Final = (Status.SINK_ERROR, Status.PAUSED)
 
 
 class UnitIndex:
-    """The units of one engine, by what they are; every method is for any thread.
+    """The units of one engine by their properties; every method is for any thread.
 
     The registries add and remove units, and each unit reports its own changes.
 
-    * Invariant 1: a change is one step.  Under the lock a unit is where it was before the change,
-      or where it is after it, and never in between: the watermark must not pass a view that is
-      in no list for a moment.
-    * Invariant 2: nothing is called under the lock that takes another one.
+    * Invariant 1: a change is atomic. Under the lock a unit is in its old place or in its new one,
+      and never in neither: the watermark must not pass a view that is missing from all lists for a
+      moment.
+    * Invariant 2: no code that takes another lock is called under this lock.
     """
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
         self.links: Final = UnitLinks(self._lock)
         self.changes = 0
-        """Changes of units so far, but for those of their marks."""
-        # Guarded by the lock, all of them; by id of the unit, where not said otherwise.
+        """Number of changes of units so far, except changes of their marks."""
+        # The lock guards all of these. They are keyed by unit id unless stated otherwise.
         self._known: Final[dict[int, Unit]] = {}
         self._standing: Final[dict[int, View]] = {}
         self._clocked: Final[dict[int, View]] = {}
@@ -44,7 +44,7 @@ class UnitIndex:
         self._parts: Final[dict[int, Shared]] = {}
         self._elsewhere: Final[dict[int, Unit]] = {}
         self._live: Final[dict[int, tuple[int, str]]] = {}
-        """Latency and commit group with which a live view is counted."""
+        """Latency and commit group under which a live view is counted."""
         self._latencies: Final = Counter[int]()
         """Number of live views, by latency in milliseconds."""
         self._groups: Final[dict[str, dict[int, View]]] = {}
@@ -52,11 +52,11 @@ class UnitIndex:
         self._marks: Final[dict[int, int]] = {}
         """The txid of an owned view or a part."""
         self._at: Final[dict[int, dict[int, Unit]]] = {}
-        """These units, by that txid."""
+        """The same units, by that txid."""
         self._staged: Final[dict[int, Unit]] = {}
-        """Those whose first states are still staged."""
+        """Owned units whose first states are still staged."""
         self._undurable: Final[dict[int, Unit]] = {}
-        """Owned views and subplans whose mark no checkpoint holds."""
+        """Owned views and subplans whose mark is newer than the last checkpoint."""
         self._durable: Final[dict[int, int]] = {}
         """The durable txid of an owned view or a part."""
         self._durable_at: Final = Counter[int]()
@@ -66,7 +66,7 @@ class UnitIndex:
 
     @property
     def latency_ms(self) -> int:
-        """The least of the latencies that live views allow; 0 without any."""
+        """The lowest latency that a live view allows, in milliseconds; 0 without live views."""
         with self._lock:
             return min(self._latencies, default=0)
 
@@ -84,7 +84,7 @@ class UnitIndex:
 
     @property
     def clocked(self) -> list[View]:
-        """Views that read the clock, and are owned."""
+        """Owned views that read the clock."""
         with self._lock:
             return list(self._clocked.values())
 
@@ -96,13 +96,13 @@ class UnitIndex:
 
     @property
     def parts(self) -> list[Shared]:
-        """Parts of views that are on other workers."""
+        """Parts of views on other workers."""
         with self._lock:
             return list(self._parts.values())
 
     @property
     def elsewhere(self) -> list[Unit]:
-        """Units whose states are not in this process, or nowhere at hand."""
+        """Units whose states are not in this process, or not available."""
         with self._lock:
             return list(self._elsewhere.values())
 
@@ -119,13 +119,13 @@ class UnitIndex:
 
     @property
     def undurable(self) -> list[Unit]:
-        """Owned views and subplans whose mark no checkpoint holds."""
+        """Owned views and subplans whose mark is newer than the last checkpoint."""
         with self._lock:
             return list(self._undurable.values())
 
     @property
     def durable_txids(self) -> list[int]:
-        """The txids that owned views and parts have in the last checkpoint, each once."""
+        """The distinct txids of owned views and parts in the last checkpoint."""
         with self._lock:
             return list(self._durable_at)
 
@@ -135,25 +135,25 @@ class UnitIndex:
             return [self._known[unit_id] for unit_id in unit_ids if unit_id in self._marks]
 
     def live_in(self, groups: Collection[str]) -> list[View]:
-        """Return the live views of commit groups."""
+        """Return the live views of these commit groups."""
         with self._lock:
             return [v for group in list(groups) for v in self._groups.get(group, {}).values()]
 
     # --- changes
 
     def add(self, unit: Unit) -> None:
-        """Count a unit as what it is now, in place of another one of its id."""
+        """Add a unit with its present properties; it replaces another one of its id."""
         with self._lock:
             self._count(unit)
 
     def update(self, unit: Unit) -> None:
-        """Count a unit as what it is now; nothing happens to one that was removed."""
+        """Re-index a unit with its present properties; ignore one that was removed."""
         with self._lock:
             if self._known.get(unit.id) is unit:
                 self._count(unit)
 
     def update_mark(self, unit: Unit) -> None:
-        """Count a unit at its marks, where these alone have changed."""
+        """Re-index a unit of which only the marks have changed."""
         with self._lock:
             if self._known.get(unit.id) is not unit:
                 return
@@ -165,7 +165,7 @@ class UnitIndex:
                 self._count_durable(unit)
 
     def remove(self, unit: Unit) -> None:
-        """Count a unit no more; nothing happens if another one has its id by now."""
+        """Remove a unit; ignore it if another one has its id by now."""
         with self._lock:
             if self._known.get(unit.id) is unit:
                 self._uncount(unit.id)

@@ -1,8 +1,8 @@
-"""Which units read a table, a result table or a subplan: kept up to date as units change.
+"""An index of the units that read a table, a result table or a subplan.
 
-A view that comes or goes concerns the units that are linked with it, and finds them here at once,
-however many others there are.  ``Changes`` are the units that have changed since somebody looked:
-who has to look at each unit once, or again after a change, visits these alone.
+When a view is added or removed, the units linked with it are found here at once, however many
+others there are. ``Changes`` collects the units that have changed since its last ``take``, for
+code that must visit each unit once and again after each change.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ASKED_AS: Final = "asked as"
 
 
 class Changes:
-    """Ids of the units that have come, changed or gone since they were taken last."""
+    """Ids of the units that were added, changed or removed since the last ``take``."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        """``lock`` is that of the links."""
+        """Share ``lock`` with the links."""
         self._lock: Final = lock
         self._ids: dict[int, None] = {}
 
@@ -36,20 +36,20 @@ class Changes:
         self._ids[unit_id] = None
 
     def take(self) -> list[int]:
-        """Return them, in the order of their first change, and forget them."""
+        """Return the ids, in the order of their first change, and clear them."""
         with self._lock:
             ids, self._ids = self._ids, {}
         return list(ids)
 
 
 class UnitLinks:
-    """The links of one engine's units; every method but the changes is for any thread.
+    """The links of one engine's units; every method except the changes is for any thread.
 
-    * Invariant: a unit is found by all its links or by none, those of one moment.
+    * Invariant: a unit is found by all links that it has at one time, or by none.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
-        """``lock`` is that of the index, whose changes are changes of the links, too."""
+        """Share ``lock`` with the index, so that a change of both is atomic."""
         self._lock: Final = lock
         # Guarded by the lock.
         self._keys: Final[dict[int, frozenset[_Key]]] = {}
@@ -59,7 +59,7 @@ class UnitLinks:
         self._followers: Final[list[Changes]] = []
 
     def follow(self) -> Changes:
-        """Return a list of changes of its own, which has those from now on."""
+        """Return a new list of changes, which collects those from now on."""
         made = Changes(self._lock)
         with self._lock:
             self._followers.append(made)
@@ -68,7 +68,7 @@ class UnitLinks:
     # --- answers
 
     def reading(self, table_oid: int) -> list[Unit]:
-        """Return the units with a table of the source in their plan."""
+        """Return the units whose plan reads a source table."""
         return self._find(_READS, table_oid)
 
     def fed_from(self, table_oid: int) -> list[View]:
@@ -81,11 +81,11 @@ class UnitLinks:
         return sorted(found, key=lambda unit: not isinstance(unit, View))
 
     def writing(self, table_oid: int) -> list[View]:
-        """Return the views with this result table: a resync has two for a moment."""
+        """Return the views with this result table: during a resync there are two for a moment."""
         return self._find(_WRITES, table_oid)
 
     def asked_as(self, key: int) -> list[View]:
-        """Return the views that are asked for by this key (``sql/covered.py``)."""
+        """Return the views whose coverage is requested with this key (``sql/covered.py``)."""
         return self._find(_ASKED_AS, key)
 
     def outputs(self, signature: str) -> list[Shared]:
@@ -99,7 +99,7 @@ class UnitLinks:
     # --- changes.  REQUIRES: the lock is held.
 
     def put(self, unit: Unit) -> None:
-        """Link a unit as it is now, in place of another one of its id."""
+        """Link a unit as it is now; it replaces another one of its id."""
         self._unlink(unit.id)
         keys = self._keys[unit.id] = frozenset(_keys(unit))
         for key in keys:

@@ -1,8 +1,8 @@
-"""Views as the worker knows them: catalog row, state, dataflow, result table.
+"""Views as the worker sees them: catalog row, state, dataflow, result table.
 
-A view is *live* when batches are processed for it.  ``sink_error`` views keep their state and
-are retried, ``paused`` ones until somebody resumes them; ``error`` views have stopped until a
-resync and hold back nothing.
+A view is *live* when batches are processed for it. ``sink_error`` views keep their state and are
+retried; ``paused`` views keep it until they are resumed. ``error`` views have stopped until a
+resync, and hold back nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
-from headrace.runtime.away import AwayStore
+from headrace.runtime.event_log import EventLog
 from headrace.runtime.positions import Meta, Position, StateMark
-from headrace.runtime.story import Story
+from headrace.runtime.remote_worker import RemoteStore
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import nodes, states
@@ -56,96 +56,95 @@ class UnitListener(Protocol):
     """Receives the changes of units; from any thread."""
 
     def update(self, unit: Any, /) -> None:
-        """Take note that something about a unit has changed."""
+        """Record that some property of a unit has changed."""
 
     def update_mark(self, unit: Any, /) -> None:
-        """Take note that a mark of a unit has changed, and nothing else."""
+        """Record that only a mark of a unit has changed."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """What has a state and a dataflow of its own: a view, or a subplan that views share."""
+    """An object with its own state and dataflow: a view, or a subplan that views share."""
 
     clock: ClassVar[Iterator[int]] = itertools.count(1)
-    """Moments in the order in which the work of any unit begins and ends."""
+    """Logical clock that orders the beginnings and ends of all units' work."""
 
     id: int
     plan: PhysicalPlan
-    """All of it; see ``own``."""
+    """The whole plan; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
-    store: RocksStore | AwayStore | None = field(default=None, kw_only=True)
+    store: RocksStore | RemoteStore | None = field(default=None, kw_only=True)
     mark: StateMark = field(default=_EMPTY, kw_only=True)
-    """Its state as of the last txid that is committed for it; see ``_move``."""
+    """The state as of the last txid that is committed for it; see ``_move``."""
     durable: StateMark = field(default=_EMPTY, kw_only=True)
-    """Its state as of the last checkpoint: what a crash leaves."""
+    """The state as of the last checkpoint, which survives a crash."""
     processed: int = field(default=0, kw_only=True)
-    """The last txid that its state has, committed or not."""
+    """The last txid in its state, committed or not."""
     dataflow: Dataflow | None = field(default=None, kw_only=True)
     remote: RemoteEvaluator | None = field(default=None, kw_only=True)
     own: PhysicalPlan = field(init=False)
-    """What its dataflow computes: ``plan`` over the rows of ``feeds``."""
+    """The plan that its dataflow computes: ``plan`` over the rows of ``feeds``."""
     temporal: bool = field(init=False)
     """Whether it reads the clock."""
     feeds: dict[str, int] = field(init=False)
     """Nodes of ``plan`` whose rows come from shared subplans: id of each."""
-    story: Story = field(default_factory=Story, kw_only=True)
+    story: EventLog = field(default_factory=EventLog, kw_only=True)
     works: int = field(default=0, kw_only=True)
-    """How often it has begun a txid."""
+    """Number of txids that it has begun."""
     stirred: int = field(default=0, kw_only=True)
-    """When work of it last began or ended, by ``clock``: its values are those of then."""
+    """When its work last began or ended, by ``clock``: its values were computed then."""
     limits: dict[str, int] = field(default_factory=dict, kw_only=True)
-    """What a txid may cost it where that is not what the settings say (``bounds.NAMES``)."""
+    """Limits for one txid that differ from the settings (``bounds.NAMES``)."""
     brief: bool = field(default=False, kw_only=True)
-    """Whether its dataflow had little to do the last time."""
+    """Whether its dataflow had little to do in the last txid."""
     bound: Bound | None = field(default=None, kw_only=True)
-    """What it works under, once it has."""
+    """The bound that it works under; set at its first use."""
     placed: str = field(default="", kw_only=True)
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
-    """Whether its first states are still staged, for its worker is away (``wait_at``)."""
+    """Whether its first states are still staged, for its worker is unreachable (``wait_at``)."""
     listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """Receives its changes (``unit_index.py``), while the engine knows it."""
+    """Receives its changes (``unit_index.py``), while it is registered with the engine."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
-    """Txids in flight that have touched its state."""
+    """Txids in flight that have changed its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
-    """Marks since the last checkpoint, by txid: where its state may go back to."""
+    """Marks since the last checkpoint, by txid: the points that its state may go back to."""
 
     def __post_init__(self) -> None:
-        """Nothing is shared to begin with."""
         self.stirred = next(Unit.clock)
         self.temporal = self.plan.temporal
         self.feed_on({})
 
     def feed_on(self, feeds: Mapping[str, int]) -> None:
-        """Take the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
+        """Read the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
         self.feeds = dict(feeds)
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
         self._changed()
 
     def compute(self, whole: PhysicalPlan) -> None:
-        """Go on by another plan, to which its states fit; REQUIRES: nothing is in flight."""
+        """Continue with another plan that fits its states; REQUIRES: nothing is in flight."""
         self.plan = whole
         self.feed_on(self.feeds)
 
     @property
     def whose(self) -> str:
-        """Who is to blame for what its expressions do."""
+        """The session owner that its expressions are evaluated for."""
         return f"unit {self.id}"
 
     def bounds_of(self, config: Settings) -> Limits:
-        """Return what one transaction may cost it."""
+        """Return the limits of one transaction."""
         return bounds.of(config, self.limits)
 
     def bounded(self, config: Settings) -> Bound:
-        """What it works under."""
+        """Return the bound that it works under."""
         if self.bound is None:
             self.bound = Bound(self.bounds_of(config))
         return self.bound
 
     def flow(self, config: Settings, pool: Pool) -> Dataflow:
-        """Its dataflow, built from the state when there is none."""
+        """Return its dataflow; build it from the state if there is none."""
         if self.dataflow is None:
             store = self.here
             if any(feed.id not in self.feeds for feed in self.own.feeds):
@@ -162,8 +161,8 @@ class Unit:
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
         return self.dataflow
 
-    def restore(self, store: RocksStore | AwayStore | None, mark: StateMark) -> None:
-        """It has this state, and nothing is in flight; None: it is out of reach."""
+    def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
+        """Set its state, with nothing in flight; None: the state is out of reach."""
         self.store = store
         self.staged = False
         self.mark = self.durable = mark
@@ -175,16 +174,17 @@ class Unit:
         self._changed()
 
     def wait_at(self, position: Position) -> None:
-        """Its first states are staged, as of a position; who takes them needs all after that.
+        """Note that its first states are staged, as of ``position``.
 
-        Idle time too: without it nobody can tell later that nothing is missing (``Loading``).
+        The worker that loads them needs all batches after it. This includes batches without rows:
+        otherwise it cannot be checked later that none is missing (``Loading``).
         """
         self.restore(None, StateMark(position.txid, position.lsn, position.txid))
         self.staged = True
         self._changed()
 
     def lose_store(self) -> None:
-        """Its states cannot be used any more."""
+        """Mark its states as unusable."""
         self.store = None
         self._changed()
 
@@ -211,7 +211,7 @@ class Unit:
         return self.store
 
     def has_rows(self, sources: Iterable[str]) -> bool:
-        """Whether one of these sources has rows in its states, which are in this process."""
+        """Return whether one of these sources has rows in its states, which are in this process."""
         return any(keys for name in sources for keys, _ in self.here.map(name).scan())
 
     @property
@@ -222,11 +222,11 @@ class Unit:
 
     @property
     def busy(self) -> bool:
-        """Whether a txid in flight has touched its state."""
+        """Whether a txid in flight has changed its state."""
         return bool(self._begun)
 
     def begin(self, txid: int) -> None:
-        """Its dataflow is about to write what ``txid`` changes."""
+        """Begin ``txid`` in its state, before its dataflow writes."""
         assert self.store is not None, "live views have state"
         self.works += 1
         self.stirred = next(Unit.clock)
@@ -236,7 +236,7 @@ class Unit:
         self._begun.append(txid)
 
     def commit(self, mark: StateMark) -> None:
-        """``mark.txid`` is in its table, the least one in flight."""
+        """Commit ``mark.txid``, the lowest one in flight, which is in its table."""
         assert self.store is not None, "live views have state"
         if self._begun and self._begun[0] == mark.txid:
             self.store.commit(mark.txid)
@@ -246,26 +246,26 @@ class Unit:
         self._move(mark)
 
     def checkpointed(self, mark: StateMark) -> None:
-        """``mark`` is durable."""
+        """Record that ``mark`` is durable."""
         self.durable = mark
-        if isinstance(self.store, AwayStore):
+        if isinstance(self.store, RemoteStore):
             self.store.durable = mark.txid
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
         if self.listener is not None:
             self.listener.update_mark(self)
 
     def note(self, meta: Meta) -> None:
-        """Add to a checkpoint, besides its mark, what else must be there with it."""
+        """Add metadata to a checkpoint that must be stored together with its mark."""
 
     @property
     def told(self) -> tuple[int, int, int]:
-        """The mark as another worker keeps it, which says it when it comes back."""
+        """The mark as another worker stores it, and reports it when it reconnects."""
         return self.mark.txid, self.mark.lsn, self.mark.sink_txid
 
     def back(self, txid: int) -> None:
-        """Forget what every txid from ``txid`` on has changed, in flight or not.
+        """Undo the changes of all txids from ``txid`` on, in flight or not.
 
-        ``processed`` is where the state is then: before ``txid``, and perhaps before ``mark``,
+        ``processed`` is then the txid of the state: before ``txid``, and perhaps before ``mark``,
         which goes back with it.
         """
         self.processed = min(self.processed, txid - 1)
@@ -282,11 +282,11 @@ class Unit:
             self._move(self._marks[found])
 
     def reset(self) -> None:
-        """Forget everything that is not committed."""
+        """Undo everything that is not committed."""
         self.back(self.mark.txid + 1)
 
     def release(self) -> None:
-        """It is gone: nothing is in flight, and its state must not be used any more."""
+        """Release a unit that is gone: its state must not be used any more."""
         self.reset()
         self.lose_store()
         if self.remote is not None:
@@ -302,71 +302,71 @@ class View(Unit):
     owner: str = ""
     message: str | None = None
     progress: Progress | None = None
-    """Its result table, and the epoch that makes us its owner."""
+    """The progress row with the epoch that makes this process the owner of the result table."""
     commit_group: str = ""
-    """Views of one group are written by one transaction; '': the unnamed one."""
+    """Views of one group are written in one transaction; '': the unnamed group."""
     _latency_ms: int = 0
     parts: dict[str, str] = field(default_factory=dict)
-    """Nodes of its plan that are computed on other workers, with all below them: who has each."""
+    """Worker by node of its plan that is computed elsewhere, together with all its inputs."""
     shares: bool = True
-    """Whether its subplans may be kept together with those of other views."""
+    """Whether it may share subplans with other views."""
     kept: bool = False
-    """Whether its changes are kept (``sql/history.py``); known since we own it."""
+    """Whether it has a history (``sql/history.py``); known once the view is owned."""
     retry_at: float = 0.0
     tries: tuple[int, int] = (0, 0)
-    """How often it was interrupted at which mark."""
+    """A mark, and how often the view was interrupted there."""
     doom: HeadraceError | None = None
-    """Why it must stop, until that is in the catalog."""
+    """Why the view must stop, until that is in the catalog."""
     _suspended: str | None = None
 
     @property
     def status(self) -> Status:
-        """See ``Status``; ``turn`` sets it."""
+        """The view's status; ``turn`` sets it."""
         return self._status
 
     @property
     def latency_ms(self) -> int:
-        """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
+        """Allowed delay in milliseconds from a commit until the table shows it; 0: none."""
         return self._latency_ms
 
     @property
     def suspended(self) -> str | None:
-        """The job for which nothing is written just now, because it replaces the contents."""
+        """The job that has suspended writes, because it replaces the contents."""
         return self._suspended
 
     def write_to(self, target: ResultTable) -> None:
-        """Have its rows go there: the table of its name may be another one by now."""
+        """Write to ``target`` from now on: the table of that name may be another one."""
         self.target = target
         self._changed()
 
     def turn(self, status: Status) -> None:
-        """Give it another status; the catalog is the caller's to change."""
+        """Set the status in memory; the caller updates the catalog."""
         self._status = status
         self._changed()
 
     def suspend(self, job: str | None) -> None:
-        """Have nothing written for ``job``; None: have all written again."""
+        """Suspend writes for ``job``; None: resume them."""
         self._suspended = job
         self._changed()
 
     def allow(self, latency_ms: int) -> None:
-        """Let its table be so late."""
+        """Set the latency target."""
         self._latency_ms = latency_ms
         self._changed()
 
     def place(self, placed: str, parts: Mapping[str, str]) -> None:
-        """Have its states elsewhere: all of them on worker ``placed``, or those of ``parts``."""
+        """Place its states on other workers: all on worker ``placed``, or those of ``parts``."""
         self.placed, self.parts = placed, dict(parts)
         self.shares = self.shares and not placed and not parts
         self._changed()
 
     @property
     def whose(self) -> str:
-        """Its owner: views of one may find what another has left in a session."""
+        """Its owner: views of one owner may share sessions, and see what another has left there."""
         return f"owner {self.owner}"
 
     def bounds_of(self, config: Settings) -> Limits:
-        """Return what one transaction may cost it: in the unnamed group as the setting says."""
+        """Return the limits of one transaction; the unnamed group has those of the settings."""
         return bounds.of(config, self.limits, own_group=bool(self.commit_group))
 
     @property
@@ -376,12 +376,12 @@ class View(Unit):
 
     @property
     def owned(self) -> bool:
-        """Whether the source must keep what it has not processed yet."""
+        """Whether the source must retain what it has not processed yet."""
         return self._status in OWNED
 
     @property
     def argument(self) -> str:
-        """Its name as a text literal for a procedure has it between the quotes."""
+        """Its name, escaped for a text literal in a call; without the quotes."""
         names = (self.target.schema_name, self.target.table_name)
         return tokens.doubled(
             ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
@@ -389,7 +389,7 @@ class View(Unit):
 
 
 def load(conn: Connection) -> list[View]:
-    """All views that should be running, in order of id; one that cannot be read is stopped."""
+    """Return all views that should run, in order of id; stop those whose row cannot be read."""
     out = []
     for row in catalog.worked(conn, some=OWNED):
         try:
@@ -404,7 +404,7 @@ def load(conn: Connection) -> list[View]:
 
 
 def load_one(conn: Connection, view_id: int) -> View:
-    """One view.
+    """Return one view.
 
     Raises:
         UndefinedError: there is none.
@@ -416,36 +416,36 @@ def load_one(conn: Connection, view_id: int) -> View:
 
 
 def resync_hint(view: View, before: str = "") -> str:
-    """The call that fills the view anew; ``before`` is what must be done first."""
+    """Return the hint with the call that fills the view anew; ``before``: a step to take first."""
     call = f"CALL headrace.resync_view('{view.argument}')"
     return f"{before}, then {call}." if before else f"{call} fills it anew."
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a population has left for the worker."""
+    """The staged results of a population."""
 
     lsn: int
-    """Consistent point of its snapshot: commits before it are in."""
+    """Consistent point of its snapshot, which contains all commits before it."""
     txid: int
-    """Of the hold it was made under: all batches up to it are before ``lsn``."""
+    """The txid of its hold: all batches up to it are before ``lsn``."""
     runs: list[Path]
     feeds: dict[str, int]
     """Nodes whose rows come from shared subplans, from a connection point: id of each."""
     fed_by: int
     """The view whose table the first rows are from; 0: it is not fed."""
     mark: StateMark | None
-    """Of states that were exported; None: of a population."""
+    """The mark of exported states; None: the states are of a population."""
     lineage: str
-    """Beside whose records that mark means something."""
+    """The lineage of the batch records for which that mark is valid."""
     kept: int
-    """The view whose states it goes on with (``keeping.py``); 0: it has its own."""
+    """The view whose states it takes over (``state_reuse.py``); 0: it has its own."""
     nodes: frozenset[str]
-    """Whose states these are."""
+    """The nodes of these states."""
 
 
-def heir(config: Settings, view_id: int) -> int:
-    """The view that is to go on with the states of ``view_id``, as is staged; 0: none."""
+def next_owner(config: Settings, view_id: int) -> int:
+    """Return the staged view that is to take over the states of ``view_id``; 0: none."""
     folder = config.staging_dir
     for path in folder.iterdir() if folder.exists() else ():
         if path.name.isdecimal():
@@ -457,7 +457,7 @@ def heir(config: Settings, view_id: int) -> int:
 
 
 def staged(config: Settings, view_id: int) -> bool:
-    """Whether the state of a view is staged, readable or not."""
+    """Return whether a view has staged states, readable or not."""
     return _manifest_path(config, view_id).exists()
 
 
@@ -466,7 +466,7 @@ def _manifest_path(config: Settings, view_id: int) -> Path:
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
-    """The staged state of a view; None if there is none.
+    """Return the staged state of a view; None if there is none.
 
     Raises:
         StateDamaged: it is not as the population left it.
@@ -498,7 +498,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def placement(options: Mapping[str, Any]) -> str:
-    """The worker that has all of a view by its options; '': the one that writes has the rest."""
+    """Return the worker that has all of a view by its options; '': ``main``, except its parts."""
     return nodes.whole(options.get("placement"))
 
 

@@ -1,9 +1,9 @@
-"""Who waits for a view to cover a position (``wait_for``), or to have caught up once it is adopted.
+"""Calls that wait until a view covers a position (``wait_for``), or has caught up after adoption.
 
-All on the engine's thread.  A waiter is an entry in a heap, and is looked at only when the view has
-come far enough: many waiters cost memory and nothing else.  The least position that the engine
-itself has not come to is passed to the stream, which then asks the server for it and closes the
-batch early.
+Everything runs on the engine's thread. A waiter is an entry in a heap, and is checked only when the
+view has come far enough, so many waiters cost only memory. The lowest position that the engine
+itself has not reached is passed to the stream, which asks the server for it and closes the batch
+early.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
 from headrace.forwarder.stream import Stream
 from headrace.runtime import views
-from headrace.runtime.book import Book
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import views as catalog
 from headrace.sql.status import Status
@@ -40,20 +40,20 @@ class _Adopted:
 class PositionWaits:
     """Waiters of one engine; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._adopted: list[_Adopted] = []
         self._heaps: dict[int, list[_Waiter]] = {}
         self._numbers = itertools.count()
         self._hurried: tuple[Stream | None, int] = (None, 0)
 
     def wait(self, view_id: int, lsn: int) -> Future[None]:
-        """A future that is done once the result table covers ``lsn``; it may be cancelled.
+        """Return a future that is done once the result table covers ``lsn``; it may be cancelled.
 
         Raises:
             UndefinedError: there is no such view.
         """
-        if view_id not in self._book.views and not catalog.exists(self._book.owner.conn, view_id):
+        if view_id not in self._state.views and not catalog.exists(self._state.owner.conn, view_id):
             raise UndefinedError("the view was dropped", sqlstate="42P01")
         future: Future[None] = Future()
         waiter = _Waiter(lsn, next(self._numbers), future)
@@ -62,16 +62,16 @@ class PositionWaits:
         return future
 
     def adopted(self, view_id: int, txid: int) -> Future[None]:
-        """A future that is done once the view, which was taken over, has ``txid``."""
+        """Return a future that is done once the adopted view has reached ``txid``."""
         future: Future[None] = Future()
         self._adopted.append(_Adopted(view_id, txid, future))
         return future
 
     def caught_up(self) -> None:
-        """Answer all whose view has come as far as they wait for, or never will."""
+        """Complete the futures of adopted views that have caught up, or never will."""
         left = []
         for waiting in self._adopted:
-            view = self._book.views.get(waiting.view_id)
+            view = self._state.views.get(waiting.view_id)
             if view is None:
                 waiting.future.set_exception(
                     UndefinedError("the view was dropped", sqlstate="42P01")
@@ -80,8 +80,8 @@ class PositionWaits:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")
                 )
-            elif self._book.missing(view) is not None:
-                left.append(waiting)  # what is staged is still needed: its worker has not taken it
+            elif self._state.missing(view) is not None:
+                left.append(waiting)  # its worker still needs the staged states
             elif view.mark.txid >= waiting.txid or view.status == Status.PAUSED:
                 waiting.future.set_result(None)
             else:
@@ -90,13 +90,13 @@ class PositionWaits:
         self.check()
 
     def check(self) -> None:
-        """Answer those who wait for a position; each cycle of the engine comes by here."""
+        """Complete the futures of reached positions; the engine calls this in each cycle."""
         for view_id, heap in list(self._heaps.items()):
-            view = self._book.views.get(view_id)
+            view = self._state.views.get(view_id)
             if view is None:
                 continue  # it is about to be adopted
             error = _stopped(view)
-            covered = self._book.covered(view.mark)
+            covered = self._state.covered(view.mark)
             while heap and (
                 error is not None or heap[0].lsn <= covered or heap[0].future.cancelled()
             ):
@@ -106,12 +106,12 @@ class PositionWaits:
         self._hurry()
 
     def forget(self, view_id: int, error: HeadraceError) -> None:
-        """The view is gone."""
+        """Fail the waiters of a view that is gone."""
         for waiter in self._heaps.pop(view_id, ()):
             _answer(waiter.future, error)
 
     def give_up(self, error: HeadraceError) -> None:
-        """The engine ends."""
+        """Fail all waiters, because the engine ends."""
         for waiting in self._adopted:
             waiting.future.set_exception(error)
         self._adopted = []
@@ -119,16 +119,16 @@ class PositionWaits:
             self.forget(view_id, error)
 
     def _hurry(self) -> None:
-        position = self._book.position.lsn
+        position = self._state.position.lsn
         least = min((h[0].lsn for h in self._heaps.values() if h[0].lsn > position), default=0)
-        stream = self._book.stream
+        stream = self._state.stream
         if stream is not None and self._hurried != (stream, least):
             stream.hurry(least)
         self._hurried = (stream, least)
 
 
 def _stopped(view: View) -> HeadraceError | None:
-    """Why waiting for ``view`` is in vain; None: it is not."""
+    """Return why ``view`` will not advance; None: it runs."""
     if view.status == Status.ERROR:
         return DefiniteFailure(
             f"view {view.target.shown} has stopped",
@@ -144,7 +144,7 @@ def _stopped(view: View) -> HeadraceError | None:
 
 
 def _answer(future: Future[None], error: HeadraceError | None) -> None:
-    # Whoever asked may have given up in this moment.
+    # The caller may have cancelled the future just now.
     with contextlib.suppress(InvalidStateError):
         if error is not None:
             future.set_exception(error)

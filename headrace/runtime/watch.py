@@ -1,19 +1,19 @@
-"""The catalog watch: views stop when DDL that the stream is silent about reaches them.
+"""The catalog watch: stops views when DDL affects them that the stream does not report.
 
-Each view has the facts it was populated under (``headrace.views.watched``); the present ones
-are read when a view is adopted or loaded, every ``catalog_poll_ms``, and when the stream
-describes a used table anew, before the rows that follow are taken in: DDL on a table is
-always followed by a new description, so no row of after it meets a view of before it.
+Each view has the facts under which it was populated (``headrace.views.watched``). The present
+facts are read when a view is adopted or loaded, every ``catalog_poll_ms``, and when the stream
+describes a used table again, before the following rows are processed. A description always follows
+DDL on a table, so rows from after the DDL never reach a view from before it.
 
-Where Postgres runs code of users for a view, or its values look as a user's type says, there is
-a quick look (``altered``) before and after a batch touches it, and the sink takes one before it
-commits: what was computed under two definitions is not shown.
+If Postgres runs code of users for a view, or its values depend on a user's type, a quick check
+(``altered``) runs before and after a batch touches it, and again in the sink before the commit. So
+values that were computed under two definitions are never shown.
 
-What the owner of a view may not read any more stops it, too, and is looked at by the sink: what is
-committed after a right has ended is not written.  It goes on when the right is back.
+A view also stops when its owner may no longer read its tables; the sink checks that. Rows committed
+after the right has ended are not written. The view continues when the right is back.
 
-A harmless difference becomes part of what is kept: a rewrite is known by two things that
-change in one transaction, and they must not add up over years.
+A harmless difference is merged into the stored facts. A table rewrite is recognised by two
+properties that change in one transaction; such changes must not accumulate over years.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from headrace.postgres.members import Change
 from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.postgres.reliances import Facts, Reliances, rights_of
-from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import Unit, View
 from headrace.sql import reads, results, states, watched
 from headrace.sql.status import Status
@@ -56,12 +56,12 @@ _log = structlog.get_logger(__name__)
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
 _WITHDRAW_MS: Final = 50
-"""Longest wait of the engine for a table's lock; the commander tries for longer."""
+"""Longest time in ms that the engine waits for a table's lock; the commander tries for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference for one view: its facts, those of now, and the members in them."""
+    """The difference for one view: its facts, the present ones, and the change of members."""
 
     view: View
     before: Facts
@@ -71,51 +71,51 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The outcome for views whose tables' members differ; any other view is asked again."""
+    """Outcome for views whose tables' members differ; a view in neither field is asked again."""
 
     facts: dict[int, Facts]
-    """By id of those that go on: what they rely on from now on."""
+    """By id of the views that continue: the facts that they rely on from now on."""
     refused: frozenset[int]
-    """Those that have to be filled anew."""
+    """The views that must be filled anew."""
 
 
 Follow = Callable[[Sequence[Difference], Collection[int]], Following]
-"""Has views follow what differs (``partitions.py``); the ids: views that are about to stop."""
+"""Adapts views to changed members (``partitions.py``); the ids: views that are about to stop."""
 
 
 class Watch:
-    """What the views of one engine rely on; every method runs on the engine's thread."""
+    """The facts that the views of one engine rely on; every method runs on the engine's thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
-        """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
+        """The last facts read, by view; ``_facts`` may be an earlier state of the same."""
         self._found_right: dict[int, int] = {}
-        """When a view was last compared and found to be right, by the clock of the units."""
+        """When a view was last found unchanged, by the clock of the units."""
         self._all_right = 0
-        """When all but the ``_unsure`` last were, because nothing had changed."""
+        """When all views except ``_unsure`` were last found unchanged."""
         self._columns = Columns(self._observations)
         self._reliances = Reliances()
-        """The things that ``_facts`` rely on."""
+        """The objects that ``_facts`` rely on."""
         self._present: Present | None = None
-        """The facts that the last poll has read: all views but the ``_unsure`` go on under them."""
+        """The facts read by the last poll; all views except ``_unsure`` agree with them."""
         self._unsure: set[int] = set()
-        """Views that the last poll has not found to be right."""
-        self._changes = book.index.links.follow()
+        """Views that the last poll has not found unchanged."""
+        self._changes = state.index.links.follow()
         self._changed: set[int] = set()
-        """Views to be compared by the next poll, though nothing has changed that they rely on."""
+        """Views to compare in the next poll, even if no object that they rely on has changed."""
         self._polled: tuple[str, int] | None = None
-        """The source's snapshot and our number of batches when a poll last found all well."""
+        """The source's snapshot and the number of batches at the last poll without differences."""
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
         self.withdrawn: Final[set[int]] = set()
-        """Entries of pg_publication_rel removed for want of a replica identity; any thread adds."""
+        """Rows of pg_publication_rel removed for want of a replica identity; any thread adds."""
 
     def poll(self, fail: Callable[[View, HeadraceError], None], follow: Follow) -> None:
-        """Look at everything if it is time to; ``fail`` the views that cannot go on.
+        """Check everything if a poll is due; call ``fail`` for the views that cannot continue.
 
-        ``follow`` is called with those for which only the members of a table have changed.
+        ``follow`` is called with the views for which only the members of a table have changed.
 
         Raises:
             ContinuityLost: the publication is not the one that fed the views.
@@ -123,9 +123,9 @@ class Watch:
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + self._book.settings.catalog_poll_ms / 1000
-        # DDL and GRANT take effect by transactions, so an idle source costs one short query.
-        at = (fingerprint.snapshot(self._conn), self._book.batches)
+        self.due = now + self._state.settings.catalog_poll_ms / 1000
+        # DDL and GRANT are transactions, so an idle source costs one short query.
+        at = (fingerprint.snapshot(self._conn), self._state.batches)
         if at == self._polled:
             return
         self._polled = None
@@ -148,29 +148,29 @@ class Watch:
         if lost and self.publication_replaced():
             raise lost[0]
         for view_id, error in errors.items():
-            fail(self._book.views[view_id], error)
+            fail(self._state.views[view_id], error)
         self._reconsider()
         if not errors and not moving:
             self._polled = at
 
     def _check_all(self, moving: list[Difference]) -> dict[int, HeadraceError]:
-        """Compare all views with the present, which most views have in common.
+        """Compare all views with the present facts, which most views have in common.
 
-        A view is compared by itself only if it has changed, or something has that it relies on.
-        See ``_compare`` for ``moving``.
+        A view is only compared individually if it, or an object that it relies on, has changed. See
+        ``_compare`` for ``moving``.
         """
-        book, at = self._book, next(Unit.clock)
+        state, at = self._state, next(Unit.clock)
         self._take_changes(())
         again = self._changed | self._unsure
-        self._load([i for i in again if i in book.views and book.views[i].owned])
-        name = book.settings.publication_name
+        self._load([i for i in again if i in state.views and state.views[i].owned])
+        name = state.settings.publication_name
         present = Present.read(self._conn, self._reliances, name, results.revisions)
         changed = present.changed(self._present) if self._present is not None else None
         concerned = self._facts.keys() if changed is None else self._reliances.views_on(changed)
-        found = [book.views[i] for i in sorted(again.union(concerned)) if i in book.views]
+        found = [state.views[i] for i in sorted(again.union(concerned)) if i in state.views]
         wanted = [view for view in found if view.owned]
         quiet = {view.id: self._is_quiet(view) for view in wanted}
-        # Until each of these was compared, only the others are known to be right.
+        # Until these views are compared, only the others are known to be unchanged.
         self._unsure, self._present, self._all_right = set(quiet), present, at
         errors = self._compare(wanted, quiet, at, present, moving)
         self._changed.clear()
@@ -178,10 +178,10 @@ class Watch:
         return errors
 
     def _reconsider(self) -> None:
-        """Views that have stopped: why they have may be gone.
+        """Reconsider stopped views whose cause may be gone.
 
-        What made a row fail may have been altered since, and what the owner might not read he
-        may read again.  Then they are filled anew, but nobody tries that as long as he may not.
+        The object that made a row fail may have been altered, or the owner may have the right to
+        read again. Then the views are filled anew, but not while the owner lacks the right.
         """
         stopped = watched.stopped(self._conn)
         if not stopped:
@@ -189,7 +189,7 @@ class Watch:
         found = fingerprint.read(
             self._conn,
             [view.facts for view in stopped],
-            self._book.settings.publication_name,
+            self._state.settings.publication_name,
             results.revisions,
         )
         for view, now in zip(stopped, found, strict=True):
@@ -200,7 +200,7 @@ class Watch:
                 if view.right_ended or ended:
                     self.end(view_id, error)
             elif ended and now["lacks"] and not isinstance(error, StructureChanged):
-                continue  # more has happened, but nobody can fill it yet
+                continue  # more has changed, but it cannot be filled yet
             elif ended:
                 _log.info("rights are back", view=view_id)
                 back = StructureChanged("the owner's rights are back", hint=RESYNC)
@@ -212,16 +212,16 @@ class Watch:
                 states.reconsider(self._conn, view_id, error)
 
     def end(self, view_id: int, error: HeadraceError) -> None:
-        """A view stops for a right that has ended, until that is back."""
+        """Stop a view for a right that has ended, until the right is back."""
         with self._conn.transaction():
             states.become(self._conn, view_id, Status.ERROR, error)
             watched.end(self._conn, view_id)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
-        """The views among ``units``, or that read them, that cannot go on: a quick look."""
+        """Run the quick check; return the errors of views that are or read ``units``."""
         views: dict[int, View] = {}
         for unit in units:
-            for view in self._book.views_of(unit):
+            for view in self._state.views_of(unit):
                 if self.definitions(view):
                     views[view.id] = view
         if not views:
@@ -235,35 +235,35 @@ class Watch:
         return self.check([v for v, k, f in looked if definitions.changed(k, f)])
 
     def relied_on(self, view: View) -> tuple[Definitions | None, list[Right]]:
-        """What the sink has to look at: definitions and rights."""
+        """Return the definitions and rights that the sink must check."""
         facts = self._facts.get(view.id, {})
         return self.definitions(view), rights_of(facts)
 
     def definitions(self, view: View) -> Definitions | None:
-        """What its values depend on besides its tables; None: nothing that can be altered."""
+        """Return the alterable definitions, besides tables, that its values depend on, or None."""
         found: Definitions | None = self._facts.get(view.id, {}).get("definitions")
         return found if found and (found["objects"] or found["words"]) else None
 
     def cause(self, view: View, error: HeadraceError) -> HeadraceError:
-        """Why ``error`` stops a view: what was altered under it, if something was."""
+        """Return why a view stops: the alteration under it if there is one, else ``error``."""
         if isinstance(error, SinkBlocked | StateDamaged | ContinuityLost):
             return error
         found = self.check([view]).get(view.id)
         return error if found is None or view.id not in self._facts else found
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
-        """The stream describes tables anew: the views that cannot take the rows that follow.
+        """Process new table descriptions; return the errors of views that cannot continue.
 
         Raises:
-            TransientError: transactions are in the stream that nobody else sees yet (they wait
-                for a standby): what they have altered is not known.
+            TransientError: the stream has transactions that are not visible yet (they wait for a
+                standby), so their alterations are not known.
         """
         self._columns.describe(found)
         tables = {description.relation.oid for description in found}
         return self._check_with(self._readers(sorted(tables)), {d.xid for d in found})
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """See ``Columns``."""
+        """Return the changes with columns by attribute number; see ``Columns``."""
         return self._columns.numbered(changes, xid, read)
 
     def _observations(self, table: int, xid: int) -> Iterator[Observation]:
@@ -276,14 +276,14 @@ class Watch:
                     yield from fingerprint.observations(known[view.id], table)
 
     def _readers(self, tables: Iterable[int]) -> list[View]:
-        """The owned views that read these tables, or are fed with what does."""
-        links, book = self._book.index.links, self._book
+        """Return the owned views that read these tables, directly or through subplans."""
+        links, state = self._state.index.links, self._state
         units = {unit.id: unit for table in tables for unit in links.reading(table)}
-        views = {view.id: view for unit in units.values() for view in book.views_of(unit)}
+        views = {view.id: view for unit in units.values() for view in state.views_of(unit)}
         return [view for view in views.values() if view.owned]
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
-        """``check`` with facts that show ``xids``, which have committed."""
+        """Run ``check`` with facts that show the committed transactions ``xids``."""
         until = clock.monotonic() + _VISIBLE_S
         while True:
             errors = self.check(views)
@@ -301,7 +301,7 @@ class Watch:
         return all(map(snapshot.shows, xids))
 
     def check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
-        """Compare with the present; what stands against views going on, by view id.
+        """Compare views with the present facts; return the errors of those that must stop.
 
         Raises:
             TransientError: the catalog cannot be read now.
@@ -312,21 +312,21 @@ class Watch:
             raise _locked(error) from error
 
     def publication_replaced(self) -> bool:
-        """Whether the publication is gone, or another one than a view's that still runs."""
+        """Return whether the publication is gone, or differs from that of a running view."""
         row = self._conn.execute(
             "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s",
-            (self._book.settings.publication_name,),
+            (self._state.settings.publication_name,),
         ).fetchone()
         known = [
             self._facts[v.id]["publication"]
-            for v in self._book.views.values()
+            for v in self._state.views.values()
             if v.owned and v.id in self._facts and self._facts[v.id]["tables"]
         ]
         return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
-        return self._book.owner.conn
+        return self._state.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
         wanted, at = list(views), next(Unit.clock)
@@ -336,16 +336,16 @@ class Watch:
         known = [(i, self._facts[i]) for i in quiet if i in self._facts]
         if not known:
             return self._compare(wanted, quiet, at, None)
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         present = Present.read(self._conn, Reliances(known), name, results.revisions)
         return self._compare(wanted, quiet, at, present)
 
     def _is_quiet(self, view: View) -> bool:
-        """Whether no value of a view was computed since it was last found to be right."""
+        """Return whether no value of a view was computed since it was last found unchanged."""
         right = self._found_right.get(view.id, 0)
         if view.id not in self._unsure:
             right = max(right, self._all_right)
-        units: list[Unit] = [view, *self._book.needed([view])]
+        units: list[Unit] = [view, *self._state.needed([view])]
         return not any(unit.busy or unit.stirred > right for unit in units)
 
     def _compare(
@@ -358,11 +358,11 @@ class Watch:
     ) -> dict[int, HeadraceError]:
         """Compare the facts of ``wanted`` with the present; None: no facts are known.
 
-        ``quiet``: of which no value was computed since they were last found to be right.  ``at``:
+        ``quiet``: whether a view has computed no value since it was last found unchanged. ``at``:
         when this began, by the clock of the units.
 
-        Views for which only the members of a table have changed are added to ``moving``; without
-        it, the next poll comes at once, and they go on till then.
+        Views for which only the members of a table have changed are added to ``moving``. Without
+        it, they continue until the next poll, which comes at once.
         """
         errors: dict[int, HeadraceError] = {}
         unidentified = False
@@ -398,17 +398,17 @@ class Watch:
     def _withdraw(self) -> None:
         """Unpublish tables that have lost their replica identity; their views stop.
 
-        Rows that are committed after it are not in the stream, and no view takes any.
+        Rows that are committed afterwards are not in the stream, so no view sees them.
         """
-        name = self._book.settings.publication_name
+        name = self._state.settings.publication_name
         found = identity.find_unidentified(self._conn, name)
         self.withdrawn.update(entry for entry, *_ in found)
         identity.withdraw(self._conn, name, found, _WITHDRAW_MS)
 
     def _take_changes(self, wanted: Collection[int]) -> None:
-        """Have views compared that have changed; forget those that are gone, but for ``wanted``."""
+        """Mark changed views for comparison; forget views that are gone, except ``wanted``."""
         self._changed.update(unit_id for unit_id in self._changes.take() if unit_id > 0)
-        for view_id in [i for i in self._changed if i not in self._book.views]:
+        for view_id in [i for i in self._changed if i not in self._state.views]:
             if view_id not in wanted:
                 self._changed.discard(view_id)
                 self._unsure.discard(view_id)
@@ -417,7 +417,6 @@ class Watch:
                     known.pop(view_id, None)
 
     def _load(self, wanted: Iterable[int]) -> None:
-        """Have the facts of ``wanted``."""
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
             found = watched.load(self._conn, new)
@@ -427,7 +426,7 @@ class Watch:
                 self._reliances.put(view_id, facts)
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
-        """Go on from the facts of ``now``."""
+        """Store ``now`` as the facts of a view, in memory and in the catalog."""
         with self._conn.transaction():
             watched.put(self._conn, view_id, now)
             for oid, table in now["tables"].items():

@@ -1,8 +1,8 @@
-"""The worker process: a fork of the nursery, or ``python -m headrace.runtime.worker``.
+"""The worker process: a fork of the fork server, or ``python -m headrace.runtime.worker``.
 
-The main thread runs the control socket, one thread the engine, one the stream.  It ends by
-itself when its parent dies, and cleanly on SIGTERM: the batch in hand is finished, state and
-position are durable, the source is told; a second SIGTERM ends it at once, which is as safe.
+The main thread runs the control socket, one thread the engine, one the stream. The process ends
+when its parent dies, and cleanly on SIGTERM: the current batch is finished, state and position are
+durable, and the source is told. A second SIGTERM ends it at once, which is as safe.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import holding, insight, measures, operators
-from headrace.runtime.book import Book
+from headrace.runtime import activity, insight, measures, operators
 from headrace.runtime.engine import Engine
+from headrace.runtime.engine_state import EngineState
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
 _PATIENCE_S: Final = 0.5
-"""Seconds after which whoever waits for a tap is answered, so that it can be cancelled."""
+"""Seconds after which a call that waits for a tap gets an answer, so that it can be cancelled."""
 _TELL_S: Final = 1.0
 _TELL_S_MAX: Final = 10.0
-"""Seconds after which who waits for the engine hears why: at first, and then ever more rarely."""
+"""Seconds between messages to a call that waits for the engine: first interval, and maximum."""
 _POLL_S: Final = 0.05
 _SOON_S: Final = 0.01
 
@@ -51,7 +51,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headrace-engine")
         self._beside = ThreadPoolExecutor(1, "headrace-holds")
         self._suspending: set[str] = set()
-        """Jobs for which views may be suspended: only the engine's thread can end that."""
+        """Jobs that may have suspended views, which only the engine's thread can resume."""
 
     async def main(self) -> None:
         """Serve until the engine ends."""
@@ -111,8 +111,8 @@ class Worker:
             self._engine.run()
         except Exception as caught:  # noqa: BLE001  the process ends with it, in main
             error = caught
-            _log.exception("engine ended", story=self._engine.book.story.tell())
-        with contextlib.suppress(RuntimeError):  # the loop has ended before us
+            _log.exception("engine ended", story=self._engine.state.story.tell())
+        with contextlib.suppress(RuntimeError):  # the loop has ended first
             self._loop.call_soon_threadsafe(self._ended, error)
 
     def _ended(self, error: Exception | None) -> None:
@@ -124,7 +124,7 @@ class Worker:
             self._done.set_exception(error)
 
     def _on_signal(self, number: int) -> None:
-        # The next one takes its default effect.
+        # A second signal has its default effect.
         self._loop.remove_signal_handler(number)
         self._engine.stop()
 
@@ -132,14 +132,14 @@ class Worker:
 
     async def _start(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         jobs = {_job(job) for job in params.get("holds", ())}
-        await self._on_engine(lambda: self._engine.lifecycle.keep_holds(jobs))
+        await self._on_engine(lambda: self._engine.lifecycle.keep_pins(jobs))
         return self._summary()
 
     async def _hold(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        job, holds = _job(_need(params, "job")), self._engine.book.holds
+        job, holds = _job(_need(params, "job")), self._engine.state.holds
         while not holds.open:  # noqa: ASYNC110  rare, and the engine knows no loop
             await asyncio.sleep(_POLL_S)
-        # On its way to disk, but not behind a batch.
+        # This thread waits for the disk, but not for a batch.
         hold = await self._loop.run_in_executor(self._beside, holds.grant, job)
         return {"txid": hold.txid, "lsn": hold.lsn}
 
@@ -149,7 +149,7 @@ class Worker:
             await self._on_engine(lambda: self._engine.lifecycle.release(job), progress=progress)
             self._suspending.discard(job)
             return
-        holds = self._engine.book.holds
+        holds = self._engine.state.holds
         await self._loop.run_in_executor(self._beside, holds.release, job)
 
     async def _adopt(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -158,11 +158,10 @@ class Worker:
             lambda: self._engine.lifecycle.adopt(view_id), progress=progress
         )
         await self._told(asyncio.wrap_future(future), progress)
-        view = self._engine.book.views.get(view_id)
+        view = self._engine.state.views.get(view_id)
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
-        """The catalog has dropped it, and so shall we."""
         view_id = int(_need(params, "view_id"))
         self._engine.interrupt(view_id)
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
@@ -183,9 +182,9 @@ class Worker:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
 
         def suspend() -> None:
-            if job not in self._engine.book.holds.jobs():
+            if job not in self._engine.state.holds.jobs():
                 raise QueryCancelled(f'job "{job}" has ended')
-            # Not before: who gives up earlier need not wait for the engine.
+            # Not earlier: a job that is cancelled before need not wait for the engine.
             self._suspending.add(job)
             self._engine.lifecycle.suspend(view_id, job)
 
@@ -204,7 +203,7 @@ class Worker:
         return {"path": str(path)}
 
     async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
-        """The last txid before ``lsn``; None: the view is not there yet, ask again."""
+        """Return the last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.waits, self._engine.taps
         view_id = await self._on_engine(lambda: taps.cut_until(job, lsn))
@@ -227,8 +226,8 @@ class Worker:
         await self._on_engine(lambda: self._engine.fail_batch(txid, caller), quiet=False)
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        book = self._engine.book
-        stream = book.stream
+        state = self._engine.state
+        stream = state.stream
         return self._summary() | {
             "views": [
                 {
@@ -243,37 +242,37 @@ class Worker:
                     if params.get("metrics") and view.dataflow
                     else None,
                 }
-                for view in list(book.views.values())
+                for view in list(state.views.values())
             ],
-            "holds": {j: format_lsn(h.lsn) for j, h in book.holds.jobs().items()},
+            "holds": {j: format_lsn(h.lsn) for j, h in state.holds.jobs().items()},
             "stream": stream.batcher.statistics() if stream else None,
             "in_flight": [
                 {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
-                for f in book.pipeline.flights()
+                for f in state.pipeline.flights()
             ],
-            "checkpoints": book.checkpoints.statistics(),
-            "retained": book.retained.statistics(),
+            "checkpoints": state.checkpoints.statistics(),
+            "retained": state.retained.statistics(),
         }
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()
 
     def _summary(self) -> dict[str, Any]:
-        book = self._engine.book
-        error = book.error or book.checkpoints.error
+        state = self._engine.state
+        error = state.error or state.checkpoints.error
         return {
             "pid": os.getpid(),
-            "memory_bytes": book.opened.memory_bytes if book.opened is not None else 0,
-            "running": book.stream is not None,
-            "txid": book.position.txid,
-            "lsn": format_lsn(book.position.lsn),
-            "confirmed": format_lsn(book.confirmed),
-            "batches": book.batches,
-            "reconnects": book.reconnects,
+            "memory_bytes": state.opened.memory_bytes if state.opened is not None else 0,
+            "running": state.stream is not None,
+            "txid": state.position.txid,
+            "lsn": format_lsn(state.position.lsn),
+            "confirmed": format_lsn(state.confirmed),
+            "batches": state.batches,
+            "reconnects": state.reconnects,
             "error": error.fields() if error else None,
             "linked": {
                 host.name: {"pid": host.pid, "memory_bytes": host.memory_bytes}
-                for host in list(book.hosts.values())
+                for host in list(state.hosts.values())
                 if host.up
             },
         }
@@ -286,7 +285,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _interrupting(self, view_id: int) -> AsyncIterator[None]:
-        """What is done inside waits for no more than a moment for what the view does."""
+        """Interrupt the view's work repeatedly, so that the block does not wait long for it."""
 
         async def interrupt() -> None:
             while True:
@@ -301,7 +300,7 @@ class Worker:
             task.cancel()
 
     async def _soon(self, work: Callable[[], None]) -> None:
-        """Have the engine do what nobody need wait for when it is inside of a batch."""
+        """Run ``work`` on the engine's thread; do not wait for its end if the engine is busy."""
         future = asyncio.wrap_future(self._engine.submit(work))
         future.add_done_callback(_log_failure)
         await asyncio.wait((future,), timeout=_PATIENCE_S)
@@ -309,7 +308,7 @@ class Worker:
             future.result()
 
     async def _told(self, future: asyncio.Future[Any], progress: Progress) -> Any:
-        """The result of ``future``; as long as there is none, ``progress`` hears why."""
+        """Return the result of ``future``; tell ``progress`` why it takes time."""
         pause = _TELL_S
         try:
             while not (await asyncio.wait((future,), timeout=pause))[0]:
@@ -318,17 +317,17 @@ class Worker:
                     progress({"message": f"waiting for {what}"})
                 pause = min(2 * pause, _TELL_S_MAX)
         except asyncio.CancelledError:
-            # What has not begun is not done.
+            # Work that has not begun is not done.
             future.cancel()
             raise
         return future.result()
 
 
-def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
-    """Answers what is read beside the engine, which may be inside of a long batch."""
+def _telling(engine: Engine, tell: Callable[[EngineState], Any]) -> rpc.Handler:
+    """Return a handler that reads beside the engine, which may be inside a long batch."""
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        return await asyncio.to_thread(tell, engine.book)
+        return await asyncio.to_thread(tell, engine.state)
 
     return handle
 
@@ -336,23 +335,22 @@ def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
 def _gauges(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         whole = bool(params.get("whole", True))
-        return await asyncio.to_thread(insight.gauges, engine.book, whole=whole)
+        return await asyncio.to_thread(insight.gauges, engine.state, whole=whole)
 
     return handle
 
 
-def _telling_of_view(engine: Engine, tell: Callable[[Book, int], Any]) -> rpc.Handler:
-    """The same of a view."""
+def _telling_of_view(engine: Engine, tell: Callable[[EngineState, int], Any]) -> rpc.Handler:
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        return await asyncio.to_thread(tell, engine.book, int(_need(params, "view_id")))
+        return await asyncio.to_thread(tell, engine.state, int(_need(params, "view_id")))
 
     return handle
 
 
 def _held(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        works = holding.told(engine.book, engine.works(), engine.writes)
+        works = activity.told(engine.state, engine.works(), engine.writes)
         return {"works": works, "behind": engine.watermark.behind()}
 
     return handle
@@ -361,7 +359,7 @@ def _held(engine: Engine) -> rpc.Handler:
 def _measures(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         most = int(_need(params, "collections_max"))
-        return await asyncio.to_thread(measures.measures, engine.book, most)
+        return await asyncio.to_thread(measures.measures, engine.state, most)
 
     return handle
 
@@ -385,7 +383,7 @@ def _attached(engine: Engine) -> Callable[[dict[str, Any]], bool]:
 
 
 def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
-    """Have a view's states written into a file; what there is to say of them.  None: cannot be."""
+    """Write a view's states into a file; the handler returns facts on them, or None."""
 
     async def move(params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
@@ -410,7 +408,7 @@ def _move(engine: Engine, suspending: set[str]) -> rpc.Handler:
 
 
 def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
-    """Have a view stand still with states that are durable; what there is to say of them."""
+    """Suspend a view with durable states; the handler returns facts on them, or why not."""
 
     async def keep(params: dict[str, Any], _: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
@@ -440,10 +438,10 @@ def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
 
 
 def _carries(engine: Engine) -> Callable[[dict[str, Any]], bool]:
-    """Whether changes of other databases are read; if not, they will be soon."""
+    """Return whether changes of other databases are read; if not, make the stream do so soon."""
 
     def carries(params: dict[str, Any]) -> bool:
-        stream = engine.book.stream
+        stream = engine.state.stream
         if stream is None or stream.carries:
             return stream is not None
         engine.rewind_soon()
@@ -460,7 +458,7 @@ def _unpublishing(engine: Engine) -> rpc.Handler:
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:
-    """Whoever asked may have been answered before it failed."""
+    """Log a failure whose caller may have been answered before."""
     if not future.cancelled() and (error := future.exception()) is not None:
         _log.warning("command failed", reason=str(error))
 
@@ -480,13 +478,13 @@ async def _main() -> None:
     imports.keep_pandas_out()
     events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
     os.umask(0o077)
-    # It would write to our log that a worker elsewhere shows another certificate.
+    # gRPC would log when a worker on another machine shows a wrong certificate.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     await Worker(settings).main()
 
 
 def main() -> int:
-    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    """Run the process; return 0 after a clean end, 1 after an error."""
     return entry.run(_main)
 
 

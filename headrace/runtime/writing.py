@@ -1,13 +1,13 @@
-"""The commit phase: txid after txid into the result tables, on a thread and connection of its own.
+"""The commit phase: writes txids in order to the result tables, on its own thread and connection.
 
-Each commit group is one Postgres transaction per txid: rows of its views and their progress.
-Views that are in no named group are the group ''.  A txid that changes no view of a group makes
-no transaction for it (commit.py, Invariant 2).
+Each commit group is one Postgres transaction per txid: rows of its views and their progress. Views
+without a named group are in group ''. A txid that changes no view of a group makes no transaction
+for it (commit.py, Invariant 2).
 
-* Invariant 1: a view whose txid n was not written gets nothing of n + 1 and later ones: it is
-  left out until ``start``, which the engine calls when it has gone back to before n.
-* Invariant 2: groups fail one by one; a view that cannot be written leaves its group, and the
-  others of the group commit without it.
+* Invariant 1: a view whose txid n was not written gets nothing of n + 1 and later txids. It is
+  left out until the engine calls ``start``, after it has gone back to before n.
+* Invariant 2: groups fail independently. A view that cannot be written leaves its group, and the
+  rest of the group commits without it.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
 from headrace.runtime.link import LOOK_S, CoverageWriter, Published, SinkLink
-from headrace.runtime.quick import QuickWay
-from headrace.runtime.suspects import Suspects
+from headrace.runtime.pipelined_commit import PipelinedCommit
 from headrace.sink import trouble
 from headrace.sql import progress
 from headrace.sql.progress import Progress
 from headrace.types import Lsn, Txid
 
 BREAKS_MAX: Final = 4
-"""Losses of the connection in the write of one view at one txid; then it is no accident."""
+"""Connection losses while one view is written at one txid, after which the view is to blame."""
 _log = structlog.get_logger(__name__)
 
 _COMMIT: Final = Sent(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
 _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
-"""What an earlier view has made immediate may be put off again."""
+"""Constraints that an earlier view has made immediate may be deferred again."""
 
 
 class SinkThread:
-    """Commits what comes out of ``jobs``; ``start`` and ``leave`` are the engine's."""
+    """Commits the jobs of ``jobs``; the engine calls ``start`` and ``leave``."""
 
     def __init__(
         self,
         jobs: Jobs,
-        suspects: Suspects,
+        suspects: CrashAttribution,
         wake: Callable[[], None],
         name: str = "headrace-sink",
         watermark: Published | None = None,
         coverage: CoverageWriter | None = None,
     ) -> None:
-        """``wake`` is called when the engine's thread has something to take.
+        """Start the thread; it calls ``wake`` when there is an answer for the engine's thread.
 
-        ``watermark``: published with each look at the connection; ``coverage``: told of it.
+        ``watermark``: published with each look at the connection; ``coverage``: gets the results.
         """
-        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects), _Now())
+        self._ways = _Ways(_Breaks(), suspects, PipelinedCommit(suspects), _Now())
         self._jobs = jobs
         self._wake = wake
         self._watermark: Final = watermark
@@ -68,12 +68,12 @@ class SinkThread:
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
         self._fresh = True
-        """Whether there was no look over this connection yet."""
+        """Whether this connection was not looked at yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def start(self, link: SinkLink) -> None:
-        """Write over ``link``, all views again.
+        """Write over ``link``, with all views again.
 
         REQUIRES: nothing is in flight.
         """
@@ -83,12 +83,12 @@ class SinkThread:
         self._link = link
 
     def leave(self) -> None:
-        """Use the connection for no other job than the one that is being written."""
+        """Use the connection for no job after the current one."""
         self._link = None
 
     @property
     def writes(self) -> tuple[int, int, float] | None:
-        """The view that is written just now, how many rows, and for how many seconds; any thread.
+        """The view being written, its number of rows, and the seconds since then; for any thread.
 
         None: none, or many at once, which does not take long.
         """
@@ -96,7 +96,7 @@ class SinkThread:
         return None if now is None else (now[0], now[1], clock.monotonic() - now[2])
 
     def close(self) -> None:
-        """Wait for the thread's end.  REQUIRES: there will be no more jobs."""
+        """Wait for the thread's end. REQUIRES: there will be no more jobs."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -140,9 +140,9 @@ class SinkThread:
         """Write a job, group by group.
 
         Raises:
-            TransientError: the connection broke, or a COMMIT was not answered: nothing is
-                known until somebody takes the views over.
-            FencedError: we are not their owner any more.
+            TransientError: the connection broke, or a COMMIT was not answered. The outcome is
+                unknown until the views are taken over again.
+            FencedError: another process owns the views by now.
         """
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
@@ -155,16 +155,16 @@ class SinkThread:
         return answer
 
     def _due(self, job: CommitJob) -> list[ViewPart]:
-        """The parts that may be written, with the progress that their rows have now."""
+        """Return the parts that may be written, with the current progress of their rows."""
         out = []
         for part in job.parts:
             now = part.progress
             known = self._written.get(part.view_id)
-            # Jobs are made ahead of the answers, so what was written since is known here only; what
-            # was written by another thread the engine knows.
+            # Jobs are made before earlier answers arrive, so only this thread knows what it wrote
+            # since. The engine knows what another thread has written.
             if known is not None and (known.epoch, known.txid) > (now.epoch, now.txid):
                 now = known
-            # Crash table, row 2: the sink has this txid already, only the state is missing.
+            # Crash table, row 2: the sink has this txid already, only the state lacks it.
             if part.view_id not in self._out and now.txid < job.txid:
                 out.append(part if now is part.progress else replace(part, progress=now))
         return out
@@ -172,20 +172,20 @@ class SinkThread:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """What is known of earlier writes, and decides how the next one goes."""
+    """Results of earlier writes that decide how the next one is done."""
 
     breaks: _Breaks
-    suspects: Suspects
-    quick: QuickWay
+    suspects: CrashAttribution
+    pipelined: PipelinedCommit
     now: _Now
 
 
 @dataclass(slots=True)
 class _Now:
-    """What the thread writes just now; others may read it."""
+    """The current write of the thread; for any thread."""
 
     view: tuple[int, int, float] | None = None
-    """A view, how many rows, and since when on the monotonic clock."""
+    """A view, its number of rows, and the start on the monotonic clock."""
 
 
 class _Group:
@@ -201,7 +201,7 @@ class _Group:
     ) -> None:
         self._breaks = ways.breaks
         self._suspects = ways.suspects
-        self._quick = ways.quick
+        self._quick = ways.pipelined
         self._now = ways.now
         self._link = link
         self._conn = link.sink
@@ -244,7 +244,7 @@ class _Group:
         return written
 
     def _carefully(self) -> list[ViewPart]:
-        """View by view, each in a savepoint of its own; the views that a COMMIT is for."""
+        """Write the views one by one, each in a savepoint; return the views to commit."""
         conn, job, answer = self._conn, self._job, self._answer
         while True:
             conn.execute("BEGIN")
@@ -276,7 +276,6 @@ class _Group:
             answer.gone.update(missing)
 
     def _left(self) -> list[ViewPart]:
-        """The parts of views that have not failed."""
         answer = self._answer
         return [
             p
@@ -285,9 +284,10 @@ class _Group:
         ]
 
     def _altered(self, parts: Sequence[ViewPart]) -> dict[int, errors.HeadraceError]:
-        """Views under which something was altered: what is written may be of two definitions.
+        """Return errors of views whose definitions were altered.
 
-        After the rows: writing reads values of users' types as well.
+        The rows of such a view may mix two definitions. This runs after the rows are written,
+        because writing also reads values of users' types.
         """
         asked = {p.view_id: p.known for p in parts if p.changes and p.known}
         if not asked:
@@ -302,10 +302,10 @@ class _Group:
         }
 
     def _refused(self, parts: Sequence[ViewPart]) -> dict[int, errors.HeadraceError]:
-        """Views whose owners may not read any more what they read.
+        """Return errors of views whose owners may no longer read their tables.
 
-        All that is written was committed before this is asked.  So what is committed after a
-        right has ended is never written.
+        All rows to write were committed before this check. So rows committed after a right has
+        ended are never written.
         """
         asked = [p for p in parts if p.changes and p.rights]
         lacks = privileges.lacking(self._conn, (r for p in asked for r in p.rights))
@@ -352,7 +352,6 @@ class _Group:
         return rows
 
     def _note(self, part: ViewPart) -> None:
-        """Keep the changes, where they are kept."""
         if not part.kept or part.diffs is None:
             return
         try:
@@ -365,7 +364,7 @@ class _Group:
             raise trouble.of_view(part.target, error) from error
 
     def _settle(self, part: ViewPart) -> None:
-        """Have what a table puts off until the commit fail here, where it is known whose it is."""
+        """Check deferred constraints now, so that an error is known to be this view's."""
         try:
             self._conn.execute(_AFTER_VIEW)
         except psycopg.Error as error:
@@ -395,26 +394,24 @@ class _Group:
 
 
 class _Breaks:
-    """How often the connection was lost while a view's table was written, at one txid.
+    """Counts connection losses during the write of one view's table, at one txid.
 
-    A server that goes down does so anywhere; one that goes down there each time is brought down
-    by what runs in the write.
+    A failing server fails anywhere. If it fails at the same view each time, code that runs in that
+    write brings it down.
     """
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[int, int]] = {}
 
     def add(self, part: ViewPart, txid: int) -> None:
-        """It was lost."""
         at, times = self._found.get(part.view_id, (txid, 0))
         self._found[part.view_id] = (txid, times + 1 if at == txid else 1)
 
     def forget(self, part: ViewPart) -> None:
-        """The view was written."""
         self._found.pop(part.view_id, None)
 
     def error(self, part: ViewPart, txid: int) -> errors.HeadraceError | None:
-        """Why the view is not to be written any more; None: it is."""
+        """Return why the view must not be written any more; None: it may be."""
         at, times = self._found.get(part.view_id, (0, 0))
         if at != txid or times < BREAKS_MAX:
             return None
@@ -427,7 +424,7 @@ class _Breaks:
 
 
 def _by_group(parts: Sequence[ViewPart]) -> Iterator[list[ViewPart]]:
-    """The parts of each commit group, groups and views always in the same order."""
+    """Yield the parts of each commit group, groups and views always in the same order."""
     for group in sorted({part.group for part in parts}):
         yield [part for part in parts if part.group == group]
 

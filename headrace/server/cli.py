@@ -212,7 +212,7 @@ def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
 
 def _start(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
-    from headrace.process.nursery import Nursery, keep_one_thread
+    from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
     from headrace.server import doctor
@@ -225,20 +225,20 @@ def _start(arguments: argparse.Namespace) -> int:
         _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
         return 1
     # The fork server imports the rest while this process imports the server.
-    with Nursery(fork=True) as nursery:
+    with ForkServer(fork=True) as nursery:
         from headrace.server import main as server
 
         return server.run(settings, nursery, lambda: settings_of(arguments))
 
 
 def _worker(settings: Settings) -> int:
-    from headrace.process.nursery import Nursery, keep_one_thread
+    from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
-    with Nursery(fork=True) as nursery:
-        from headrace.server import outside
+    with ForkServer(fork=True) as nursery:
+        from headrace.server import remote_worker
 
-        return outside.run(settings, nursery)
+        return remote_worker.run(settings, nursery)
 
 
 def _check(settings: Settings) -> int:

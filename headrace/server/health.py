@@ -83,7 +83,7 @@ class Health:
         return True, "ok"
 
     async def metrics(self) -> str:
-        """Return all samples in Prometheus' text format (``console/outside.py``)."""
+        """Return all samples in Prometheus' text format (``console/host_interface.py``)."""
         # Import the Prometheus library only when it is needed.
         from headrace.server.metrics import Page
 

@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from headrace.config import Settings
-from headrace.console.outside import Outside, Told
+from headrace.console.host_interface import HostInterface, ReportedData
 from headrace.console.port import HttpPort
 from headrace.server import tls
 from headrace.server.commands import Commands
@@ -14,7 +14,9 @@ from headrace.server.context import CallContext
 from headrace.server.procedures import Invocation
 
 
-def http_port(settings: Settings, health: Told, commands: Commands, version: str) -> HttpPort:
+def http_port(
+    settings: Settings, health: ReportedData, commands: Commands, version: str
+) -> HttpPort:
     """Create the HTTP port, not yet listening.
 
     Raises:
@@ -29,7 +31,7 @@ def http_port(settings: Settings, health: Told, commands: Commands, version: str
         names = [name for name, _ in found.columns]
         return [dict(zip(names, row, strict=True)) for row in found.rows]
 
-    outside = Outside(settings, health, ask, _tls(settings), version)
+    outside = HostInterface(settings, health, ask, _tls(settings), version)
     return HttpPort(settings.http, outside)
 
 

@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.process import password_files, rpc, secret_files
-from headrace.process.nursery import Nursery
+from headrace.process.fork_server import ForkServer
 from headrace.runtime import ownership
 from headrace.server import janitor
 from headrace.server.clients import ClientCalls
@@ -55,7 +55,9 @@ def version() -> str:
     return metadata.version("headrace")
 
 
-def run(settings: Settings, nursery: Nursery, again: Callable[[], Settings] | None = None) -> int:
+def run(
+    settings: Settings, nursery: ForkServer, again: Callable[[], Settings] | None = None
+) -> int:
     """Run until a signal; return the exit status.
 
     ``again`` reads the settings once more, for RELOAD; None: they stay as they are.
@@ -137,7 +139,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
 class Commander:
     """All parts of the running server."""
 
-    def __init__(self, settings: Settings, database: str, nursery: Nursery) -> None:
+    def __init__(self, settings: Settings, database: str, nursery: ForkServer) -> None:
         self._settings = settings
         self._supervisor = Supervisor(settings, nursery, self._before_builder)
         worker = self._supervisor.worker.peer

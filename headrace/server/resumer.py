@@ -146,7 +146,7 @@ class Resumer:
         for row in rows:
             if _view(row) in self._jobs:
                 continue
-            tries = self._book(row)
+            tries = self._record_try(row)
             if tries.due(now, row.mark):
                 due.append(row)
             elif tries.over and _OVER not in (row.tried or ""):
@@ -157,7 +157,7 @@ class Resumer:
         for row in due[:free]:
             self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
 
-    def _book(self, row: StoppedView) -> Tries:
+    def _record_try(self, row: StoppedView) -> Tries:
         """Return the tries of a stopped view; new ones if a call refilled it after the last."""
         tries = self._tries.get(_view(row))
         if tries is None or (tries.over and tries.view_id != row.id):

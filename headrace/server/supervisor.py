@@ -1,7 +1,7 @@
 """Keeps the workers and the builder running, and the control connections to them.
 
 A dead child is restarted after a back-off that grows from 0.2 s to 5 s; it starts over once a child
-has lived for ten seconds.  Children are forked by the fork server (``Nursery``), and end with it
+has lived for ten seconds.  Children are forked by the fork server (``ForkServer``), and end with it
 when this process dies.
 """
 
@@ -21,7 +21,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
 from headrace.process import rpc, tasks
-from headrace.process.nursery import Born, Nursery
+from headrace.process.fork_server import Born, ForkServer
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
@@ -44,7 +44,7 @@ class Child:
     def __init__(
         self,
         name: str,
-        nursery: Nursery,
+        nursery: ForkServer,
         socket: Path,
         settings: Settings,
         on_up: OnUp,
@@ -187,7 +187,7 @@ class Child:
 class Supervisor:
     """The worker and the builder of one engine."""
 
-    def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
+    def __init__(self, settings: Settings, nursery: ForkServer, before_builder: OnUp) -> None:
         """Take ``before_builder``, which cleans up after a dead builder."""
         self._before_builder = before_builder
         self._settings = settings

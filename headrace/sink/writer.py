@@ -28,11 +28,11 @@ from headrace.postgres import failures
 from headrace.postgres.pipelined import Sent
 from headrace.sink import changes, keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
-from headrace.sink.quick import QuickWrite, copies
+from headrace.sink.pipelined_write import PipelinedWrite, copies
 from headrace.sink.statements import Statements, compose
 from headrace.sink.table import ResultTable
 from headrace.sql import history
-from headrace.sql.history import Moment
+from headrace.sql.history import HistoryPosition
 
 Connection = psycopg.Connection[Any]
 
@@ -108,12 +108,14 @@ class SinkWriter:
             raise known from error
         return int(np.abs(weights).sum())
 
-    def quick(self, target: ResultTable, diffs: pa.RecordBatch) -> QuickWrite | None:
+    def pipelined(self, target: ResultTable, diffs: pa.RecordBatch) -> PipelinedWrite | None:
         """Return the statements of ``write`` for a pipeline; None: check the table first."""
         made = self._statements.get(target.view_id)
-        return None if made is None else QuickWrite.of(target, made, diffs)
+        return None if made is None else PipelinedWrite.of(target, made, diffs)
 
-    def notes(self, target: ResultTable, diffs: pa.RecordBatch, at: Moment) -> Iterator[Sent]:
+    def notes(
+        self, target: ResultTable, diffs: pa.RecordBatch, at: HistoryPosition
+    ) -> Iterator[Sent]:
         """Return statements that keep ``diffs`` in the view's history, after they were written.
 
         Each returns a row, or none if the history has been removed.

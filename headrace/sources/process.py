@@ -1,6 +1,6 @@
 """Replicator process: forked by the fork server, or ``python -m headrace.sources.process``.
 
-The process ends when its parent dies.  Killing it at any moment loses nothing (``carrier.py``).
+The process ends when its parent dies.  Killing it at any moment loses nothing (``replicator.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 from headrace import events
 from headrace.config import Settings
 from headrace.process import entry, imports
-from headrace.sources.carrier import SourceCarrier
+from headrace.sources.replicator import SourceCarrier
 
 _log = structlog.get_logger(__name__)
 

@@ -104,7 +104,7 @@ DELETE FROM headrace.feeds f WHERE f.id IN (
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredHistory:
     """History of a view that is being populated again, locked by this transaction."""
 
     history_id: int
@@ -129,7 +129,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class HistoryPosition:
     """Txid, position and commit time of changes."""
 
     txid: int
@@ -206,13 +206,13 @@ def writing(row_type: sql.Composable) -> sql.Composed:
     return sql.SQL(_WRITE).format(row_type=row_type, room=sql.SQL(_ROOM))
 
 
-def values(view_id: int, at: Moment, number: int, part: Part) -> tuple[Any, ...]:
+def values(view_id: int, at: HistoryPosition, number: int, part: Part) -> tuple[Any, ...]:
     """Return the parameters of ``writing`` for part ``number`` of its txid."""
     lsn = format_lsn(at.lsn)
     return (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
 
 
-def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:
+def find(conn: Connection, view_id: int, txid: int, lsn: str) -> StoredHistory | None:
     """Lock the history of a view that the caller's transaction sets to ``txid`` and ``lsn``.
 
     Return None if it keeps none.
@@ -223,12 +223,14 @@ def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:
         return None
     written = txid if row[3] is None else int(row[3]) + 1
     told = max(written, txid) + int(row[1])
-    return Kept(int(row[0]), told, told - txid, bool(row[2] and not row[5]), lsn, str(row[4]))
+    return StoredHistory(
+        int(row[0]), told, told - txid, bool(row[2] and not row[5]), lsn, str(row[4])
+    )
 
 
 def put_difference(
     conn: Connection,
-    kept: Kept,
+    kept: StoredHistory,
     old: tuple[sql.Composable, sql.Composable],
     new: tuple[sql.Composable, sql.Composable],
 ) -> None:
@@ -263,7 +265,7 @@ def put_difference(
     )
 
 
-def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
+def go_on(conn: Connection, kept: StoredHistory, result_oid: int, *, anew: bool) -> None:
     """Continue the history after a population; ``anew``: without the earlier changes."""
     if anew:
         conn.execute("DELETE FROM headrace.history WHERE history_id = %s", (kept.history_id,))

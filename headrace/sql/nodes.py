@@ -166,7 +166,7 @@ def invite(conn: Connection, name: str, digest: bytes) -> bool:
     return made.rowcount > 0
 
 
-def whereabouts(conn: Connection, name: str) -> tuple[str, bytes] | None:
+def where_placed(conn: Connection, name: str) -> tuple[str, bytes] | None:
     """Return address and certificate of a remote worker; None: it has not joined."""
     found = conn.execute(
         "SELECT address, certificate FROM headrace.nodes WHERE name = %s AND token IS NOT NULL"

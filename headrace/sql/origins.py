@@ -73,7 +73,7 @@ class StandIn:
 
 
 @dataclass(frozen=True, slots=True)
-class CarrierOrders:
+class ReplicatorRequests:
     """Orders to a carrier; ``hold``: the position up to which it may go, None: no limit."""
 
     position: Lsn
@@ -277,13 +277,13 @@ async def read_by(conn: psycopg.AsyncConnection[Any], view_id: int) -> dict[str,
 # --- for a carrier
 
 
-def asked(conn: Connection, name: str, *, lock: bool = False) -> CarrierOrders | None:
+def asked(conn: Connection, name: str, *, lock: bool = False) -> ReplicatorRequests | None:
     """Return its orders; None: the source is gone.  ``lock``: they stay so in the transaction."""
     row = conn.execute(_ASKED_LOCKED if lock else _ASKED, (name,)).fetchone()
     if row is None:
         return None
     position, wanted, hold = row
-    return CarrierOrders(
+    return ReplicatorRequests(
         parse_lsn(position), parse_lsn(wanted), None if hold is None else parse_lsn(hold)
     )
 

@@ -102,7 +102,7 @@ def signs(conn: Connection, views: Collection[int]) -> dict[int, str]:
     return dict(conn.execute(_SIGNS, (list(views),)).fetchall())
 
 
-def note_kept(conn: Connection, views: Collection[int]) -> None:
+def record_table_metadata(conn: Connection, views: Collection[int]) -> None:
     """Record grants and indexes of the tables of ``views``, where they differ from the record.
 
     ``pg_get_indexdef`` reads names as they are now, the statement those of its snapshot.  A table
@@ -112,6 +112,6 @@ def note_kept(conn: Connection, views: Collection[int]) -> None:
 
 
 def kept(conn: Connection, view_id: int) -> dict[str, Any] | None:
-    """Return what ``note_kept`` stored; None: nothing."""
+    """Return what ``record_table_metadata`` stored; None: nothing."""
     row = conn.execute("SELECT kept FROM headrace.views WHERE id = %s", (view_id,)).fetchone()
     return row[0] if row else None

@@ -53,7 +53,7 @@ BEGIN
     END IF;
 END
 $$;
--- What was made of its result table by users: grants and indexes (sink/kept.py).
+-- What was made of its result table by users: grants and indexes (sink/table_metadata.py).
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS kept jsonb;
 -- Of the error that has stopped it, with message and sqlstate: what is known, what can be done, the row
 -- that it fails on, and what the server has tried by itself.  (An earlier version had all in the message.)

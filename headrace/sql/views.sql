@@ -4,7 +4,7 @@
 -- canonical: the query as Postgres bound it, with qualified names, so that it means the same on any search path.
 -- named: the relations that it names, by OID and column number, in case they are renamed.
 -- revision: how often the view got another query; views that read it depend on one revision.
--- kept: grants and indexes that users made on its result table (sink/kept.py).
+-- kept: grants and indexes that users made on its result table (sink/table_metadata.py).
 -- message, sqlstate, detail, hint, culprit, tried: the error that has stopped it, the row on which it failed
 -- (culprit), and what the server has tried by itself.
 -- note: what the server has done by itself, or is about to do (server/resumer.py).

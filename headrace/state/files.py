@@ -19,7 +19,7 @@ from headrace.process import durable
 from headrace.state import columns, layout
 from headrace.state.loaded import Pieces
 from headrace.state.map import keygroups
-from headrace.state.packs import PackWriter
+from headrace.state.warm_start import PackWriter
 
 _NOTE: Final = "MANIFEST.length"
 

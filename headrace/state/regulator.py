@@ -37,8 +37,8 @@ from headrace import clock
 from headrace.errors import HeadraceError
 from headrace.state import layout
 from headrace.state.columns import Groups
-from headrace.state.packs import PackedPairs
 from headrace.state.tiers import Tier
+from headrace.state.warm_start import PackedPairs
 
 INTERVAL_S: Final = 1.0
 """Minimum time between two decisions."""

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import HeadraceError, StateDamaged
-from headrace.state import checkpoint, columns, layout, packs
+from headrace.state import checkpoint, columns, layout, warm_start
 from headrace.state.checkpoint import RocksCheckpoint
 from headrace.state.columns import Section
 from headrace.state.disk import Disk, Meta
 from headrace.state.files import write_run
-from headrace.state.homes import Homes
 from headrace.state.loaded import Pieces
-from headrace.state.packs import Pack
 from headrace.state.regulator import Load, Regulator
 from headrace.state.schedule import RegulatorSchedule
+from headrace.state.state_owners import StateOwners
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
+from headrace.state.warm_start import Pack
 
 __all__ = ["BUDGET_BYTES", "RocksCheckpoint", "RocksDatabase", "RocksStore", "write_run"]
 
@@ -74,7 +74,7 @@ class RocksDatabase:
         self._checkpoint: RocksCheckpoint | None = None
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
-        self._homes: Final = Homes(self.disk)
+        self._homes: Final = StateOwners(self.disk)
 
     # --- views
 
@@ -129,7 +129,7 @@ class RocksDatabase:
         self.disk.write([], {**meta, **moved}, sync=True)
         self._homes.moved(moved)
 
-    def inherit(
+    def take_over(
         self,
         view_id: int | str,
         taker: int | str,
@@ -180,7 +180,7 @@ class RocksDatabase:
         pack: Pack | None = None
         if len(listed) == 1:
             with contextlib.suppress(OSError, StateDamaged):  # the run is complete without it
-                pack = self._packs[name] = Pack(packs.of_run(listed[0]))
+                pack = self._packs[name] = Pack(warm_start.of_run(listed[0]))
         if pack is not None and listed[0].stat().st_size <= _copied_bytes_max(self.disk):
             with contextlib.suppress(OSError, StateDamaged):
                 _copy(self.disk, home, pack, keep)

@@ -10,9 +10,9 @@ from headrace.errors import BugError
 from headrace.state import layout
 from headrace.state.columns import Section
 from headrace.state.disk import Disk
-from headrace.state.packs import Pack, PackedPairs
 from headrace.state.schedule import RegulatorSchedule
 from headrace.state.tiers import Tier, TieredIndex, TieredMap
+from headrace.state.warm_start import Pack, PackedPairs
 
 
 class Database(Protocol):

@@ -98,14 +98,14 @@ class Storage:
                 self._leaving.append(queue)
                 self._let_go()
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Release unneeded blocks, space and memory; to be called periodically."""
         with self.lock:
             for queue in self._queues.values():
                 queue.check()
             self._let_go()
             self.file.trim(_SPARE)
-            self.pool.tend()
+            self.pool.maintain()
 
     def _let_go(self) -> None:
         self._leaving = [queue for queue in self._leaving if not queue.drop()]

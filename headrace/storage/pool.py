@@ -21,8 +21,8 @@ import numpy as np
 
 from headrace import clock
 from headrace.storage.blocks import BlockFile
-from headrace.storage.residence import Residence
-from headrace.storage.shelf import Shelf
+from headrace.storage.frame_cache import FrameCache
+from headrace.storage.residency import Residency
 from headrace.storage.table import SharedTable
 
 _SPILL_TO: Final = 0.8
@@ -69,11 +69,11 @@ class Paged(Protocol):
         """See ``Queue``."""
 
     @property
-    def residence(self) -> Residence:
+    def residency(self) -> Residency:
         """See ``Queue``."""
 
     @property
-    def shelf(self) -> Shelf:
+    def frame_cache(self) -> FrameCache:
         """See ``Queue``."""
 
 
@@ -116,14 +116,14 @@ class BufferPool:
         """
         size = self.file.block_bytes
         if whole:
-            places = queue.residence.missing(at, -(-(at % size + whole) // size))
+            places = queue.residency.missing(at, -(-(at % size + whole) // size))
         else:
-            places = queue.residence.wanted(at, self.window_bytes)
+            places = queue.residency.wanted(at, self.window_bytes)
         if len(places):
             # These blocks were requested when the ones before them were read.
-            queue.residence.map_in(at, int(places[0]) * size)
+            queue.residency.map_in(at, int(places[0]) * size)
             self._admit(queue, len(places) * size, (at, (int(places[-1]) + 1) * size))
-            queue.residence.load(places, clock.monotonic())
+            queue.residency.load(places, clock.monotonic())
 
     def _admit(self, queue: Paged, size: int, kept: tuple[int, int]) -> None:
         """Make room for a read of ``queue``, without evicting its part ``kept`` (A-19)."""
@@ -136,7 +136,7 @@ class BufferPool:
                 return
         self.overdrawn += 1
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Evict down to the limit, and write the resident share of each queue into the table."""
         with self.lock:
             if self.is_crowded():
@@ -153,7 +153,7 @@ class BufferPool:
     def leave_again(self) -> bool:
         """Evict blocks that arrived after their eviction; returns whether to call again."""
         with self.lock:
-            return any([queue.residence.leave_again() for queue in self._queues.values()])
+            return any([queue.residency.leave_again() for queue in self._queues.values()])
 
     def upgrade(self) -> bool:
         """Move memory from less urgent queues to the read-ahead of a more urgent one (A-20).
@@ -163,7 +163,7 @@ class BufferPool:
         with self.lock:
             urgent = [(self.table.priority(q.name), q) for q in self._queues.values()]
             for priority, queue in sorted(urgent, key=lambda pair: -pair[0]):
-                if priority > 0 and queue.residence.left and self._upgrade(queue, priority):
+                if priority > 0 and queue.residency.left and self._upgrade(queue, priority):
                     return True
         return False
 
@@ -172,7 +172,7 @@ class BufferPool:
         successors = queue.successors
         count, now = self.window_bytes // size, clock.monotonic()
         ahead = [
-            queue.residence.missing(successors[name][1], count, further=True)
+            queue.residency.missing(successors[name][1], count, further=True)
             for name in self.table.waiting(queue.name)
             if name in successors
         ]
@@ -187,7 +187,7 @@ class BufferPool:
                 break
             room += self.spill(other, need - room, now - _STAY_S)
         places = places[: room // size]
-        queue.residence.load(places, now)
+        queue.residency.load(places, now)
         self.upgrades += len(places) > 0
         return len(places) > 0
 
@@ -214,16 +214,16 @@ class BufferPool:
         """
         with self.lock:
             was = queue.resident_bytes
-            held = queue.shelf.held_parts(queue.synced)
+            held = queue.frame_cache.held_parts(queue.synced)
             if kept is not None:
                 held.append(kept)
             heads = [head for _, head in queue.successors.values()]
             if queue.read_at is not None:
                 heads.append(queue.read_at)
             part = (queue.base, queue.synced)
-            places = queue.residence.choose(part, heads, held, before)
+            places = queue.residency.choose(part, heads, held, before)
             places = places[: -(-size // self.file.block_bytes)]
-            queue.residence.leave(places, clock.monotonic())
+            queue.residency.leave(places, clock.monotonic())
             return was - queue.resident_bytes
 
     def statistics(self) -> dict[str, int]:

@@ -23,12 +23,12 @@ import pyarrow as pa
 from headrace.storage import frames
 from headrace.storage.blocks import Extent, runs
 from headrace.storage.ends import Ends
+from headrace.storage.frame_cache import Damaged, Frame, FrameCache
 from headrace.storage.frames import Header, Kind
 from headrace.storage.pool import BufferPool
-from headrace.storage.residence import Residence
+from headrace.storage.residency import Residency
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
-from headrace.storage.shelf import Damaged, Frame, Shelf
 
 _NOWHERE: Final = 1 << 62
 """An offset beyond the end of any queue."""
@@ -110,8 +110,8 @@ class Queue:
         self.read_at: int | None = None
         """End of the frame that was read last, by any successor; None: none was."""
         self.ring: Final = Ring(number, pool.file, found, int(hints[0]))
-        self.residence: Final = Residence(self.ring, pool.file)
-        self.shelf: Final = Shelf(self.ring, pool.file, schemas)
+        self.residency: Final = Residency(self.ring, pool.file)
+        self.frame_cache: Final = FrameCache(self.ring, pool.file, schemas)
         self._recover()
 
     # --- where things are
@@ -135,7 +135,7 @@ class Queue:
     def resident_bytes(self) -> int:
         """Bytes between base and front that are, or may be, in memory."""
         with self._lock:
-            return self.residence.bytes(self.base, self.front)
+            return self.residency.bytes(self.base, self.front)
 
     @property
     def successors(self) -> dict[Hashable, tuple[int, int]]:
@@ -149,7 +149,7 @@ class Queue:
             self._pass_by()
             blocks = self.ring.blocks
             numbers = self.rows - self.ends.base_rows, self.queued_bytes
-            more = self.base_txid, self.last_txid, self.shelf.held_bytes
+            more = self.base_txid, self.last_txid, self.frame_cache.held_bytes
             behind = {
                 name: (self.ends.before(place.tail), self.front - place.tail)
                 for name, place in self._successors.items()
@@ -249,10 +249,10 @@ class Queue:
 
     def _frame(self, at: int) -> Frame:
         """Return the frame at ``at``; if it is on the disk, load it with the following blocks."""
-        if at < self.residence.left:
+        if at < self.residency.left:
             self._pool.read(self, at)
-        frame = self.shelf.kept.get(at) or self.shelf.frame(at)
-        if at < self.residence.left and frame.end - at > self._pool.window_bytes:
+        frame = self.frame_cache.kept.get(at) or self.frame_cache.frame(at)
+        if at < self.residency.left and frame.end - at > self._pool.window_bytes:
             self._pool.read(self, at, frame.header.size)
         self.read_at = frame.end
         return frame
@@ -320,8 +320,8 @@ class Queue:
         self.front = self._hints[1] = front
         # Other bytes will be written there: forget that these are synced, resident or decoded.
         self.synced = min(self.synced, front)
-        self.residence.cut(front)
-        self.shelf.cut(front)
+        self.residency.cut(front)
+        self.frame_cache.cut(front)
         self.ends.cut(front)
         self.ring.cut(front)
 
@@ -375,7 +375,7 @@ class Queue:
 
     def _pass_by(self) -> int:
         """Release the blocks before the first needed or held offset; returns that offset."""
-        floor = self.shelf.held_from(self.base)
+        floor = self.frame_cache.held_from(self.base)
         self.ring.pass_by(floor)
         return floor
 
@@ -388,7 +388,7 @@ class Queue:
         """Drop the queue and its contents; returns False if a reader still holds a batch of it."""
         with self._lock:
             self._successors.clear()
-            if self.shelf.held:
+            if self.frame_cache.held:
                 return False
             self.ring.give_up()
             return True
@@ -400,7 +400,7 @@ class Queue:
         at = self.base = self.front = int(self._hints[0])
         told = int(self._hints[1])
         while at < told:
-            header = self.shelf.following(at)
+            header = self.frame_cache.following(at)
             if header is None:
                 break
             if header.gap:

@@ -1,10 +1,10 @@
-"""advise: what a view of a query would cost and what would make it cheaper, before there is one.
+"""advise: estimate what a view of a query would cost, and suggest how to make it cheaper.
 
     query ── as create_view plans it ──► plan, sizes ── physical/costs.py ──► rows for people
 
-Everything is expected by Postgres' statistics and by figures of our collections, unless it says
-that it was measured.  Nothing is made.  Of a query with somebody else's query in it only totals are
-told.  Without a query: ``views/statements.py``.
+Nothing is created. Figures are expected values, from Postgres' statistics and the measured costs
+of collections, unless a row says that it was measured. If the query includes a view of another
+role, only totals are shown. ``views/statements.py`` handles ``advise`` without a query.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from headrace.sql.nodes import MAIN
 from headrace.sql.status import Status
 from headrace.sql.verbs import Advise
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views import remedies, statements
+from headrace.views import statements, suggestions
 from headrace.views.check import checked
-from headrace.views.weighing import Row, WeighedTable, load, row, weighed
+from headrace.views.cost_estimates import Row, WeighedTable, load, row, weighed
 
 _VIEWS_MAX: Final = 200
-"""Views that a query is compared with."""
+"""Limit of views that a query is compared with."""
 _MUCH: Final = 0.2
-"""Of a processor: from there on it is worth while that a view is late."""
+"""Share of a processor above which a higher ``latency_ms`` is suggested."""
 _LATE_MS: Final = 1_000
 
 
 def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
-    """The rows of ``headrace.advise``; a name in place of a query is that of a view.
+    """Return the rows of ``headrace.advise`` for a query, or for the view that it names.
 
     Raises:
-        UserError: the query is wrong (one that is not supported is a row).
-        PrivilegeError: it is somebody else's view.
-        UndefinedError: 42P01, it is a name, and no view's.
+        UserError: the query is wrong (an unsupported query is a row).
+        PrivilegeError: the view belongs to another role.
+        UndefinedError: 42P01, the text is a name, but not of a view.
         PrerequisiteError: 55000, without a query: pg_stat_statements cannot be read.
     """
     if request.query is None:
@@ -68,7 +68,7 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
 
 
 def _view(conn: Connection, text: str, request: Advise) -> tuple[ViewRow | None, StoredView | None]:
-    """The view that ``text`` names, if it names one."""
+    """Return the view that ``text`` names, or (None, None)."""
     view = names.find_named(conn, text, request.caller, request.settings)
     if view is None:
         return None, None
@@ -92,14 +92,14 @@ def _of_plan(
     yield row("result", None, "expected rows of the result", expected.result_rows, "rows")
     yield from _states(planned, expected)
     if planned.private:
-        # Nor which tables it reads.
+        # The names of its tables are hidden as well.
         yield _in_all(tables)
         yield row("private", None, "its parts are not shown: somebody else's query is in it")
         return
     yield from _changes(tables)
     yield from _load(tables)
     yield from _costliest(planned, expected, tables)
-    yield from _remedies(planned, expected, tables)
+    yield from _suggestions(planned, expected, tables)
     if context.settings.sharing:
         yield from _sharing(conn, planned, expected, caller, view)
     yield from _points(conn, planned, caller)
@@ -117,7 +117,7 @@ def _states(planned: Planned, expected: ExpectedCosts) -> Iterator[Row]:
         return
     for name, state in states.items():
         node = planned.physical.node(name)
-        subject = f"{name}: {remedies.label(planned.physical, node)}"
+        subject = f"{name}: {suggestions.label(planned.physical, node)}"
         if state is None:
             yield row("state", subject, "nobody knows", None, "bytes")
         else:
@@ -153,7 +153,7 @@ def _load(tables: Sequence[WeighedTable]) -> Iterator[Row]:
 
 
 def _in_all(tables: Sequence[WeighedTable]) -> Row:
-    """The part of a processor that the view would take."""
+    """Return the row with the share of a processor that the view would take."""
     if any(table.cost is None for table in tables):
         return row("load", None, "nobody knows what its changes cost", None, "%")
     least, most = load(tables)
@@ -170,7 +170,7 @@ def _in_all(tables: Sequence[WeighedTable]) -> Row:
 def _costliest(
     planned: Planned, expected: ExpectedCosts, tables: Sequence[WeighedTable]
 ) -> Iterator[Row]:
-    """The node that takes most of what changes cost; each table as often as it changes."""
+    """Yield the most expensive node; the cost of each table counts by its rate of change."""
     spent: dict[str, float] = {}
     for table in tables:
         weight = table.per_s if any(t.per_s for t in tables) else 1.0
@@ -181,9 +181,9 @@ def _costliest(
         return
     name = max(spent, key=lambda each: spent[each])
     node = planned.physical.node(name)
-    said = list(remedies.of_node(planned.physical, expected, node, _most(tables, name)))
+    said = list(suggestions.of_node(planned.physical, expected, node, _most(tables, name)))
     advice = said[0].advice if said else None
-    label = f"{name}: {remedies.label(planned.physical, node)}"
+    label = f"{name}: {suggestions.label(planned.physical, node)}"
     yield row(
         "costliest",
         label,
@@ -195,23 +195,23 @@ def _costliest(
 
 
 def _most(tables: Sequence[WeighedTable], name: str) -> float:
-    """Rows of a node that one changed row concerns, of the table of which it concerns most."""
+    """Return how many rows of a node one changed row touches, for the worst table."""
     return max((t.cost.touched.get(name, 0.0) for t in tables if t.cost is not None), default=0.0)
 
 
-def _remedies(
+def _suggestions(
     planned: Planned, expected: ExpectedCosts, tables: Sequence[WeighedTable]
 ) -> Iterator[Row]:
     for node in planned.physical.nodes:
         most = _most(tables, node.id)
-        for said in remedies.of_node(planned.physical, expected, node, most):
-            subject = f"{node.id}: {remedies.label(planned.physical, node)}"
+        for said in suggestions.of_node(planned.physical, expected, node, most):
+            subject = f"{node.id}: {suggestions.label(planned.physical, node)}"
             number = most if most and not isinstance(node, p.SourceSpec) else None
             unit = None if number is None else "rows"
             yield row("remedy", subject, said.finding, number, unit, said.advice)
     sink = planned.physical.sink
     if not sink.key:
-        for said in remedies.of_result(planned.explain["key"]):
+        for said in suggestions.of_result(planned.explain["key"]):
             yield row("remedy", f"{sink.id}: the result table", said.finding, advice=said.advice)
 
 
@@ -222,7 +222,7 @@ def _sharing(
     caller: str | None,
     own: ViewRow | None,
 ) -> Iterator[Row]:
-    """What views that the caller may see keep already."""
+    """Yield the nodes that already exist in views that the caller may see."""
     seen = views.seen(conn, caller)
     mine = subplans.signatures(planned.physical, planned.settings)
     kept: dict[str, str] = {}
@@ -237,13 +237,13 @@ def _sharing(
     found = {name: kept[text] for name, text in mine.items() if text in kept}
     states = expected.states()
     for name, view_name in found.items():
-        # What is below one that is shared is shared with it.
+        # Inputs of a shared node are shared with it.
         if any(name in _below(planned.physical, other) for other in found if other != name):
             continue
         below = _below(planned.physical, name)
         saved = [state for node, state in states.items() if node in below]
         size = sum(s.bytes for s in saved if s is not None) if None not in saved else None
-        subject = f"{name}: {remedies.label(planned.physical, planned.physical.node(name))}"
+        subject = f"{name}: {suggestions.label(planned.physical, planned.physical.node(name))}"
         yield row(
             *("sharing", subject, f"it is kept already for view {view_name}", size, "bytes"),
             "It costs nothing more, unless option sharing is switched off.",
@@ -256,12 +256,11 @@ def _shares(stored: StoredView) -> bool:
 
 
 def _below(plan: p.PhysicalPlan, name: str) -> frozenset[str]:
-    """A node and all that it is computed of."""
+    """Return the ids of a node and of all its inputs, direct and indirect."""
     return frozenset(node.id for node in subplans.subplan(plan, name).nodes[:-1])
 
 
 def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[Row]:
-    """Connection points of views that the query reads."""
     for oid in sorted(planned.results):
         number = points.view_of(conn, oid)
         view = None if number is None else views.of_id(conn, number)
@@ -276,7 +275,7 @@ def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[
 
 
 def _measured(context: JobContext, job: Job, view: ViewRow) -> Iterator[Row]:
-    """What each collection of a running view has taken."""
+    """Yield the measured cost of each collection of a running view."""
     try:
         found = context.worker.call("stats", {"view_id": view.id}, job)
     except HeadraceError as error:

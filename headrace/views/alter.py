@@ -1,9 +1,9 @@
-"""alter_view, and create_view with ``replace``: another query, of any columns, and other options.
+"""alter_view, and create_view with ``replace``: give a view another query or other options.
 
-The view is planned by its owner's rights, and filled anew as in a resync (``resync.py``); its
-table keeps its OID, and with it grants, comments, indexes and what depends on it.  What would break
-is named before anything is changed (``population/reshape.py``).  Readers see the view as it was, or
-as it is to be.
+The view is planned with its owner's rights and filled anew as in a resync (``resync.py``). Its
+table keeps its OID, and so its grants, comments, indexes and dependent objects. Conflicts are
+reported before anything is changed (``population/alter_table_plan.py``). Readers see either the old
+view or the new one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, CreateView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.views import groups, texts
-from headrace.views.altered import Wanted
-from headrace.views.continued import Continued
+from headrace.views.alter_rebuild import Wanted
+from headrace.views.alter_reuse import StateReusingAlter
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, owner_of, read
 
 _OWN_CALLS: Final = {"history": "set_history", "placement": "set_placement"}
-"""Options with a call of their own."""
+"""Options that have a call of their own."""
 _STAY: Final = ("latency_ms", "placement", "history", "block")
-"""What ``replace`` leaves as it is where it is not given: one may have been said since."""
+"""Options that ``replace`` keeps if they are not given: a separate call may have changed them."""
 
 
 def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, Any]:
-    """Give a view another query, and other options: those given; null: the default.
+    """Give a view another query, and change the given options; null resets one to its default.
 
     Raises:
-        UserError: 2BP01, something depends on a column that would go, or get another type; 55006,
-            another job is at it; 22023, an option has no fitting value.
-        UnsupportedError: the query is not supported, or an option is not changed so.
+        UserError: 2BP01, an object depends on a column that would be dropped or get another type;
+            55006, another job works on the view; 22023, an option has an invalid value.
+        UnsupportedError: the query is not supported, or this call cannot change an option.
         HeadraceError: as ``resync_view``; the view is as before.
     """
     with planning(context, job) as conn:
@@ -55,7 +55,7 @@ def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, A
 
 
 def replaced(context: JobContext, job: Job, request: CreateView) -> dict[str, Any] | None:
-    """What ``create_view`` with ``replace`` answers where there is the view; None: there is none.
+    """Alter the view that ``create_view`` with ``replace`` names; return None if there is none.
 
     Raises:
         HeadraceError: as ``alter_view``.
@@ -76,10 +76,10 @@ def replaced(context: JobContext, job: Job, request: CreateView) -> dict[str, An
 
 
 def given(options: object) -> dict[str, Any]:
-    """Options as somebody has written them.
+    """Return the options of a request as a dict, null as {}.
 
     Raises:
-        UserError: 22023, they are no object.
+        UserError: 22023, they are not an object.
     """
     if options is None:
         return {}
@@ -120,13 +120,13 @@ def _alter(
         if wanted.same and runs and _is_that(conn, view, stored, again, wanted.options):
             notice = f"view {view.shown} is that already: nothing was changed"
             return {"view_id": view.id, "notice": notice}
-        altered = Continued(context, job, view, stored, again, wanted)
+        altered = StateReusingAlter(context, job, view, stored, again, wanted)
         altered.check_table(conn)
     return altered.run()
 
 
 def _check_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Refuse what is not changed by this call."""
+    """Raise UnsupportedError if an option differs that this call cannot change."""
     for name, call in _OWN_CALLS.items():
         if before.get(name) != after.get(name):
             raise UnsupportedError(
@@ -146,7 +146,7 @@ def _is_that(
     again: Replanned,
     options: Mapping[str, Any],
 ) -> bool:
-    """Whether a view has the query, as Postgres reads it, and the options already."""
+    """Return whether a view already has this query, as Postgres reads it, and these options."""
     planned = again.planned
     there = view.result_oid is not None and table.fingerprint(conn, view.result_oid) is not None
     return (

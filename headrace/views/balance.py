@@ -1,4 +1,4 @@
-"""drain_worker and rebalance: running views to other workers, by what they give them to do."""
+"""drain_worker and rebalance: move running views to other workers, by their load."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from headrace.sql.verbs import DrainWorker, Rebalance
 from headrace.views import placement, workers
 
 _LEFT: Final = (*OWNED, Status.ERROR)
-"""Of what status views leave a worker that is drained."""
+"""Status of the views that leave a drained worker."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The views that can be moved, and where there is room."""
+    """The views that can be moved, and the workers that have room."""
 
     names: dict[int, str]
     status: dict[int, str]
     loads: list[ViewLoad]
     busy_us: dict[int, int]
-    """Microseconds that each view has taken since its worker began."""
+    """Microseconds that each view has taken since its worker started."""
     workers: list[str]
     cut: dict[int, dict[str, str]]
-    """Views of which workers have parts, which nobody moves for the sake of balance."""
+    """Views that are cut into parts, with their workers; ``rebalance`` does not move them."""
 
 
 def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[str, Any]:
-    """Move all views of a worker to others; then it can be removed.
+    """Move all views of a worker to others, so that it can be removed.
 
     Raises:
         UndefinedError: 42704, there is no such worker.
-        UserError: 55000, it is the one that writes, or some view could not be moved.
-        PrivilegeError: the caller is no member of the engine's role.
+        UserError: 55000, it is ``main``, or some view could not be moved.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
@@ -80,12 +80,13 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
 
 
 def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[Any]]:
-    """A row for each view that should move; the columns of ``sql/rebalance.sql``.
+    """Return a row for each view that should move, with the columns of ``sql/rebalance.sql``.
 
-    With ``apply`` they are moved.  What cannot be moved stays, and says why.
+    With ``apply`` the views are moved. A view that cannot be moved stays, and its row has the
+    reason.
 
     Raises:
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
@@ -129,9 +130,9 @@ def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str])
 
 
 def _leave(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
-    """Have a view leave its worker; why it does not.
+    """Move a view from its worker; return the reason if it stays.
 
-    One that has stopped is not filled by that: whoever fills it finds it elsewhere.
+    A stopped view only gets a new placement in the catalog, which the next fill uses.
     """
     if known.status[view_id] == Status.PAUSED:
         return f"{known.names[view_id]}: it is paused"
@@ -144,7 +145,7 @@ def _leave(context: JobContext, job: Job, known: _Known, view_id: int, to: Place
 
 
 def _counted(context: JobContext, job: Job, view_id: int) -> list[dict[str, Any]] | None:
-    """The numbers of the collections that a view has for itself; None: they are not to be had."""
+    """Return the statistics of the view's own collections; None: the worker does not answer."""
     try:
         rows: list[dict[str, Any]] = context.worker.call("stats", {"view_id": view_id}, job)
     except TransientError:
@@ -153,14 +154,14 @@ def _counted(context: JobContext, job: Job, view_id: int) -> list[dict[str, Any]
 
 
 def _busy(rows: list[dict[str, Any]] | None) -> float | None:
-    """Microseconds per second that a view gives its worker to do; None: that is not known.
+    """Return the view's load in microseconds per second; None: unknown.
 
-    Views began at different times, so it is not the sums that can be compared.
+    Rates and not sums are compared, because views started at different times.
     """
     if rows is None:
         return None
     if not any(row["since_s"] for row in rows):
-        return 0.0  # no row has come
+        return 0.0  # no row has arrived
     if not placing.is_enough(rows):
         return None
     return float(sum(row["busy_us"] / row["since_s"] for row in rows))
@@ -171,7 +172,7 @@ def _shown(to: Placement) -> str:
 
 
 def _move(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
-    """Move a view; why it could not be."""
+    """Move a view; return the reason if it could not be moved."""
     name = known.names[view_id]
     job.say(f"moving {name} to {_shown(to)}")
     try:

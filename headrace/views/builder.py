@@ -1,10 +1,10 @@
-"""The builder process: plans, populates, drops and indexes views; starts Spark for it.
+"""The builder process: plans, populates, drops and indexes views, and starts Spark for that.
 
     commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
 
-Forked by the nursery, or ``python -m headrace.views.builder``; settings in HEADRACE_SETTINGS.
-Each request runs in a thread with connections of its own.  Populations wait for a snapshot
-together, and load side by side as far as there are places; drops and indexes do not wait for them.
+The fork server starts it, or ``python -m headrace.views.builder``, with the settings in
+HEADRACE_SETTINGS. Each request runs in a thread with its own connections. Populations wait for a
+snapshot together, and load in parallel within their limit. Drops and indexes do not wait for them.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from headrace.views import (
     owners,
     pause,
     placement,
+    placement_report,
     points,
     rename,
     repair,
     resync,
     sources,
     verify,
-    whereabouts,
     workers,
 )
-from headrace.views.poison import Poison
+from headrace.views.crash_loop_guard import CrashLoopGuard
 from headrace.views.quotas import Turns
 
 _log = structlog.get_logger(__name__)
 _THREADS: Final = 64
 _POPULATIONS: Final = 16
-"""Populations under way at once: each is a thread, and a connection now and then."""
+"""Limit of concurrent populations: each takes a thread and, at times, a connection."""
 _STOP_S: Final = 8.0
 _RETRY_S: Final = 0.5
 _HANDOVER_S: Final = 10.0
@@ -108,17 +108,17 @@ DOES: Final[dict[str, Act]] = {
     "drop_link": links.drop_link,
     "drain_worker": balance.drain_worker,
     "rebalance": balance.rebalance,
-    "explain_placement": whereabouts.explain_placement,
+    "explain_placement": placement_report.explain_placement,
     "sources": sources.shown,
     "add_source": sources.add_source,
     "drop_source": sources.drop_source,
     "create_logical_table": sources.create_logical_table,
 }
-"""What carries a verb out, given its request."""
+"""The function that carries out each verb, given its request."""
 
 
 class WorkerLink:
-    """The worker, asked from job threads; connects when needed."""
+    """An RPC client of the worker for job threads; it connects when needed."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._path = settings.worker_socket
@@ -149,16 +149,16 @@ class WorkerLink:
             job.check()
             raise
         finally:
-            future.cancel()  # which means nothing if it is done
+            future.cancel()  # has no effect if it is done
 
     async def start(self, holds: list[str]) -> None:
-        """Tell the worker which holds are still somebody's."""
+        """Tell the worker which holds still belong to a job."""
         await self.request("start", {"holds": holds})
 
     async def request(
         self, method: str, params: dict[str, Any], progress: rpc.Progress | None = None
     ) -> Any:
-        """A request; TransientError while the worker is down."""
+        """Send a request; raise TransientError while the worker is down."""
         peer = await self._connected()
         return await peer.call(method, params, progress)
 
@@ -177,7 +177,7 @@ def _saying(job: Job) -> rpc.Progress:
 
 
 class Builder:
-    """What the commander may ask of us."""
+    """The RPC handlers that the commander calls."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
@@ -190,35 +190,35 @@ class Builder:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
-        self._poison = Poison(settings.run_dir)
+        self._poison = CrashLoopGuard(settings.run_dir)
 
     @property
     def handlers(self) -> dict[str, rpc.Handler]:
-        """Method -> handler."""
+        """Handlers by method name."""
         verbs = {name: self._handler(VERBS[name], act) for name, act in DOES.items()}
         own = {"holds": self._holds, "check": self._check, "nodes": self._nodes}
         return {**verbs, **own}
 
     @property
     def holds(self) -> list[str]:
-        """Jobs that hold the slot back."""
+        """Names of the jobs that hold back the slot."""
         return sorted(job.name for job in self._jobs)
 
     def start(self) -> None:
-        """Remove what a dead builder left; start Spark in the background if it is to be warm."""
+        """Remove what a dead builder left; with ``spark_warm``, start Spark in the background."""
         clean_up(self._settings)
         if self._settings.spark_warm:
             self._spark.begin()
 
     async def greet_worker(self) -> None:
-        """Finish the last handovers of a dead builder, have the worker release its holds.
+        """Finish the handovers of a dead builder, then have the worker release its holds.
 
-        In this order: a hold keeps what a view that is not handed over needs.
+        The order matters: a hold retains the WAL that a view needs until it is handed over.
         """
         folder = self._settings.staging_dir
         sealed = await asyncio.to_thread(staging.sealed, folder)
         sealed = [view_id for view_id in sealed if view_id not in self._context.live]
-        # Who was moving one has it suspended, until his hold is released.
+        # The worker keeps a moved view suspended until the hold of that job is released.
         moved = [i for i in sealed if await asyncio.to_thread(staging.is_moved, folder, i)]
         handovers = [
             asyncio.create_task(self._hand_over(view_id))
@@ -226,7 +226,7 @@ class Builder:
             if view_id not in moved
         ]
         if handovers:
-            # One that has to wait for its table must not keep the source's WAL for ever.
+            # A view that waits for a lock on its table must not retain the source's WAL for ever.
             await asyncio.wait(handovers, timeout=_HANDOVER_S)
         while True:
             try:
@@ -240,14 +240,14 @@ class Builder:
             await self._forget_gone()
 
     async def _hand_over(self, view_id: int) -> None:
-        """Have the worker adopt a view that was populated; idempotent."""
+        """Have the worker adopt a populated view; idempotent."""
         while True:
             try:
                 await self._worker.request("adopt", {"view_id": view_id})
             except TransientError:
                 await asyncio.sleep(_RETRY_S)
             except UndefinedError:
-                break  # dropped, or another by now: nobody will ask for what is staged
+                break  # dropped or replaced: its staged states are not needed any more
             except HeadraceError as error:
                 _log.warning("view not adopted", view=view_id, reason=error.message)
                 return
@@ -257,16 +257,16 @@ class Builder:
         await asyncio.to_thread(staged.remove)
 
     async def _forget_gone(self) -> None:
-        """Tell the worker of views whose drop a dead builder could not tell it of."""
+        """Tell the worker about views that a dead builder dropped without telling it."""
         known = (await self._worker.request("status", {}))["views"]
-        # Read after the worker's answer: what it has was in the catalog before.
+        # The catalog must be read after the worker's answer: the worker's views were in it before.
         listed = await asyncio.to_thread(view_ids, self._settings)
         for view in known:
             if view["id"] not in listed:
                 await self._worker.request("drop", {"view_id": view["id"]})
 
     async def stop(self) -> None:
-        """Cancel all jobs, wait for their cleaning up, stop Spark."""
+        """Cancel all jobs, wait until they have cleaned up, and stop Spark."""
         self._poison.close()
         jobs = list(self._jobs)
         for job in jobs:
@@ -307,7 +307,7 @@ class Builder:
         return self.holds
 
     async def _nodes(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        """What processes there are besides (``workers.others``)."""
+        """Return the names of the other processes (``workers.others``)."""
 
         def work(job: Job) -> dict[str, list[str]]:
             with job.connection(self._settings.source, what="builder") as conn:
@@ -320,7 +320,7 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: str | None, progress: rpc.Progress) -> AsyncIterator[None]:
-        """Inside it is the turn of one population, as far as its role and all others go."""
+        """Wait for the turn of one population, within the limits of its role and of the builder."""
 
         def waits() -> None:
             progress({"phase": "pending"})
@@ -332,9 +332,9 @@ class Builder:
                 yield
 
     async def _run(self, work: Work, progress: rpc.Progress, *, large: bool = False) -> Any:
-        """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited.
+        """Run ``work`` in a thread; pass on a cancel, and wait until the job has cleaned up.
 
-        ``large``: it takes much memory, which is given back.
+        ``large``: the job takes much memory, which is returned to the system afterwards.
         """
 
         def report(message: dict[str, Any]) -> None:
@@ -351,7 +351,7 @@ class Builder:
                 except asyncio.CancelledError:
                     if future.cancelled():
                         raise
-                    # What was committed stays: then the answer is the result after all.
+                    # If the job has committed already, its result is returned all the same.
                     await self._loop.run_in_executor(None, job.cancel)
         finally:
             self._jobs.discard(job)
@@ -359,12 +359,12 @@ class Builder:
 
 
 def _text_bytes(params: dict[str, Any]) -> int:
-    """Return about how much text a command has."""
+    """Return the approximate number of characters of a command's text."""
     return sum(len(text) for text in params.values() if isinstance(text, str))
 
 
 def _thrifty(work: Work, job: Job) -> Any:
-    """``_guarded``, after which the memory of this thread is given back."""
+    """Call ``_guarded``, then return the memory of this thread to the system."""
     try:
         return _guarded(work, job)
     finally:
@@ -372,7 +372,7 @@ def _thrifty(work: Work, job: Job) -> Any:
 
 
 def _guarded(work: Work, job: Job) -> Any:
-    """``work``, its errors in our tree; after a cancel they all mean that."""
+    """Run ``work`` and translate its errors; after a cancel, every error becomes QueryCancelled."""
     try:
         with limits.interruptible(job.check, job.cancelling):
             return work(job)
@@ -389,7 +389,7 @@ def _guarded(work: Work, job: Job) -> Any:
 
 
 def view_ids(settings: Settings) -> set[int]:
-    """Ids of all views in the catalog."""
+    """Return the ids of all views in the catalog."""
     with reuse.lent(settings.source) as conn:
         return views.ids(conn)
 
@@ -397,8 +397,8 @@ def view_ids(settings: Settings) -> set[int]:
 def clean_up(settings: Settings) -> None:
     """Remove slots and files that populations of an earlier builder left.
 
-    Catalog rows are the commander's to remove (``server.janitor``), which also starts views
-    again that were created without waiting.
+    The commander removes catalog rows (``server.janitor``), and restarts the creation of views that
+    were created without waiting.
     """
     with reuse.lent(settings.source) as conn:
         if not views.installed(conn):
@@ -433,7 +433,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Entry point of the process."""
+    """Run the process; the entry point."""
     settings = Settings.from_env()
     imports.keep_pandas_out()
     events.configure(settings.log_level, settings.log_format, process="builder", pid=os.getpid())

@@ -1,4 +1,4 @@
-"""check_view: whether create_view would accept a query, by the same code, making nothing."""
+"""check_view: return whether create_view would accept a query, by the same code; create nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headrace.views import groups, texts
 
 
 def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
-    """Plan the query and try what its creation needs; the plan's text by stage.
+    """Plan the query and try what its creation needs; return the plan's text by stage.
 
     Raises:
-        HeadraceError: what create_view would raise.
+        HeadraceError: the error that create_view would raise.
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
@@ -41,10 +41,10 @@ def checked(
     wanted: PlanRequest,
     options: ViewOptions = ViewOptions(),  # noqa: B008  frozen
 ) -> Planned:
-    """The plan of a query, once all is tried that its creation needs.
+    """Return the plan of a query after trying everything that its creation needs.
 
     Raises:
-        HeadraceError: what create_view would raise.
+        HeadraceError: the error that create_view would raise.
     """
     planned, under = plan_with_facts(conn, context.settings, wanted, options)
     groups.check(conn, context.settings, options, under["owner"])

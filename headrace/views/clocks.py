@@ -1,7 +1,8 @@
-"""A query as of an instant: what reads the clock in it replaced by a constant.
+"""A query as of a timestamp: functions that read the clock are replaced by a constant.
 
-The text must be Postgres' own of a view (``pg_get_viewdef``): there ``CURRENT_DATE`` and its kin
-are never anything else outside of quotes, and an unqualified ``now()`` is that of the system.
+The text must be a view's query as Postgres prints it (``pg_get_viewdef``). Outside of quotes,
+``CURRENT_DATE`` and its kin are then never anything else, and an unqualified ``now()`` is the one
+of pg_catalog.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from headrace.postgres.tokens import split
 
 
 def at(query: str, instant: datetime) -> str:
-    """``query`` with ``instant`` for the time of its transaction."""
+    """Return ``query`` with ``instant`` as the time of its transaction."""
     now = f"('{instant.isoformat(sep=' ')}'::pg_catalog.timestamptz)"
     parts = ["", *split(query), *[""] * 3]
     for place in range(2, len(parts) - 4, 2):

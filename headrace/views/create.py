@@ -1,9 +1,8 @@
-"""create_view: from a name and a query to a table that the worker goes on with.
+"""create_view: from a name and a query to a table that the worker maintains.
 
     names → plan → hold → catalog row → publication → snapshot → load → one transaction → adopt
 
-The order is what makes it exact (E1-E4) and what makes it leave nothing behind
-(populate.py).
+This order makes the result exact (E1-E4), and lets a failure leave nothing behind (populate.py).
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from headrace.sql.verbs import CreateView
 from headrace.views import alter, groups, quotas, texts
 
 _STAY: Final = ("history", "placement")
-"""Options that ``replace`` leaves as they are."""
+"""Options that ``replace`` does not change."""
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
-    """Create and populate a view; returns its id, name and number of rows.
+    """Create and populate a view; return its id, name and number of rows.
 
-    With ``replace`` one that is there is altered instead (``alter.py``).
+    With ``replace``, an existing view is altered instead (``alter.py``).
 
     Raises:
-        HeadraceError: it failed, or was cancelled; nothing is left behind.
+        HeadraceError: the creation failed or was cancelled; nothing is left behind.
     """
     options = ViewOptions.of(request.options)
     options.check(context.settings)
@@ -65,7 +64,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
             history.interval(conn, options.history)
         placing.check_all(conn, options.placement, planned.parts)
         planned = text.noted(texts.tidied(context, conn, wanted, planned))
-    # Names may have been looked up long ago: what decides is the row inserted now.
+    # Names were looked up earlier; the catalog row inserted below decides who has the name.
     view = NewView(
         target,
         text.query,
@@ -79,7 +78,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
 
 
 def _say_what_stays(context: JobContext, job: Job, request: CreateView, view_id: int) -> None:
-    """Tell of options of a ``replace`` that are others of the view, and have calls of their own."""
+    """Report options of a ``replace`` that differ from the view's but have a call of their own."""
     with planning(context, job) as conn:
         stored = views.stored(conn, view_id)
         if stored is None:
@@ -115,7 +114,7 @@ class _Creation(Population):
         self._view = view
 
     def run(self) -> dict[str, Any]:
-        """Create the view; what there is to answer."""
+        """Create the view; return the answer for the caller."""
         rows = self.populate()
         target = self._view.target
         result: dict[str, Any] = {
@@ -131,7 +130,7 @@ class _Creation(Population):
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """Enter the view into the catalog.
 
-        Nobody else does meanwhile: one that has just been entered would look stale.
+        REQUIRES: the publication lock is held; to another job, the new row would look stale.
         """
         target = self._view.target
         views.delete_stale(conn, target.schema, target.name, self._context.live)
@@ -139,18 +138,18 @@ class _Creation(Population):
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)
-        # Who removes it has not seen the view, or this sees that it is gone.
+        # Either the removal of a worker sees this view, or this check sees that the worker is gone.
         placing.check_all(conn, self._options.placement, self._planned.parts)
         point = self._options.point
         if point is not None and points.find(conn, point) is None:
-            # From now on it is not dropped before the view is.
+            # The point cannot be dropped from now on before the view is.
             raise points.unknown(point)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""
         publish(self._job, conn, self._view_id, self._view, staged, facts)
         if self._options.history is not None:
-            # The worker begins it when it owns the view, before it writes.
+            # The worker begins the history once it owns the view, before it writes.
             history.ask(conn, self._view_id, self._options.history)
 
     def _unregister(self) -> None:

@@ -1,10 +1,10 @@
-"""drop_view: the table, what the worker keeps, the publication's entries, the catalog row.
+"""drop_view: drop the table, the worker's state, unused publication entries and the catalog row.
 
 Table and catalog row go in one transaction: if an object of the user depends on the table,
-Postgres says so and nothing has been lost.  Only tables that inherit from it are let go, and
-stay as they are.  The worker is told afterwards, for what it forgets it
-cannot get back.  Until it hears of it (perhaps never from us, who may be killed) it finds no
-table to write to and no progress to move, and takes that for what it is.
+Postgres refuses and nothing is lost. Only tables that inherit from it are detached, and keep their
+rows. The worker is told after the commit, because it cannot restore what it forgets. Until then
+(this process may be killed before) it finds no table to write and no progress row to move, and
+treats the view as dropped.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LOCK_ATTEMPTS: Final = 10
 
 
 def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any]:
-    """Drop a view; ``message`` in the answer says so if there was none.
+    """Drop a view; the answer has a ``message`` if there was none.
 
-    ``notice`` in the answer says what else it has done.
+    ``notice`` in the answer lists what else was done.
 
     Raises:
         UndefinedError: 42P01, no such view, and not ``if_exists``.
         PrivilegeError: the caller is not its owner.
-        UserError: 2BP01, something depends on its table; 55006, its creation does not end.
+        UserError: 2BP01, an object depends on its table; 55006, its creation does not end.
     """
     with job.connection(
         context.settings.source,
@@ -79,7 +79,7 @@ def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any
 def _undisturbed(
     context: JobContext, job: Job, conn: Connection, request: DropView, view: ViewRow
 ) -> ViewRow | None:
-    """The view when nobody populates it any more, who is told to end; None: it is gone then."""
+    """Cancel the job that populates the view; return the view, or None if it is gone then."""
     until = clock.monotonic() + _POPULATION_WAIT_S
     while (other := context.live.get(view.id)) is not None:
         if clock.monotonic() >= until:
@@ -96,7 +96,7 @@ def _undisturbed(
 
 
 def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> list[str]:
-    """Drop table, catalog row, and a schema made for it; says what else was done."""
+    """Drop table, catalog row, and a schema made for it; return what else was done."""
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             with conn.transaction():
@@ -122,11 +122,11 @@ def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> lis
 
 
 def _lock_row(conn: Connection, view: ViewRow) -> None:
-    """Keep others from reading the view, which nobody may do already.
+    """Lock the view's row, so that no other view begins to read it.
 
     Raises:
-        UndefinedError: somebody dropped it.
-        UserError: 55006, somebody gave it another id (a resync).
+        UndefinedError: the view was dropped meanwhile.
+        UserError: 55006, a resync has given the view another id.
         UserError: 2BP01, other views of Headrace read it.
     """
     names.lock(conn, view)
@@ -142,10 +142,10 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
 
 
 def _drop_table(conn: Connection, view: ViewRow) -> list[str]:
-    """Drop the result table; returns the tables that inherited from it.
+    """Drop the result table; return the tables that inherited from it.
 
     Raises:
-        UserError: 2BP01, something else of a user depends on it.
+        UserError: 2BP01, another object of a user depends on it.
     """
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"
@@ -165,7 +165,7 @@ def _drop_table(conn: Connection, view: ViewRow) -> list[str]:
 
 
 def _let_children_go(conn: Connection, view: ViewRow, name: sql.Identifier) -> list[str]:
-    """Make tables that inherit from the result table stand on their own, with all they have."""
+    """Detach tables that inherit from the result table; they keep their columns and rows."""
     rows = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE h.inhparent = %s ORDER BY 1, 2",
@@ -199,7 +199,7 @@ def _depended_on(
 
 
 def _drop_made_schema(conn: Connection, view: ViewRow) -> list[str]:
-    """Drop the schema of ``view`` if it was made for a view, and nothing is in it any more."""
+    """Drop the schema of ``view`` if it was made for a view and is empty."""
     made = schemas.deserted(conn, view.schema)
     if made is None:
         return []
@@ -217,14 +217,14 @@ def _drop_made_schema(conn: Connection, view: ViewRow) -> list[str]:
 
 
 def _tell_worker(context: JobContext, view: ViewRow) -> None:
-    """Have the worker forget the view; it may be restarting for a moment."""
+    """Have the worker forget the view; retry while it is restarting."""
     deadline = clock.monotonic() + _WORKER_WAIT_S
     while True:
         try:
             context.worker.call("drop", {"view_id": view.id})
         except HeadraceError as error:
             if not isinstance(error, TransientError) or clock.monotonic() >= deadline:
-                # When it takes its views over again, this one is not in the catalog.
+                # A restarted worker reads the catalog, where this view is missing.
                 _log.warning("worker not told", view=view.shown, reason=error.message)
                 return
             clock.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""explain_view: the plan of a view, or of a query that is none yet, at a stage and in a format."""
+"""explain_view: show the plan of a view or a query at a stage and in a format."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from headrace.sql.views import GRAPHS, TIDY, StoredView, ViewRow
 from headrace.views import texts
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
-"""By node whose rows come from a shared subplan: which, and the other views that need it."""
+"""By node whose rows come from a shared subplan: its number, and the other views that read it."""
 ANALYZE: Final = "analyze"
 _PHYSICAL: Final = "physical"
 
 
 @dataclass(slots=True)
 class Stages:
-    """What can be shown of a plan, by stage: as text; as a graph, where it is one."""
+    """The stages of a plan: each as text, and as a graph where there is one."""
 
     texts: dict[str, str]
     graphs: dict[str, Graph] = field(default_factory=dict)
 
     @classmethod
     def of(cls, planned: Planned) -> Stages:
-        """Those of a query."""
+        """Return the stages of a planned query."""
         return cls(dict(planned.explain), {g.stage: g for g in planned.graphs})
 
     @classmethod
     def stored(cls, explain: Mapping[str, Any]) -> Stages:
-        """Those that are kept with a view."""
+        """Return the stages that the catalog has for a view."""
         told = {s: text for s, text in explain.items() if isinstance(text, str) and s != TIDY}
         graphs = (graph.of_plain(data) for data in explain.get(GRAPHS, ()))
         return cls(told, {g.stage: g for g in graphs})
 
     def lines(self, stage: str, how: str) -> list[str]:
-        """The lines of a stage; in another format than text it is one.
+        """Return the lines of a stage; formats other than text give a single string.
 
         Raises:
             UserError: 22023, there is no such stage or format, or the stage is no graph.
@@ -72,7 +72,6 @@ class Stages:
 
 
 def _plain(stage: str, told: str, how: str) -> list[str]:
-    """The lines of a stage that is not a graph."""
     lines = told.rstrip("\n").split("\n")
     if how == "text":
         return lines
@@ -84,13 +83,13 @@ def _plain(stage: str, told: str, how: str) -> list[str]:
 
 
 def explain_view(context: JobContext, job: Job, request: ExplainView) -> dict[str, Any]:
-    """The lines of a stage.
+    """Return the lines of a stage.
 
     A text that is a name is looked up among the views; anything else is a query.
 
     Raises:
-        PrivilegeError: it is the plan of somebody else's view.
-        UndefinedError: 42P01, it is a name, and no view's.
+        PrivilegeError: the view belongs to another role.
+        UndefinedError: 42P01, the text is a name, but not of a view.
         UserError: 22023, there is no such stage or format; or the query is refused.
     """
     text, caller = request.name_or_query, request.caller
@@ -125,10 +124,10 @@ def _of_query(
 
 
 def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
-    """The text as sqlglot reads it, with what Postgres binds it to.
+    """Return the syntax tree by sqlglot, annotated with the objects that Postgres binds.
 
     Raises:
-        UserError: Postgres refuses it; or sqlglot cannot read what Postgres can, with the position.
+        UserError: Postgres refuses the query, or sqlglot cannot parse it, with the position.
     """
     mine = readings.bound(conn, asked)
     try:
@@ -149,10 +148,10 @@ def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
 
 
 def _written(conn: Connection, stored: StoredView, owner: str | None) -> PlanRequest:
-    """Return the query of a view as it was written, if it still names the same relations.
+    """Return a view's query as it was written, if it still names the same relations.
 
-    Names are looked up in the schemas of what the view names.  Otherwise, after something was
-    renamed or created in front of it, return the query under the names of today.
+    Its names are looked up in the schemas of the view's relations. If a relation was renamed, or
+    hidden by a new one, return the query with the current names instead.
     """
     if stored.canonical is None:
         return PlanRequest(stored.query, owner, stored.settings)
@@ -183,7 +182,7 @@ def _of_view(
     notes = [*_placed(stored), *_points(conn, view, request.caller)]
     physical = stages.graphs.get(_PHYSICAL)
     if physical is None:
-        # Kept by an earlier version, or somebody else's query is in it.
+        # The view was stored by an earlier version, or its plan contains another role's query.
         told = stages.texts.get(_PHYSICAL, "")
         stages.texts[_PHYSICAL] = "\n".join([told, *notes])
         if request.stage == ANALYZE:
@@ -206,14 +205,14 @@ def _first(told: str) -> str | None:
 
 
 def _placed(stored: StoredView) -> list[str]:
-    """Lines that name workers, besides the one that writes."""
+    """Return lines that name the workers other than ``main``."""
     worker = nodes.whole(stored.options.get("placement"))
     parts = [f'{node} and below on worker "{at}"' for node, at in sorted(stored.parts.items())]
     return parts or ([f'on worker "{worker}"'] if worker else [])
 
 
 def _points(conn: Connection, view: ViewRow, caller: str | None) -> list[str]:
-    """A line for each connection point that the view has, or reads and ``caller`` may know of."""
+    """Return lines for the view's connection points, and for those it reads, if visible."""
     lines = [f'is connection point "{p.name}"{_kept(p)}' for p in points.of_view(conn, view.id)]
     for point in points.read_by(conn, view.id):
         read = views.of_id(conn, point.view_id)
@@ -232,7 +231,7 @@ def _kept(point: Point) -> str:
 
 
 def _buffered(context: JobContext, view_id: int) -> Buffered | None:
-    """The nodes whose rows the view shares with others just now; None: the worker cannot say."""
+    """Return the nodes that the view shares with others now; None: the worker does not answer."""
     with contextlib.suppress(HeadraceError):
         status = context.worker.call("status", {})
         for view in status["views"]:
@@ -243,10 +242,10 @@ def _buffered(context: JobContext, view_id: int) -> Buffered | None:
 
 
 def with_edges(physical: Graph, buffered: Buffered) -> Graph:
-    """The plan with what is said of nodes that are kept once for several views.
+    """Return the plan with the shared nodes marked.
 
-    What such a node sends stands in a queue until each of them has it.  Between all other nodes
-    rows go by a call, of which nothing is said.
+    The output of a shared node is queued until every reader has it. Rows between other nodes are
+    passed by a call, so their edges have no mark.
     """
     nodes = [
         structs.replace(
@@ -260,9 +259,9 @@ def with_edges(physical: Graph, buffered: Buffered) -> Graph:
 
 
 def measured(physical: Graph, found: Sequence[Mapping[str, Any]]) -> Graph:
-    """The plan with what the worker has counted, a row (``operators.StatsRow``) for each node.
+    """Return the plan with the worker's counters, a row (``operators.StatsRow``) for each node.
 
-    A node that it knows nothing of (the view does not run) has no numbers.
+    Nodes without a row have no numbers: the view does not run.
     """
     rows = {row["node"]: row for row in found}
     whole_us = sum(row["busy_us"] for row in found)

@@ -1,7 +1,8 @@
-"""What roles may do with a result table moves with its view to another owner.
+"""Privileges on a result table when its view gets another owner.
 
-As with ALTER TABLE … OWNER TO: what the old one may do the new one may, and what the old one has
-granted stays granted.  The table itself is the engine's all the time, and so are these grants.
+They change as with ALTER TABLE … OWNER TO: the new owner gets the old owner's privileges, and
+privileges that the old owner granted stay granted. The engine remains the owner of the table and
+the grantor of these privileges.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ SELECT n.nspname, c.relname, r.rolname
 
 
 def move(conn: Connection, table: int, old: int | None, new: Role) -> None:
-    """Give ``new`` what the role ``old`` has of a result table; ``old`` may be gone.
+    """Transfer the privileges of role ``old`` on a result table to ``new``; ``old`` may be gone.
 
     REQUIRES: a transaction.
     """
     asked = {"table": table, "old": old}
     row: Any = conn.execute(_TABLE, asked).fetchone()
     name, loser = sql.Identifier(*row[:2]), row[2]
-    heir = sql.Identifier(new.name)
-    grants: list[tuple[Any, Any, Any, sql.Composable]] = [("SELECT", True, None, heir)]
-    if loser is not None:  # not of what the engine has as the table's owner
+    next_owner = sql.Identifier(new.name)
+    grants: list[tuple[Any, Any, Any, sql.Composable]] = [("SELECT", True, None, next_owner)]
+    if loser is not None:  # privileges of the engine as the table's owner are not transferred
         for privilege, grantable, column, his, grantee in conn.execute(_GRANTED, asked):
             to = sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)
-            grants.append((privilege, grantable, column, heir if his else to))
+            grants.append((privilege, grantable, column, next_owner if his else to))
     for privilege, grantable, column, grantee in grants:
         columns = sql.SQL(" ({})").format(sql.Identifier(column)) if column else sql.SQL("")
         conn.execute(

@@ -1,4 +1,4 @@
-"""Who may be in a commit group: a view that may take longer than others delays its group."""
+"""Membership in commit groups: a view with a higher time limit delays its group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.sql import views
 def check(conn: Connection, settings: Settings, options: ViewOptions, owner: int) -> None:
     """Raise UserError (22023) if a view of ``owner`` with these options may not be in its group.
 
-    All views of a group in which one has more time than the setting are of one owner.
+    If any view of a group has a higher time limit than the setting, all must have one owner.
     """
     if not options.commit_group:
         return

@@ -1,7 +1,7 @@
-"""set_history: a running view's changes are kept from now on, for longer or shorter, or no longer.
+"""set_history: begin, prolong, shorten or end the history of a running view's changes.
 
-The catalog says which views have a history.  The worker, which writes it, looks there when it takes
-a view over and when it is told; so one that cannot be told begins it when it is back.
+The catalog records which views have a history. The worker writes it, and reads the catalog when it
+takes a view over and when it is told; so a worker that is down begins the history when it is back.
 """
 
 from __future__ import annotations

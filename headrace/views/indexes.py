@@ -1,13 +1,13 @@
 """create_index and drop_index: indexes of users on result tables.
 
-The table is ours, so whatever an index evaluates runs with our rights (E16).  So a
-definition may use nothing but built-in functions, operators and types:
+The engine owns the table, so every expression of an index runs with the engine's rights (E16). A
+definition may therefore use only built-in functions, operators and types:
 
 * Invariant 1: with ``search_path = pg_catalog`` and no qualified name in the definition, nothing
-  else can be named (checked on its tokens, before Postgres sees it).
-* Invariant 2: a cast of a user's type can hide a function of the user, so the index is first
+  else can be named (checked on the text, before Postgres sees it).
+* Invariant 2: a cast of a user's type can hide a function of the user. So the index is first
   made on an empty copy of the table, where nothing is evaluated, and its dependencies are read.
-* Invariant 3: it is one statement (extended protocol), and what it made is one more index on
+* Invariant 3: the definition is one statement (extended protocol) that makes exactly one index on
   that table (checked before the commit).
 """
 
@@ -47,7 +47,7 @@ def create_index(context: JobContext, job: Job, request: CreateIndex) -> dict[st
 
     Raises:
         SyntaxUserError: the definition is malformed.
-        UnsupportedError: it uses something that is not built in.
+        UnsupportedError: it uses an object that is not built in.
         PrivilegeError: the caller does not own the view.
     """
     check_definition(request.definition)
@@ -88,7 +88,7 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                 identifier = sql.Identifier(found.index_schema, name)
                 conn.execute(sql.SQL("DROP INDEX {}").format(identifier))
                 _check_unneeded(conn, found, name)
-                results.note_kept(conn, [found.id])
+                results.record_table_metadata(conn, [found.id])
                 return {"oid": found.index_oid}
         except psycopg.Error as error:
             job.check()
@@ -96,7 +96,7 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
 
 
 def _check_unneeded(conn: Connection, view: ViewRow, name: str) -> None:
-    """Raise UserError if a connection point misses the index ``name``, which is dropped now."""
+    """Raise UserError if a connection point needs the index ``name``, which was just dropped."""
     names.lock(conn, view)
     point = points.unserved(conn, view.id)
     if point is not None:
@@ -108,10 +108,10 @@ def _check_unneeded(conn: Connection, view: ViewRow, name: str) -> None:
 
 
 def check_definition(definition: str) -> None:
-    """Refuse what could name anything that is not built in, or end the statement.
+    """Refuse a definition that could name an object that is not built in, or end the statement.
 
     Raises:
-        SyntaxUserError: it does not read like an index definition.
+        SyntaxUserError: it is not an index definition.
         UnsupportedError: it has a qualified name.
     """
     hint = 'Write for example "(customer_id)" or "USING btree (a, b DESC)".'
@@ -129,8 +129,8 @@ def check_definition(definition: str) -> None:
         )
     if ";" in words:
         raise SyntaxUserError("index definition must be one statement", hint=hint)
-    # NB: not on tokens: who reads a text otherwise than Postgres must not decide this.
-    # A dot outside of any quotes, of either reading, is always visible here.
+    # NB: not on tokens, which might differ from Postgres' own.
+    # A dot outside of quotes is always visible here, under either reading of the quotes.
     if _has_qualified_name(definition):
         raise UnsupportedError(
             "qualified names are not supported in index definitions",
@@ -139,7 +139,7 @@ def check_definition(definition: str) -> None:
 
 
 def _has_qualified_name(definition: str) -> bool:
-    """Whether there is a dot that is not the decimal point of a number."""
+    """Return whether there is a dot that is not the decimal point of a number."""
     for at, char in enumerate(definition):
         if char != ".":
             continue
@@ -159,9 +159,9 @@ def _connection(context: JobContext, job: Job) -> Any:
 
 
 def add(conn: Connection, view: ViewRow, definition: str) -> str:
-    """Index the table of ``view``; the name of the index.
+    """Index the table of ``view``; return the name of the index.
 
-    REQUIRES: ``check_definition`` has passed the definition, or we have written it.
+    REQUIRES: ``check_definition`` has accepted the definition, or the engine has written it.
     """
     row: Any = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
@@ -183,15 +183,15 @@ def add(conn: Connection, view: ViewRow, definition: str) -> str:
     conn.execute(sql.SQL("DROP TABLE {}").format(probe))
     oid, name = _make(conn, target, int(view.result_oid or 0), definition)
     _check_built_in(conn, oid)
-    # Else a table that is dropped before the worker looks again would come back without it.
-    results.note_kept(conn, [view.id])
+    # Otherwise a table that is dropped before the worker's next look is restored without the index.
+    results.record_table_metadata(conn, [view.id])
     return name
 
 
 def _make(
     conn: Connection, target: sql.Identifier, table_oid: int, definition: str
 ) -> tuple[int, str]:
-    """Carry out the definition on ``target``; OID and name of the one new index."""
+    """Create the index on ``target``; return the OID and name of the one new index."""
     before = _indexes(conn, table_oid)
     head = sql.SQL("CREATE INDEX ON {} ").format(target).as_string(conn)
     try:
@@ -212,12 +212,12 @@ def _make(
 
 def _check_built_in(conn: Connection, oid: int) -> None:
     rows = conn.execute(
-        # Built-in objects are pinned: they are in pg_depend as nobody's dependency.
+        # Built-in objects are pinned: pg_depend has no entries for them.
         "SELECT pg_describe_object(refclassid, refobjid, refobjsubid) FROM pg_depend"
         " WHERE classid = 'pg_class'::regclass AND objid = %s AND refobjid >= %s"
         " AND NOT (refclassid = 'pg_class'::regclass AND refobjid IN"
         "          (SELECT indrelid FROM pg_index WHERE indexrelid = %s))"
-        # Collations and enums are data: nothing of theirs runs.
+        # Collations and enums are data: they run no code.
         " AND refclassid <> 'pg_collation'::regclass"
         " AND NOT (refclassid = 'pg_type'::regclass AND EXISTS"
         "   (SELECT FROM pg_type t WHERE t.oid = refobjid AND t.typtype = 'e'))"

@@ -1,8 +1,7 @@
-"""queues, memory, view_stats: what the worker tells of itself, of views that the caller may see.
+"""queues, memory, batches and view_stats: the worker's statistics, for views the caller may see.
 
-The worker says it of all views and by their ids; what is said here is of those whose owner the
-caller acts for, by their names.  What is everybody's (the process, the stream) is told to members
-of our role.
+The worker reports all views by id; these functions return those whose owner the caller acts for,
+by name. Statistics of the process and the stream are only for members of the engine's role.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Row = list[Any]
 
 
 def queues(context: JobContext, job: Job, request: Request) -> list[Row]:
-    """A row for each queue and each who reads it; the columns of ``sql/queues.sql``.
+    """Return a row for each queue and reader, with the columns of ``sql/queues.sql``.
 
     Raises:
         TransientError: the worker is not running.
@@ -47,7 +46,7 @@ def queues(context: JobContext, job: Job, request: Request) -> list[Row]:
 
 
 def _reader(seen: Seen, row: dict[str, Any]) -> str:
-    """Who reads a queue, of those who may be seen."""
+    """Return the names of a queue's readers that the caller may see."""
     if row["views"] is None:
         return "all views" if seen.everything else ""
     names = _names(seen, row["views"])
@@ -55,7 +54,7 @@ def _reader(seen: Seen, row: dict[str, Any]) -> str:
 
 
 def memory(context: JobContext, job: Job, request: Request) -> list[Row]:
-    """A row for each use; the columns of ``sql/memory.sql``.
+    """Return a row for each use of memory, with the columns of ``sql/memory.sql``.
 
     Raises:
         TransientError: the worker is not running.
@@ -75,7 +74,7 @@ def memory(context: JobContext, job: Job, request: Request) -> list[Row]:
 
 
 def batches(context: JobContext, job: Job, request: Request) -> list[Row]:
-    """A row for each batch of late; the columns of ``sql/batches.sql``.
+    """Return a row for each recent batch, with the columns of ``sql/batches.sql``.
 
     Raises:
         TransientError: the worker is not running.
@@ -99,7 +98,7 @@ def _us(ms: float | None) -> int | None:
 
 
 def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]:
-    """A row for each collection; the columns of ``sql/view_stats.sql``.
+    """Return a row for each collection, with the columns of ``sql/view_stats.sql``.
 
     Raises:
         UndefinedError: 42P01, no such view.
@@ -126,7 +125,6 @@ def _seen(context: JobContext, job: Job, request: Request) -> Seen:
 
 
 def _names(seen: Seen, ids: Collection[int]) -> str:
-    """Those of ``ids`` that may be seen, by name."""
     return ", ".join(sorted(seen.names[number] for number in ids if number in seen.names))
 
 

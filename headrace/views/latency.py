@@ -1,6 +1,6 @@
-"""set_latency: how late a running view may be.
+"""set_latency: change the latency target of a running view.
 
-The worker looks into the catalog when it takes a view over and when it is told.
+The worker reads the catalog when it takes a view over and when it is told.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.views.pause import check_not_live
 
 
 def set_latency(context: JobContext, job: Job, request: SetLatency) -> dict[str, Any]:
-    """Say it in the catalog, and to the worker.
+    """Store the target in the catalog, and tell the worker.
 
     Raises:
         UndefinedError: 42P01, no such view.

@@ -1,4 +1,4 @@
-"""links, add_link and drop_link: what lies between ``main`` and the other workers."""
+"""links, add_link and drop_link: the network links between ``main`` and the other workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.views import workers
 
 
 def links(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
-    """A row for each link; the columns of ``sql/links.sql``."""
+    """Return a row for each link, with the columns of ``sql/links.sql``."""
     with job.connection(context.settings.source, what="builder") as conn:
         if not views.seen(conn, request.caller).everything:
             return []
@@ -30,12 +30,12 @@ def links(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
 
 
 def add_link(context: JobContext, job: Job, request: AddLink) -> None:
-    """Say what a link is like.
+    """Declare the latency and bandwidth of a link.
 
     Raises:
-        UserError: 22023, no link is like that, or nothing is said of it.
+        UserError: 22023, a value is out of range, or none is given.
         UndefinedError: 42704, there is no such worker.
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     latency, rate = request.latency_ms, request.bytes_per_s
     if latency is None and rate is None:
@@ -54,11 +54,11 @@ def add_link(context: JobContext, job: Job, request: AddLink) -> None:
 
 
 def drop_link(context: JobContext, job: Job, request: DropLink) -> None:
-    """Let what is measured count again.
+    """Use the measured values of a link again.
 
     Raises:
         UndefinedError: 42704, there is no such worker.
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
@@ -66,10 +66,10 @@ def drop_link(context: JobContext, job: Job, request: DropLink) -> None:
 
 
 def known(context: JobContext, job: Job, conn: Connection) -> dict[str, LinkFacts]:
-    """Return the links to workers, for placement: what was said of them, else what is measured.
+    """Return the links to workers, for placement: declared values, else measured ones.
 
-    A link of which nothing is known is ``LinkFacts()``, which weighs as much as an ordinary one.
-    So does a socket of this machine: a probe of it shows the speed of two processes.
+    An unknown link is ``LinkFacts()``, which has the cost of an ordinary one. So is a socket of
+    this machine: a probe of it shows the speed of two processes.
     """
     said, measured = catalog.said(conn), _asked(context, job)
     return {
@@ -90,7 +90,7 @@ def _put(conn: Connection, worker: str, latency: int | None, rate: int | None) -
 
 
 def _asked(context: JobContext, job: Job) -> dict[str, dict[str, Any]]:
-    """What ``main`` has measured, by worker; nothing while it cannot be asked."""
+    """Return what ``main`` has measured, by worker; {} if it does not answer."""
     try:
         found: dict[str, dict[str, Any]] = context.worker.call("links", {}, job)
     except HeadraceError:

@@ -1,9 +1,9 @@
-"""What of a view's columns hangs on the order in which aggregates see their rows.
+"""Columns of a view that depend on the order in which aggregates see their rows.
 
-A query gives that order in part, or not at all; Postgres has one, ours is another.  So two right
-answers may differ: in the order of the elements of ``array_agg``, by which row ``any_value`` shows.
-``trace`` follows the columns of such aggregates through the plan; ``Open.keys`` are what is equal
-of them in any two right answers:
+If a query does not fully determine that order, Postgres and Headrace may use different ones. Two
+correct answers may then differ: in the order of the elements of ``array_agg``, or in the row that
+``any_value`` shows. ``trace`` follows such columns through the plan. ``Open.keys`` gives
+expressions that are equal in any two correct answers:
 
     array_agg(a), array_agg(b)   the multiset of their elements, side by side
     string_agg(a, ', ')          the multiset of its characters
@@ -30,19 +30,19 @@ _LISTS: Final = {
     "json_agg": "pg_catalog.json_array_elements",
     "jsonb_agg": "pg_catalog.jsonb_array_elements",
 }
-"""Aggregates of one element per row, and what takes them apart."""
+"""Aggregates with one element per row, and the function that expands each."""
 _CALL: Final = re.compile(r"pg_catalog\.(\w+)\((\$\d+(?:, \$)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a column hangs on an order."""
+    """How a column depends on an order."""
 
     kind: str
     function: str = ""
-    """Of ELEMENTS: what takes it apart."""
+    """For ELEMENTS: the function that expands it."""
     source: object = None
-    """Of ELEMENTS: columns with the same one have their elements side by side."""
+    """For ELEMENTS: columns of equal source have their elements side by side."""
 
 
 _LOST: Final = Mark(NOTHING)
@@ -51,23 +51,22 @@ Marks = tuple[Mark | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a view leaves open."""
+    """The parts of a result that the query leaves open."""
 
     marks: Marks
-    """Per column; None: the query determines it."""
+    """One per column; None: the query determines it."""
     decides: bool
     """Whether the order also decides which rows there are."""
 
     def __bool__(self) -> bool:
-        """Whether anything is left open."""
         return any(self.marks)
 
     def places(self, kind: str) -> list[int]:
-        """Columns that are compared so."""
+        """Return the indexes of the columns with a mark of ``kind``."""
         return [i for i, m in enumerate(self.marks) if m is not None and m.kind == kind]
 
     def keys(self, columns: Sequence[sql.Composable]) -> list[sql.Composable]:
-        """SQL of what is equal in any two right answers that have these values of the columns."""
+        """Return SQL expressions over ``columns`` that are equal in any two correct answers."""
         out: list[sql.Composable] = [
             sql.SQL(
                 '(SELECT pg_catalog.array_agg(c ORDER BY c COLLATE "C")'
@@ -96,7 +95,7 @@ class Open:
 
 
 def trace(physical: plan.PhysicalPlan, fed: Mapping[str, Open] | None = None) -> Open:
-    """What the view of a plan leaves open; ``fed``: what those do that feed it, by node."""
+    """Return the open columns of a plan; ``fed``: those of the views that feed it, by node."""
     tracer = _Tracer(fed or {})
     for node in physical.nodes:
         tracer.visit(node)
@@ -154,7 +153,7 @@ class _Tracer:
                 return below[0] + (None,) * (len(node.schema) - len(below[0]))
             case plan.TemporalSpec():
                 exprs = [e for test in node.tests for e in (test.test, test.key)]
-                # They read the clock too, as one column more.
+                # They also read the clock, which is one more column.
                 self._decided_by([_mark(e, (*below[0], None)) for e in exprs])
                 return below[0] + (None,) * len(node.tests)
             case plan.SinkSpec():
@@ -162,11 +161,11 @@ class _Tracer:
             case plan.FeedSpec() if node.id in self._fed:
                 found = self._fed[node.id]
                 self.decides = self.decides or found.decides
-                # Nodes of another plan may be called alike.
+                # Nodes of another plan may have the same names.
                 return tuple(m and replace(m, source=(node.id, m.source)) for m in found.marks)
             case plan.RecursiveSpec() if any(map(_shows_order, node.step)):
                 self.decides = True
-        # Whatever else reads such a column tells rows apart by it.
+        # Any other node distinguishes rows by such a column.
         for marks in below:
             self._decided_by(marks)
         return (None,) * len(node.schema)
@@ -188,13 +187,13 @@ class _Tracer:
         found = _CALL.match(spec.sql)
         name = found[1] if found else ""
         if name == "string_agg" and spec.result.oid == TEXT:
-            # A delimiter of a column is left out at the first row, whichever that is.
+            # The delimiter of the first row is left out, and the order decides which row is first.
             return _LOST if found and (found[2] or "").endswith(", $") else Mark(CHARACTERS)
         fields = self._schemas[node.input]
         if name not in _LISTS or spec.argument is None:
             return _LOST
         if fields[spec.argument].oid == spec.result.oid:
-            return _LOST  # of arrays: taken apart, they fall into their own elements
+            return _LOST  # array_agg of arrays: expanding it gives the elements of the arrays
         return Mark(ELEMENTS, _LISTS[name], (node.id, spec.filter))
 
 
@@ -212,7 +211,6 @@ def _mark(expr: Expr, below: Marks) -> Mark | None:
 
 
 def _same(marks: Sequence[Mark | None]) -> Mark | None:
-    """The mark of a column that comes from several inputs."""
     found = [m for m in marks if m is not None]
     if not found:
         return None

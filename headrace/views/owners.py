@@ -1,6 +1,6 @@
-"""set_owner: a view gets another owner, as ALTER TABLE … OWNER TO gives one to a table.
+"""set_owner: give a view another owner, as ALTER TABLE … OWNER TO does for a table.
 
-Whose rights count is part of what a view is: so its query is planned anew, with the rights of the
+A view's result depends on its owner's rights. So its query is planned again with the rights of the
 new owner, and the view is filled anew.
 """
 
@@ -35,7 +35,7 @@ def set_owner(context: JobContext, job: Job, request: SetOwner) -> dict[str, Any
     Raises:
         UndefinedError: 42P01, no such view; 42704, no such role.
         PrivilegeError: the caller is not its owner, or may not act as the new one; or the new
-            one may not create in its schema, or read what it reads.
+            one may not create in its schema, or read the view's tables.
         UserError: 53400, the new owner may have no more views.
         HeadraceError: as ``resync_view``; the view is as before.
     """
@@ -55,7 +55,7 @@ def set_owner(context: JobContext, job: Job, request: SetOwner) -> dict[str, Any
 
 
 def _role(conn: Connection, text: str) -> Role:
-    """The role that is written as ``text``: an identifier, as in SQL."""
+    """Return the role named by ``text``, an SQL identifier."""
     parts = names.parse(conn, text)
     if parts[0] is not None:
         raise UndefinedError(f'role "{text}" does not exist')
@@ -63,7 +63,7 @@ def _role(conn: Connection, text: str) -> Role:
 
 
 def _check_may(conn: Connection, view: ViewRow, owner: Role, caller: str | None) -> None:
-    """What Postgres asks for before a table gets another owner."""
+    """Check the privileges that Postgres requires for ALTER TABLE … OWNER TO."""
     if caller is None:
         return
     option = "SET" if conn.info.server_version >= _SET_OPTION_SINCE else "MEMBER"

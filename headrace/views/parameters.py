@@ -1,19 +1,19 @@
-"""A view for a statement with parameters: keyed by the columns that they are compared with.
+"""A view for a statement with parameters, keyed by the columns compared with them.
 
     SELECT a, sum(b) FROM t WHERE k = $1 AND c > 5 GROUP BY a
     view:  SELECT a, sum(b), k FROM t WHERE c > 5 GROUP BY a, k
     read:  SELECT … FROM view WHERE k = $1
 
-What is suggested gives the same rows as the statement, for every value of its parameters:
+Reading the view gives the same rows as the statement, for every value of its parameters:
 
-* Rows that are neither grouped nor made distinct: a condition over columns of theirs may as well
-  be looked at later (selection and projection commute), whatever it says.
-* Groups, and distinct rows: an equality of a column with a parameter holds for all rows of a
-  group by that column alike, or for none.  So the column becomes one more of the group.  Where
-  there is no GROUP BY this is not so: over no rows there is one row of the statement.
+* Without grouping and DISTINCT, any condition over the selected columns may be applied later,
+  because selection and projection commute.
+* With groups or DISTINCT, an equality of a column with a parameter holds for all rows of a
+  group by that column or for none. So the column becomes a group key. Without GROUP BY this is
+  wrong: the statement has one row even over no rows.
 
-All else is refused with the reason (``NotAView``).  The text is read by its tokens; what they mean
-is for Postgres to say, which plans what is suggested before anybody sees it.
+Any other statement is refused with the reason (``NotAView``). The text is only split into tokens;
+Postgres gives them their meaning, because it plans every suggestion before it is shown.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _REFUSED: Final = {
 
 
 class NotAView(UnsupportedError):
-    """A statement that cannot be had from a view as it is; the message says why."""
+    """A statement that no view can answer as it is; the message has the reason."""
 
 
 class NoTable(NotAView):
     """A statement that reads no table."""
 
 
-class Word(NamedTuple):
-    """A token: its kind, what it means (words in small letters), its place, how deep it stands."""
+class SqlToken(NamedTuple):
+    """A token: kind, normalised value (words in lower case), position and nesting depth."""
 
     kind: str
     value: str
@@ -72,24 +72,24 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suggested:
-    """A view, and how what was asked is read from it."""
+    """A view, and the condition for reading the statement's rows from it."""
 
     query: str
     condition: str
-    """Over the view's columns, with the parameters of the statement; "": all rows."""
+    """A condition on the view's columns with the statement's parameters; "": all rows."""
     keys: tuple[str, ...]
-    """Columns of the view that the condition is over, as they are written."""
+    """The view's columns in the condition, as written."""
     grouped: bool = False
-    """Whether the condition relies on the equality of the columns' own types."""
+    """Whether the condition relies on the equality operator of the columns' own types."""
     ordered: bool = False
-    """The statement has an order, which rows of a table have not."""
+    """Whether the statement has an ORDER BY, which rows of a table do not keep."""
 
 
 def suggested(text: str) -> Suggested:
-    """The view for a statement.
+    """Return the view for a statement.
 
     Raises:
-        NotAView: there is none that provably gives the same.
+        NotAView: no view provably gives the same rows.
     """
     words = _words(text)
     if not words:
@@ -112,34 +112,33 @@ def suggested(text: str) -> Suggested:
 
 
 def words(text: str) -> list[str]:
-    """The words of a statement that are no strings and not quoted, in order.
+    """Return the unquoted words of a statement, in order.
 
     Raises:
-        NotAView: it cannot be read.
+        NotAView: the text cannot be split into tokens.
     """
     return [word.value for word in _words(text) if word.kind == "word"]
 
 
 def spelled(key: str) -> str:
-    """What a key is called, as names are compared."""
+    """Return a key in the normalised form in which names are compared."""
     return name(key)
 
 
-def _words(text: str) -> list[Word]:
-    """The tokens of one statement."""
-    out: list[Word] = []
+def _words(text: str) -> list[SqlToken]:
+    out: list[SqlToken] = []
     open_: list[str] = []
     try:
         for kind, start, end in scan(text, steps=_STEPS_MAX):
             value = text[start:end]
             shown = name(value) if kind in ("word", "quoted") else value
-            # Behind AS and a point any word is a name.
+            # After AS or a dot, any word is a name.
             word = shown if kind == "word" and (not out or out[-1].value not in ("as", ".")) else ""
             sign = value if kind == "symbol" else word
             opener = _CLOSES.get(sign)
             if opener is not None and (not open_ or open_.pop() != opener):
                 raise NotAView("its parentheses cannot be told apart")
-            out.append(Word(kind, shown, start, end, len(open_)))
+            out.append(SqlToken(kind, shown, start, end, len(open_)))
             if sign in _OPENS:
                 open_.append(sign)
     except Unreadable:
@@ -153,16 +152,16 @@ def _words(text: str) -> list[Word]:
     return out
 
 
-def _clauses(words: Sequence[Word]) -> dict[str, list[Word]]:
-    """The tokens of each clause, without the word that it begins with, but for BY."""
-    out: dict[str, list[Word]] = {"select": []}
+def _clauses(words: Sequence[SqlToken]) -> dict[str, list[SqlToken]]:
+    """Return the tokens of each clause, without its keyword (BY is included)."""
+    out: dict[str, list[SqlToken]] = {"select": []}
     now = "select"
     for at, word in enumerate(words[1:], 1):
         begins = (
             word.depth == 0
             and word.kind == "word"
             and word.value in _CLAUSES
-            # A name: as AS and a point make it; and IS DISTINCT FROM.
+            # A word after AS or a dot is a name; and FROM may belong to IS DISTINCT FROM.
             and words[at - 1].value not in ("as", ".")
             and not (word.value == "from" and words[at - 1].value == "distinct")
         )
@@ -177,16 +176,15 @@ def _clauses(words: Sequence[Word]) -> dict[str, list[Word]]:
 
 
 class _Statement:
-    """One SELECT, with parameters in WHERE alone."""
+    """One SELECT with parameters only in WHERE."""
 
-    def __init__(self, text: str, clauses: dict[str, list[Word]]) -> None:
+    def __init__(self, text: str, clauses: dict[str, list[SqlToken]]) -> None:
         self._text = text
         self._clauses = clauses
         self._grouped = "group" in clauses or "having" in clauses
         self._distinct = self._starts(clauses["select"], "distinct")
 
     def suggested(self) -> Suggested:
-        """See the module."""
         kept, moved = self._conditions()
         exact = self._grouped or self._distinct
         columns = [column for part in moved for column in [self._column(part, exact=exact)]]
@@ -206,21 +204,20 @@ class _Statement:
 
     # --- conditions
 
-    def _conditions(self) -> tuple[list[list[Word]], list[list[Word]]]:
-        """What WHERE says without parameters, and what with some."""
-        kept: list[list[Word]] = []
-        moved: list[list[Word]] = []
+    def _conditions(self) -> tuple[list[list[SqlToken]], list[list[SqlToken]]]:
+        """Split WHERE into conjuncts without parameters and those with some."""
+        kept: list[list[SqlToken]] = []
+        moved: list[list[SqlToken]] = []
         for part in _conjuncts(self._clauses["where"]):
             (moved if any(w.kind == "parameter" for w in part) else kept).append(part)
         return kept, moved
 
-    def _column(self, part: list[Word], *, exact: bool) -> list[Word]:
-        """The column that a condition compares with parameters."""
+    def _column(self, part: list[SqlToken], *, exact: bool) -> list[SqlToken]:
         columns = _name_at(part, 0)
         rest = part[len(columns) :]
         if columns and rest and _is_test(rest, exact=exact):
             return columns
-        # The other way round: $1 = k.
+        # The parameter may come first: $1 = k.
         values = _values(part)
         if values < len(part) and part[values].value == "=" and part[0].kind == "parameter":
             columns = _name_at(part, values + 1)
@@ -230,15 +227,15 @@ class _Statement:
         shown = self._source(part)
         raise NotAView(f"{shown} is not {what}", hint=_PUT_BACK)
 
-    def _moved(self, part: list[Word], column: list[Word], key: str) -> str:
-        """A condition over the view's column in the place of the statement's."""
+    def _moved(self, part: list[SqlToken], column: list[SqlToken], key: str) -> str:
+        """Return a condition with the statement's column replaced by the view's."""
         first, last = column[0].start, column[-1].end
         return self._text[part[0].start : first] + key + self._text[last : part[-1].end]
 
     # --- names
 
     def _named(self) -> dict[tuple[str, ...], str]:
-        """Columns that are in the select list as they are: what each is called there."""
+        """Return the names that plainly selected columns have in the select list."""
         out: dict[tuple[str, ...], str] = {}
         for item in _split(self._clauses["select"], ","):
             begin = 1 if item and item[0].value in ("distinct", "all") else 0
@@ -253,8 +250,10 @@ class _Statement:
                 out[_spelled(column)] = self._source(rest[-1:])
         return out
 
-    def _key(self, column: list[Word], names: dict[tuple[str, ...], str], more: list[str]) -> str:
-        """What a column is called in the view; it is added where it is not there."""
+    def _key(
+        self, column: list[SqlToken], names: dict[tuple[str, ...], str], more: list[str]
+    ) -> str:
+        """Return the name of a column in the view; add it to the select list if missing."""
         spelled = _spelled(column)
         if spelled in names:
             return names[spelled]
@@ -269,7 +268,7 @@ class _Statement:
         return last
 
     def _is_whole_table(self) -> bool:
-        """Whether it is SELECT * FROM of one table: every column is there under its name."""
+        """Return whether the statement is SELECT * FROM one table, which keeps all column names."""
         listed = [w.value for w in self._clauses["select"]]
         table = self._clauses.get("from", [])
         plain = _name_at(table, 0)
@@ -279,7 +278,9 @@ class _Statement:
 
     # --- the text
 
-    def _query(self, kept: list[list[Word]], columns: list[list[Word]], more: list[str]) -> str:
+    def _query(
+        self, kept: list[list[SqlToken]], columns: list[list[SqlToken]], more: list[str]
+    ) -> str:
         clauses = self._clauses
         select = self._source(clauses["select"])
         out = ["SELECT " + ", ".join(filter(None, (select, *more)))]
@@ -294,7 +295,7 @@ class _Statement:
             out.append("HAVING " + self._source(clauses["having"]))
         return " ".join(out)
 
-    def _groups(self, columns: list[list[Word]]) -> Iterator[str]:
+    def _groups(self, columns: list[list[SqlToken]]) -> Iterator[str]:
         group = self._clauses.get("group", [])
         if not group or group[0].value != "by":
             raise NotAView("over no rows it has one row, which a view by the parameter has not")
@@ -309,20 +310,20 @@ class _Statement:
                 known.add(spelled)
                 yield self._source(column)
 
-    def _starts(self, words: list[Word], first: str) -> bool:
+    def _starts(self, words: list[SqlToken], first: str) -> bool:
         if not words or words[0].value != first:
             return False
         if len(words) > 1 and words[1].value == "on":
             raise NotAView("it has DISTINCT ON", hint=_PUT_BACK)
         return True
 
-    def _source(self, words: Sequence[Word]) -> str:
+    def _source(self, words: Sequence[SqlToken]) -> str:
         return self._text[words[0].start : words[-1].end] if words else ""
 
 
-def _conjuncts(words: list[Word]) -> list[list[Word]]:
-    """What AND joins; that of BETWEEN is none."""
-    out: list[list[Word]] = [[]]
+def _conjuncts(words: list[SqlToken]) -> list[list[SqlToken]]:
+    """Split a condition at its ANDs, except those of BETWEEN."""
+    out: list[list[SqlToken]] = [[]]
     between = False
     for word in words:
         plain = word.depth == 0 and word.kind == "word"
@@ -337,8 +338,8 @@ def _conjuncts(words: list[Word]) -> list[list[Word]]:
     return out
 
 
-def _split(words: Sequence[Word], sign: str) -> list[list[Word]]:
-    out: list[list[Word]] = [[]]
+def _split(words: Sequence[SqlToken], sign: str) -> list[list[SqlToken]]:
+    out: list[list[SqlToken]] = [[]]
     for word in words:
         if word.depth == 0 and word.kind == "symbol" and word.value == sign:
             out.append([])
@@ -347,9 +348,9 @@ def _split(words: Sequence[Word], sign: str) -> list[list[Word]]:
     return out
 
 
-def _name_at(words: Sequence[Word], at: int) -> list[Word]:
-    """The name, perhaps qualified, that begins there."""
-    out: list[Word] = []
+def _name_at(words: Sequence[SqlToken], at: int) -> list[SqlToken]:
+    """Return the tokens of the name, perhaps qualified, that begins at ``at``."""
+    out: list[SqlToken] = []
     while at < len(words) and words[at].kind in ("word", "quoted"):
         out.append(words[at])
         if at + 2 < len(words) and words[at + 1].value == "." and words[at + 2].kind in (
@@ -362,12 +363,12 @@ def _name_at(words: Sequence[Word], at: int) -> list[Word]:
     return []
 
 
-def _spelled(column: Sequence[Word]) -> tuple[str, ...]:
+def _spelled(column: Sequence[SqlToken]) -> tuple[str, ...]:
     return tuple(word.value for word in column)
 
 
-def _values(words: Sequence[Word]) -> int:
-    """How many tokens at the beginning are one parameter, perhaps with a cast."""
+def _values(words: Sequence[SqlToken]) -> int:
+    """Return how many leading tokens form one parameter, perhaps with a cast."""
     if not words or words[0].kind != "parameter":
         return 0
     if len(words) > 2 and words[1].value == "::" and words[2].kind == "word":
@@ -375,8 +376,8 @@ def _values(words: Sequence[Word]) -> int:
     return 1
 
 
-def _is_test(rest: list[Word], *, exact: bool) -> bool:
-    """Whether what follows a column compares it with parameters, and nothing else."""
+def _is_test(rest: list[SqlToken], *, exact: bool) -> bool:
+    """Return whether ``rest`` compares the column before it with parameters, and nothing else."""
     sign, values = rest[0].value, rest[1:]
     if sign in _COMPARED:
         if values and _values(values) == len(values):
@@ -395,8 +396,8 @@ def _is_test(rest: list[Word], *, exact: bool) -> bool:
     return False
 
 
-def _is_list(words: list[Word], before: list[Word], word: str) -> bool:
-    """Whether it is a list of parameters in parentheses behind ``word``."""
+def _is_list(words: list[SqlToken], before: list[SqlToken], word: str) -> bool:
+    """Return whether ``word`` precedes a list of parameters in parentheses."""
     if not before or before[0].value != word or len(words) < 3:
         return False
     if words[0].value != "(" or words[-1].value != ")":

@@ -1,4 +1,4 @@
-"""pause_view and resume_view: the owner's rights are checked here, the rest is the worker's."""
+"""pause_view and resume_view: check the owner's rights here; the worker does the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """Stop a view at its last consistent contents, until it is resumed.
 
     Raises:
-        UserError: 55000, it has stopped by itself; 55006, it is being populated.
+        UserError: 55000, it has stopped with an error; 55006, it is being populated.
     """
     view = _find(context, job, request)
     if view.status != Status.PAUSED:
@@ -24,7 +24,7 @@ def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
 
 
 def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
-    """Let a paused view go on from its state; one that runs is left alone.
+    """Let a paused view go on from its state; a running one is left alone.
 
     Raises:
         UserError: 55000, it has stopped, or was paused for too long: it needs a resync.
@@ -42,7 +42,7 @@ def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
 
 
 def check_not_live(context: JobContext, view: ViewRow) -> None:
-    """Raise UserError 55006 if a job is populating ``view`` now; UnderRepairError: the server's."""
+    """Raise UserError 55006 if a job populates ``view``; UnderRepairError if it is the server's."""
     other = context.live.get(view.id)
     if other is None:
         return

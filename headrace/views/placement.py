@@ -1,9 +1,9 @@
-"""set_placement: other workers keep a view's states and compute its changes from then on.
+"""set_placement: other workers hold a view's states and compute its changes from then on.
 
-What the view is stays as it is, and so does its table, which is read on meanwhile.  Its states are
-written into the staging directory while it stands still, and taken in there
-(``runtime/moving.py``); then it catches up.  Where some are not its own (kept once, shared with
-other views), or it does not run, they are made anew there, as in a resync.
+The view and its table stay as they are, and the table remains readable. The suspended view's states
+are written into the staging directory, and the new worker loads them (``runtime/moving.py``).
+Then the view catches up. If some states are shared with other views, or the view does not run, the
+states are made anew on the new worker, as in a resync.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _RETRY_S: Final = 0.2
 
 
 def set_placement(context: JobContext, job: Job, request: SetPlacement) -> dict[str, Any]:
-    """Place a view on another worker, or parts of it.
+    """Place a view, or parts of it, on other workers.
 
     Raises:
         UndefinedError: 42P01, no such view; 42704, no such worker, or collection.
         PrivilegeError: the caller is not the view's owner.
-        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``); or
-            it cannot be cut so.
+        UnsupportedError: other views are fed from the view, or it is fed itself (option ``from``);
+            or it cannot be cut that way.
         HeadraceError: as ``resync_view``; the view is as before.
     """
     wanted = placing.parsed(request.worker)
@@ -59,12 +59,12 @@ def set_placement(context: JobContext, job: Job, request: SetPlacement) -> dict[
 def move(
     context: JobContext, job: Job, view: ViewRow, wanted: Placement, caller: str | None
 ) -> dict[str, Any]:
-    """Move a view, which is not there yet as a rule.
+    """Move a view to its new placement; a view that is there already gets a notice.
 
     Raises:
         UserError: 55006, a job is filling it; 55000, a strategy finds no place.
-        UnsupportedError: others are fed from the view, or it is fed itself (option ``from``); or
-            it cannot be cut so.
+        UnsupportedError: other views are fed from the view, or it is fed itself (option ``from``);
+            or it cannot be cut that way.
     """
     again: Replanned | None = None
     with planning(context, job) as conn:
@@ -109,7 +109,7 @@ def _cut(
     stored: StoredView,
     caller: str | None,
 ) -> Replanned:
-    """The plan of a view with its parts, as its options are to be, by what was measured of it."""
+    """Plan the view again with its new parts, chosen by its measured costs if there are any."""
     again = plan_again(context, conn, view, stored, owner_of(conn, view, caller))
     planned, wanted = again.planned, ViewOptions.of(stored.options).placement
     known = None
@@ -131,10 +131,10 @@ def _shipped(
     wanted: Placement,
     parts: dict[str, str],
 ) -> bool:
-    """Move a view with its states; False: they are not its own, or not to be had now.
+    """Move a view with its states; return False if they are shared or not available now.
 
-    Until the catalog says where it is, whatever happens leaves it where it was; after that it is
-    there, as soon as that worker can be asked.
+    Before the catalog has the new placement, any failure leaves the view where it was. After that
+    the view is at its new place, as soon as that worker can be reached.
     """
     staged = staging.of_view(context.settings.staging_dir, view.id)
     said = {"view_id": view.id, "job": job.name}
@@ -168,22 +168,21 @@ def _shipped(
 def _say(
     context: JobContext, job: Job, view: ViewRow, wanted: Placement, parts: dict[str, str]
 ) -> None:
-    """Have the catalog say where a view is."""
     with job.connection(context.settings.source, what="builder") as conn, conn.transaction():
-        # Who removes it waits until the view is there, or this sees that it is gone.
+        # Either a removal of the worker waits for this, or the check sees that the worker is gone.
         placing.check_all(conn, wanted, parts)
         views.set_placement(conn, view.id, wanted, parts)
 
 
 def _placed(context: JobContext, said: dict[str, Any]) -> str:
-    """Have the states taken in; see ``Moving.place``."""
+    """Have the workers load the staged states; see ``Moving.place``."""
     deadline = clock.monotonic() + _PATIENCE_S
     while True:
         try:
             return str(context.worker.call("place", said))
         except TransientError as error:
             if clock.monotonic() > deadline:
-                # Whoever begins reads the catalog, and finds them staged.
+                # A starting worker reads the catalog, and finds the states staged.
                 _log.info("view placed later", view=said["view_id"], reason=error.message)
                 return "later"
             clock.sleep(_RETRY_S)

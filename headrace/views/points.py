@@ -1,8 +1,8 @@
 """create_connection_point and drop_connection_point: named outputs of views (A-25, A-26).
 
-What a point keeps is what a view can have anyway: a history (``sql/history.py``), which is its
-store by txid, and an index of the result table, which is its store by key and comes back with it.
-A point sees to it that neither ends before it does; it leaves both behind.
+A point relies on things that any view can have: a history (``sql/history.py``) for access by txid,
+and an index of the result table for access by key, which a rebuilt table gets again. The point
+keeps both from being ended before it is dropped; dropping it leaves both with the view.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NAME_MAX: Final = 63
 
 
 def create_connection_point(context: JobContext, job: Job, request: CreatePoint) -> dict[str, Any]:
-    """Name the output of a view, and keep what the point needs.
+    """Name the output of a view, and create the history and index that the point needs.
 
     Raises:
         UndefinedError: 42P01, no such view; 42703, it has no column ``storage_key``.
         DuplicateError: 42710, there is a point of that name.
         PrivilegeError: the caller does not own the view.
         UnsupportedError: ``at`` is given, or the key cannot be indexed.
-        UserError: 42602, a bad name; 22023, no positive interval; 55006, the view is being
+        UserError: 42602, an invalid name; 22023, not a positive interval; 55006, the view is being
             populated.
     """
     if not 1 <= len(request.name) <= _NAME_MAX or "\x00" in request.name:
@@ -58,7 +58,7 @@ def create_connection_point(context: JobContext, job: Job, request: CreatePoint)
         check_not_live(context, view)
         if view.result_oid is None:
             raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
-        # Nobody fills it anew meanwhile: that locks row and table the other way round.
+        # Keep other jobs from filling the view: they lock row and table in the other order.
         context.live[view.id] = job
         ending.callback(context.live.pop, view.id, None)
         keep = None if request.history is None else history.interval(conn, request.history)
@@ -72,7 +72,7 @@ def create_connection_point(context: JobContext, job: Job, request: CreatePoint)
 
 
 def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> dict[str, Any]:
-    """Forget a point; its history and index stay with the view.
+    """Drop a point; its history and index stay with the view.
 
     Raises:
         UndefinedError: 42704, there is none of that name.
@@ -104,7 +104,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
 
 
 def _index(conn: Connection, view: ViewRow, column: str | None) -> dict[str, Any]:
-    """Have an index of the view's table begin with ``column``; what there is to answer."""
+    """Ensure that an index of the view's table begins with ``column``; return the answer."""
     oid = int(view.result_oid or 0)
     if column is None:
         return {}
@@ -128,9 +128,9 @@ def _index(conn: Connection, view: ViewRow, column: str | None) -> dict[str, Any
 
 
 def _enter(conn: Connection, view: ViewRow, point: Point) -> None:
-    """Enter the point and begin its history.
+    """Insert the point and begin its history.
 
-    The row of the view is locked last, and not while an index is made: the worker writes it.
+    The worker updates the view's row. So the row is locked last, and not while an index is built.
     """
     names.lock(conn, view)
     if not points.insert(conn, point):

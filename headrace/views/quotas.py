@@ -1,6 +1,6 @@
-"""What one role may have of what is for all: views, and populations at once.
+"""Limits of one role's share of common resources: views, and concurrent populations.
 
-Exempt are superusers and members of the engine's role, who can change the settings.
+Superusers and members of the engine's role are exempt: they can change the settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_views(conn: Connection, settings: Settings, owner: str | None) -> None
 
 
 def is_exempt(conn: Connection, caller: str) -> bool:
-    """Whether there is no quota for ``caller``."""
+    """Return whether there is no quota for ``caller``."""
     row: Any = conn.execute(
         "SELECT pg_has_role(oid, current_user, 'MEMBER') FROM pg_roles WHERE rolname = %s",
         (caller,),
@@ -42,7 +42,7 @@ def is_exempt(conn: Connection, caller: str) -> bool:
 
 
 class Turns:
-    """Populations of each role wait for those that it has under way; used on one event loop."""
+    """Limits the concurrent populations of each role. REQUIRES: use on one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: str | None, waits: Callable[[], None]) -> AsyncIterator[None]:
-        """Inside it is the turn of one population; ``waits`` is called if that takes time."""
+        """Wait for the caller's turn to populate; call ``waits`` first if it has to wait."""
         most = self._settings.populations_per_role_max
         if caller is None or not most:
             yield

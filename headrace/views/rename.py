@@ -1,7 +1,7 @@
-"""rename_view: table and catalog row get the new name, or schema, in one transaction.
+"""rename_view: give table and catalog row a new name or schema, in one transaction.
 
-The worker writes tables by name, so for that moment it writes nothing (``suspend``), and reads the
-name again when it goes on; a worker that was restarted reads it anyway.
+The worker writes tables by name. So it is suspended during the rename, and reads the new name when
+it goes on. A restarted worker reads it anyway.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
             raise UndefinedError(f'schema "{to}" does not exist', sqlstate="3F000")
         if to != view.schema:
             _check_may(conn, view, to)
-        # A hold, so that the suspension ends with this process too.
+        # A hold, so that the suspension also ends if this process dies.
         ending.callback(_release, context, job)
         context.worker.call("hold", {"job": job.name}, job)
         suspended = {"view_id": view.id, "job": job.name}
@@ -62,7 +62,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
 
 
 def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
-    """What Postgres asks of an owner whose table gets another schema: that he may create there."""
+    """Check what Postgres requires for SET SCHEMA: the owner may create in the new schema."""
     row = conn.execute(
         "SELECT has_schema_privilege(%s::bigint::oid, n.oid, 'CREATE') FROM pg_namespace n"
         " WHERE n.nspname = %s",
@@ -76,7 +76,6 @@ def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
 
 
 def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
-    """Give table and catalog row the name ``name`` in ``schema``."""
     if not views.rename(conn, view.id, schema, name):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     row = conn.execute(
@@ -86,7 +85,7 @@ def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
     ).fetchone()
     if row is None:
         return
-    # In two steps it might meet a table in between that has the one name in the other schema.
+    # Without the intermediate name, either step might collide with another table.
     if schema != row[0] and name != row[1]:
         passing = sql.Identifier(f"headrace_moves_{view.id}")
         conn.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(sql.Identifier(*row), passing))

@@ -1,7 +1,7 @@
 """Calls of users about a view that the server itself is filling anew.
 
-Users cannot know when the server does so, and only the server can cancel it: such a call waits
-until the view is filled, instead of failing.
+Users cannot know when the server fills a view anew, and only the server can cancel that. So such a
+call waits until the view is filled, instead of failing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_S: Final = 0.1
 
 
 class UnderRepairError(UserError):
-    """The server is filling a view anew by itself."""
+    """The server is filling a view anew without a call."""
 
     sqlstate = "55006"
     view: ViewRow | None = None
@@ -30,10 +30,10 @@ class UnderRepairError(UserError):
 def after_repair(
     context: JobContext, job: Job, request: ViewRequest, act: Callable[[], Any]
 ) -> Any:
-    """Call ``act``, again each time that it was refused because the server fills the view anew.
+    """Call ``act``; repeat it after waiting while the server fills the view anew.
 
-    The caller's rights are those that ``act`` has checked before it was refused.  A resync that
-    had to wait is done by that, if the view runs.  A drop does not wait: it ends the other job.
+    ``act`` checks the caller's rights before it raises UnderRepairError. A resync that had to wait
+    is then complete, if the view runs. A drop does not wait: it cancels the other job.
 
     Raises:
         QueryCancelled: the caller has given up.

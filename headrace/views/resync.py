@@ -1,13 +1,13 @@
-"""resync_view: a view is populated again, into the table that it has.
+"""resync_view: populate a view again, into its existing table.
 
-The table stays readable, with its old rows, its indexes and grants, until the one transaction
-in which the rows that differ are exchanged.  In that transaction the view also gets a *new id*,
-so for the worker it is a new view that was populated (create.py), and the old one is gone: state,
-staged files and progress of the two never mix, whoever is killed when.
+The table stays readable, with its old rows, indexes and grants, until one transaction replaces the
+rows that differ. In that transaction the view also gets a *new id*: for the worker it is a new,
+populated view (create.py), and the old one is gone. So state, staged files and progress of the two
+never mix, even if a process is killed at any time.
 
-A view that still runs follows its tables until then; only for the exchange the worker stops
-writing it (``suspend``).  Its new rows are those of the population's snapshot, so it steps back
-to that moment, and catches up before the call returns.
+A running view follows its tables until then; the worker stops writing it (``suspend``) only for
+the exchange. The new rows are those of the population's snapshot. So the view steps back to that
+time, and catches up before the call returns.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from headrace.population.options import ViewOptions
 from headrace.population.placing import Placement
 from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
-from headrace.population.replace import Replaced, put_right, replace_rows
+from headrace.population.replace import Replaced, repair, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
 from headrace.sink import keys, table
-from headrace.sink.kept import KeptOfTable
+from headrace.sink.table_metadata import TableMetadata
 from headrace.sql import history, progress, reads, results, states, views
-from headrace.sql.history import Kept
+from headrace.sql.history import StoredHistory
 from headrace.sql.status import Status
 from headrace.sql.verbs import ResyncView
 from headrace.sql.views import StoredView, ViewRow
@@ -59,24 +59,24 @@ _UNDEFINED_COLUMN: Final = "42703"
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The plan that a view is filled by: with whose rights, and under which facts."""
+    """The plan to fill a view by, its facts, and the owner whose rights it uses."""
 
     planned: Planned
     under: Facts
     owner: Role
     to: Placement | None = None
-    """Where the view is to be from then on; None: where it was."""
+    """The view's placement from then on; None: unchanged."""
 
 
 def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str, Any]:
-    """Fill a view anew, whatever state it is in, and let it run.
+    """Fill a view of any status anew, and set it running.
 
     Raises:
         UndefinedError: 42P01, no such view.
         PrivilegeError: the caller is not its owner.
-        UserError: 55006, another job is at it; 55000, a column cannot get its new type, or
+        UserError: 55006, another job works on it; 55000, a column cannot get its new type, or
             its table was altered.
-        HeadraceError: it failed, or was cancelled: the view is as before.
+        HeadraceError: the resync failed or was cancelled: the view is as before.
     """
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
@@ -95,7 +95,7 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
 def elsewhere(
     context: JobContext, conn: Connection, view: ViewRow, stored: StoredView
 ) -> tuple[StoredView, Placement | None]:
-    """The view as it is to be filled, where it is to be if not where it was: a worker is lost."""
+    """Return the view, and a new placement for it if a worker that it uses is lost (else None)."""
     before = ViewOptions.of(stored.options).placement
     to = placing.still_there(conn, context.settings, before, view.id)
     if to == before:
@@ -104,9 +104,9 @@ def elsewhere(
 
 
 def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
-    """Whose rights count for a view from now on: its owner's, whoever asks.
+    """Return the role whose rights count for a view from now on: its owner, for any caller.
 
-    Where there is none any more, who asks becomes it: a superuser, or our own role.
+    If the owner was dropped, the caller becomes the owner: a superuser, or the engine's role.
     """
     if view.owner is not None and view.owner_name is not None:
         return Role(view.owner, view.owner_name)
@@ -116,14 +116,13 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 def plan_again(
     context: JobContext, conn: Connection, view: ViewRow, stored: StoredView, owner: Role
 ) -> Replanned:
-    """The plan of a stored query under the names of today, of the objects that it has named.
+    """Plan a stored query again, under current names and with the rights of ``owner``.
 
-    With the rights of ``owner``.  Where a column was dropped, another one that has its name now is
-    read in its place.
+    If a column was dropped, another column that has its name now is read instead.
 
     Raises:
-        UnsupportedError: something was renamed, and the text cannot be followed.
-        UndefinedError: 42703 or 42P01, something is gone that the query names.
+        UnsupportedError: an object was renamed, and the text cannot be followed.
+        UndefinedError: 42703 or 42P01, an object that the query names is gone.
     """
     try:
         return _plan_again(context, conn, view, stored, owner, by_name=False)
@@ -140,7 +139,6 @@ def plan_again(
 
 
 def _argument(view: ViewRow) -> str:
-    """The name of a view as an argument of a call."""
     name = f"{tokens.identifier(view.schema)}.{tokens.identifier(view.name)}"
     return f"'{tokens.doubled(name)}'"
 
@@ -167,19 +165,19 @@ def _plan_again(
             made = plan_with_facts(conn, context.settings, request, options, view.id)
             return Replanned(*made, owner)
         except HeadraceError as error:
-            # It is a place in the canonical text, which nobody has written.
+            # The position is one in the canonical text, which no user wrote.
             error.position = None
             raise
 
     try:
         first = attempt(loosely=False)
     except UnsupportedError:
-        # What had one name may have several now.
+        # One name may now stand for several objects.
         first = attempt(loosely=True)
     missing, moved = objects.lost(conn, named, first.planned.named)
     if not missing:
         return first
-    # Operators that Postgres does not print are found by their schemas.
+    # Postgres does not print the schema of such operators; the search path finds them.
     second = attempt(loosely=True)
     if not objects.lost(conn, named, second.planned.named)[0]:
         return second
@@ -193,10 +191,11 @@ def _plan_again(
 
 
 def read(conn: Connection, view: ViewRow) -> StoredView:
-    """The view as it was created.
+    """Return the view as it was created.
 
     Raises:
-        UnsupportedError: by a version that did not keep enough of it.
+        UndefinedError: it was dropped.
+        UnsupportedError: it was created by a version that did not store enough of it.
     """
     stored = views.stored(conn, view.id)
     if stored is None:
@@ -211,7 +210,7 @@ def read(conn: Connection, view: ViewRow) -> StoredView:
 
 @contextlib.contextmanager
 def _hinting() -> Iterator[None]:
-    """An altered table is told of with what to do in a call."""
+    """Adapt the hint of an error about an altered table to a call."""
     try:
         yield
     except SinkTableError as error:
@@ -233,7 +232,11 @@ class Resync(Population):
         query: str | None = None,
         because: str | None = None,
     ) -> None:
-        """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
+        """Take a planned resync.
+
+        ``query``: the new text of an altered view; ``because``: the reason of a resync without a
+        call.
+        """
         options = ViewOptions.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, again.planned, options, again.under, name)
@@ -244,14 +247,15 @@ class Resync(Population):
         self._because = because
         self._to = again.to
         self._replaced: Replaced | None = None
-        self._kept: Kept | None = None
+        self._kept: StoredHistory | None = None
         self._read_before: list[int] = []
 
     def run(self) -> dict[str, Any]:
-        """Fill the view anew; what there is to answer.
+        """Fill the view anew; return the answer for the caller.
 
         Raises:
-            UndefinedError: under the owner's name there was another role when it was planned.
+            UndefinedError: the owner was dropped, and its name belonged to another role at
+                planning.
         """
         if self._planned_under["owner"] != self._owner.oid:
             raise UndefinedError(f'role "{self._owner.name}" was dropped')
@@ -259,7 +263,6 @@ class Resync(Population):
         return {"view_id": self._view_id, "rows": rows, "notice": self._notice()}
 
     def _notice(self) -> str:
-        """What was done, in words."""
         said = "its table was made anew"
         if self._replaced is not None:
             removed, added = self._replaced.removed, self._replaced.added
@@ -270,11 +273,11 @@ class Resync(Population):
 
     @property
     def _moves(self) -> bool:
-        """Whether it gets another owner."""
+        """Whether the view gets another owner."""
         return self._owner.oid != self._view.owner
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
-        """Take a new id, and enter the tables that were not the view's before."""
+        """Take a new id, and register the tables that the view did not read before."""
         check_not_live(self._context, self._view)
         self._live(self._view.id, undo)
         self._view_id = views.next_id(conn)
@@ -283,14 +286,14 @@ class Resync(Population):
         more = [t for t in self._planned.tables if t.oid not in self._read_before]
         self._undo(undo, "tables", lambda: self._forget_tables([t.oid for t in more]))
         reads.insert_tables(conn, self._view.id, catalog.rows_of(more))
-        # If this fails it may keep a view from being dropped that it no more reads.
+        # If the resync fails, these may block the drop of a view that is not read after all.
         reads.insert_uses(conn, self._view.id, self._planned.results)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
-        """Exchange rows, progress and catalog row."""
+        """Exchange rows, progress and catalog row in the final transaction."""
         self._owner = names.role_of(conn, self._owner.oid)
         self._suspend()
-        # Nobody may drop or renew it meanwhile; the worker may write its status.
+        # This lock prevents a drop or another resync; the worker may still write the view's status.
         held = views.hold(conn, self._view.id)
         if held is None:
             raise UndefinedError(f'view "{self._view.name}" was dropped', sqlstate="42P01")
@@ -309,7 +312,7 @@ class Resync(Population):
             history.go_on(conn, self._kept, oid, anew=not same)
         if self._to is not None:
             views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
-        # Who removes one waits until the view is there, or this sees that it is gone.
+        # Either a removal of the worker waits for this, or the check sees that the worker is gone.
         placing.check_all(conn, self._options.placement, self._planned.parts)
         begin()
         start_lsn = format_lsn(int(facts["start_lsn"]))
@@ -317,11 +320,11 @@ class Resync(Population):
         states.begin(conn, self._view_id, start_lsn, because=self._because)
 
     def _suspend(self) -> None:
-        """Have the worker write nothing more of the view as it was."""
+        """Have the worker stop writing the old view."""
         self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
 
     def _progress(self, conn: Connection, facts: dict[str, Any]) -> Callable[[], object]:
-        """What puts the first progress of the view as it is to be; asked while the old is there."""
+        """Return a function that writes the first progress; call this while the old one exists."""
         return lambda: put_progress(conn, self._view_id, facts)
 
     def _write_rows(
@@ -333,9 +336,9 @@ class Resync(Population):
         there = (
             oid is not None
             and table.fingerprint(conn, oid) is not None
-            and put_right(conn, self._as_is(oid), publication, key)
+            and repair(conn, self._as_is(oid), publication, key)
         )
-        # Nobody writes the table any more: it is locked, or there is none.
+        # No other process writes the table any more: it is locked, or does not exist.
         kept = self._kept = history.find(
             conn, self._view.id, int(facts["txid"]), format_lsn(int(facts["start_lsn"]))
         )
@@ -343,24 +346,26 @@ class Resync(Population):
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
                 *(key, self._owner.name),
-                KeptOfTable.of(results.kept(conn, self._view.id)),
+                TableMetadata.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
-        # Changes of one query and one owner, while they have one type: else they begin anew.
+        # A history goes on only for the same query, owner and types; else it begins anew.
         if kept is not None and not (kept.whole and self._query is None and not self._moves):
             kept = None
         self._replaced = self._exchange(conn, oid, staged, kept)
         return oid
 
-    def _exchange(self, conn: Connection, oid: int, staged: Staging, kept: Kept | None) -> Replaced:
-        """Make the rows of the table, which is locked, the staged ones."""
+    def _exchange(
+        self, conn: Connection, oid: int, staged: Staging, kept: StoredHistory | None
+    ) -> Replaced:
+        """Replace the rows of the locked table with the staged ones."""
         return replace_rows(self._job, conn, self._target(oid), self._planned, staged, kept=kept)
 
     def _had(self) -> tuple[str, ...]:
-        """The key of the table until now."""
+        """Return the key that the table has had until now."""
         try:
             return keys.chosen(self._stored.options, plan.from_json(self._stored.plan).sink.key)
-        except (ValueError, TypeError, KeyError):  # it is made anew whatever it was
+        except (ValueError, TypeError, KeyError):  # the table is rebuilt in any case
             return ()
 
     def _target(self, oid: int) -> table.ResultTable:
@@ -369,11 +374,11 @@ class Resync(Population):
         return table.ResultTable(self._view.id, stored.schema, stored.name, oid, columns, key)
 
     def _as_is(self, oid: int) -> table.ResultTable:
-        """The table as we have made it: its key may be another by then."""
+        """Return the table as the engine made it: its key may differ from the new one."""
         return replace(self._target(oid), key=self._had())
 
     def check_table(self, conn: Connection) -> None:
-        """Raise what would be known only when everything is loaded: it cannot be filled."""
+        """Raise early if the table cannot be filled, before everything is loaded."""
         oid = self._view.result_oid
         if oid is not None and table.fingerprint(conn, oid) is not None:
             with _hinting():
@@ -381,8 +386,7 @@ class Resync(Population):
                 table.check(conn, self._as_is(oid), publication, filling=True)
 
     def _leave(self) -> None:
-        """Have the worker forget the view as it was."""
-        # A worker that is down finds out by itself: the old id is not in the catalog.
+        # A worker that is down sees it later: the old id is missing in the catalog.
         with contextlib.suppress(TransientError):
             self._context.worker.call("drop", {"view_id": self._view.id})
 

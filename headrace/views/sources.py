@@ -1,7 +1,7 @@
 """add_source, drop_source, sources and create_logical_table: tables of other databases.
 
-A source is entered here and made ready; the commander, who hears of it with the answer, starts and
-ends its carrier (``server/supervisor.py``).
+A source is prepared and entered into the catalog here. The commander reads the answer, and starts
+or ends the source's replicator (``server/supervisor.py``).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _COMMENT: Final = "Headrace: rows of {} are in source {}; views of Headrace read
 
 
 def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, Any]:
-    """Let views read tables of another database, which stand-ins are made for.
+    """Let views read tables of another database, by making shadow tables for them.
 
     Raises:
-        UserError: 42602, a bad name; 22023, it is this database.
+        UserError: 42602, an invalid name; 22023, it is this database.
         DuplicateError: 42710, there is a source, or 42P06, a schema, of that name.
-        UndefinedError: 42P01, a table is not there.
-        PrerequisiteError: what the source lacks, or does not let us do.
-        PrivilegeError: the caller is no member of the engine's role.
+        UndefinedError: 42P01, a table does not exist.
+        PrerequisiteError: the source lacks a setting or a privilege.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     name = request.name
     if not _NAME.fullmatch(name):
@@ -80,7 +80,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
             _check_other(conn, settings.source, there, request.dsn)
             tables, left_out = _tables(conn, there, request.tables)
             slot = _slot(conn, settings.source, name)
-            # Of this name there is no source: it was left by one that did not come about.
+            # No source has this name: an earlier add_source that failed may have left a slot.
             remote.remove(there, settings, slot)
             try:
                 start = remote.prepare(there, settings, slot, tables)
@@ -103,12 +103,12 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
 
 
 def drop_source(context: JobContext, job: Job, request: DropSource) -> dict[str, Any]:
-    """Forget a source and its stand-ins.
+    """Drop a source and its shadow tables.
 
     Raises:
         UndefinedError: 42704, there is none of that name.
-        UserError: 55006, views read it; 2BP01, other objects need its stand-ins.
-        PrivilegeError: the caller is no member of the engine's role.
+        UserError: 55006, views read it; 2BP01, other objects depend on its shadow tables.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     settings = context.settings
     with job.connection(settings.source, what="builder") as conn, job.translating():
@@ -142,7 +142,7 @@ def drop_source(context: JobContext, job: Job, request: DropSource) -> dict[str,
 
 
 def shown(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
-    """A row for each source; the columns of ``sql/sources.sql``."""
+    """Return a row for each source, with the columns of ``sql/sources.sql``."""
     with job.connection(context.settings.source, what="builder") as conn:
         if not views.seen(conn, request.caller).everything:
             return []
@@ -154,11 +154,11 @@ def shown(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
 def create_logical_table(
     context: JobContext, job: Job, request: CreateLogicalTable
 ) -> dict[str, Any]:
-    """Make a Postgres view of the caller's: a table here, and in all sources that have it.
+    """Create a Postgres view, owned by the caller, over a table here and its copies in sources.
 
     Raises:
         UndefinedError: 42P01, there is no such table; 42704, no source has one.
-        HeadraceError: what Postgres says of the view, as its caller.
+        HeadraceError: Postgres refuses the view to the caller.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         with conn.transaction():
@@ -197,13 +197,13 @@ def _check_dsn(dsn: str) -> None:
         make_conninfo(dsn)
     except psycopg.ProgrammingError as error:
         raise UserError(
-            "invalid connection string",  # what was wrong may have a password in it
+            "invalid connection string",  # the error text may contain a password
             hint="For example: host=db.example dbname=shop user=headrace password=…",
         ) from error
 
 
 def _check_other(conn: Connection, here: str, there: Connection, dsn: str) -> None:
-    """Raise UserError if it is this very database."""
+    """Raise UserError if the source is this database."""
     mine, its = remote.identity(here), remote.identity(dsn)
     if mine.system_id == its.system_id and _database(conn) == _database(there):
         raise UserError("the source is this database itself", hint="Its tables are here already.")
@@ -217,7 +217,7 @@ def _database(conn: Connection) -> int:
 
 
 def _slot(conn: Connection, here: str, name: str) -> str:
-    """What its slot and publication are called: ours, whatever other installations there are."""
+    """Return the name of the source's slot and publication, unique to this installation."""
     whole = f"{remote.identity(here).system_id} {_database(conn)}"
     return f"headrace_{name}_{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
@@ -225,7 +225,7 @@ def _slot(conn: Connection, here: str, name: str) -> str:
 def _tables(
     conn: Connection, there: Connection, wanted: str | None
 ) -> tuple[list[RemoteTable], list[str]]:
-    """The tables that are read, and what is said of those that are not."""
+    """Return the tables to read, and notices about those that are left out."""
     if wanted is not None:
         named = [name.strip() for name in wanted.split(",") if name.strip()]
         found = [remote.find(there, name) for name in named]
@@ -261,7 +261,7 @@ def _distinct(tables: Sequence[RemoteTable]) -> list[RemoteTable]:
 
 
 def _enter(conn: Connection, row: SourceRow, tables: Sequence[RemoteTable]) -> None:
-    """Make the stand-ins and the source's row, at once."""
+    """Create the shadow tables and insert the source's row, in one transaction."""
     schema = sql.Identifier(row.name)
     try:
         with conn.transaction():
@@ -302,7 +302,7 @@ def _stand_in(conn: Connection, row: SourceRow, table: RemoteTable) -> None:
 
 
 def _drop_tables(conn: Connection, source: str) -> None:
-    """Drop stand-ins and their schema; raises UserError (2BP01) where something needs them."""
+    """Drop shadow tables and their schema; raise UserError (2BP01) if an object depends on them."""
     try:
         for stand_in in origins.stand_ins(conn, source):
             row = conn.execute(
@@ -323,7 +323,7 @@ def _drop_tables(conn: Connection, source: str) -> None:
 
 
 def _end_sender(there: Connection, slot: str) -> None:
-    """Its carrier may not have left yet."""
+    """Terminate the source's walsender: the replicator may still be connected."""
     there.execute(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
         " WHERE slot_name = %s AND active_pid IS NOT NULL",
@@ -332,7 +332,7 @@ def _end_sender(there: Connection, slot: str) -> None:
 
 
 def _lag(job: Job, row: SourceRow) -> int | None:
-    """How much WAL of the source is not here yet; None: it does not say."""
+    """Return the bytes of WAL not yet replicated from the source; None: it does not answer."""
     try:
         dsn = make_conninfo(row.dsn, connect_timeout=_PATIENCE_S)
         with job.connection(dsn, what="source") as there:
@@ -347,7 +347,7 @@ def _lag(job: Job, row: SourceRow) -> int | None:
 def _united(
     conn: Connection, oid: int, shown_as: str
 ) -> list[tuple[str, sql.Identifier, list[str]]]:
-    """What a logical table consists of: source, table, and its columns."""
+    """Return the parts of a logical table: source, table, and columns of each."""
     columns = _columns(conn, oid)
     row: Any = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"

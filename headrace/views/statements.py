@@ -1,12 +1,12 @@
-"""advise without a query: which statements of this database would profit most from being views.
+"""advise without a query: the statements of this database that would profit most from being views.
 
-They are those that ``pg_stat_statements`` shows to who asks, read as him; each is planned as
-``check_view`` does it for him, and set against what it costs now:
+They come from ``pg_stat_statements``, read with the caller's rights. Each is planned as by
+``check_view``, and its cost as a view is compared with its present cost:
 
-    now        time of all its executions / since they are counted
-    as a view  changes of its tables x what one costs, and the calls, which read a table then
+    now        execution time of all its calls / time since they are counted
+    as a view  changes of its tables × cost of one, plus the calls, which then read a table
 
-Bounded: so many statements, so many seconds for each and for all.
+The number of statements is limited, and so is the time, for each and in total.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import Advise
 from headrace.views import parameters
+from headrace.views.cost_estimates import Row, load, row, weighed
 from headrace.views.parameters import NoTable, NotAView, Suggested
-from headrace.views.weighing import Row, load, row, weighed
 
 STATEMENTS_MAX: Final = 20
-"""That are planned, those first that take most time."""
+"""Maximum number of statements to plan, in order of total time."""
 _READ_MAX: Final = 200
 _TEXT_CHARS_MAX: Final = 10_000
 _SECONDS_MAX: Final = 30.0
 _STATEMENT_MS_MAX: Final = 5_000
-"""Of one question to Postgres while a statement is planned."""
+"""Timeout of one Postgres query while a statement is planned."""
 _NOT_TOLD: Final = r"\m(headrace\w*|pg_\w+|information_schema)\M"
-"""Words of statements of ours, and of those about the catalog."""
+"""Words that mark Headrace's own statements, and those on the catalog; these are left out."""
 _READ_MS: Final = 0.05
-"""Of a call that reads a view by an index, besides its rows."""
+"""Cost of a call that reads a view by an index, without its rows."""
 _ROW_MS: Final = 0.001
 _EXACT: Final = frozenset(
     (
@@ -50,7 +50,7 @@ _EXACT: Final = frozenset(
         *(types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ, types.UUID, types.BYTEA, types.NUMERIC),
     )
 )
-"""Types whose equality with a value of their own is that by which rows are grouped."""
+"""Types whose grouping uses the same equality as ``=`` with a value of the type."""
 _NAME, _INFO = "pg_stat_statements", "pg_stat_statements_info"
 _EXTENSION: Final = """
 SELECT min(n.nspname::text), array_agg(c.relname::text ORDER BY c.relname), bool_and(o.rolsuper),
@@ -82,51 +82,51 @@ _STARTED: Final = sql.SQL(
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """The views of pg_stat_statements."""
+    """The relations of extension pg_stat_statements."""
 
     schema: str
     views: list[str]
     trusted: bool
-    """They are all superusers'."""
+    """Whether superusers own all of them."""
     columns: list[str]
-    """Of each, in one text."""
+    """The column names of each relation, in one text."""
     oids: list[int]
-    """For who compares two looks."""
+    """OIDs, to detect that a relation was replaced between two reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A statement, and what its executions took."""
+    """A statement with its execution statistics."""
 
     text: str
     calls: float
     ms: float
     rows: float
     seconds: float
-    """For so long they are counted."""
+    """Time since these statistics are collected."""
 
     @property
     def now(self) -> float:
-        """The part of a processor that they take."""
+        """The share of a processor that the executions take."""
         return self.ms / 1e3 / max(self.seconds, 1.0)
 
     @property
     def reading(self) -> float:
-        """The part that as many calls would take that read a view."""
+        """The share that the same number of calls would take if they read a view."""
         ms = self.calls * _READ_MS + self.rows * _ROW_MS
         return ms / 1e3 / max(self.seconds, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What there is to say of a statement."""
+    """The rows of the answer about one statement."""
 
     saved: float
     rows: list[Row]
 
 
 def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
-    """A few rows for each statement, those first whose view would save most.
+    """Return a few rows for each statement, in order of the saving by a view.
 
     Raises:
         PrerequisiteError: 55000, pg_stat_statements is not there; 42501, it may not be read.
@@ -150,7 +150,6 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
 
 
 def _executed(conn: Connection, caller: str | None) -> list[Executed]:
-    """What ``caller`` may see of the statements of this database."""
     try:
         with conn.transaction(force_rollback=True):
             schema, has_info = _held(conn)
@@ -181,11 +180,11 @@ def _executed(conn: Connection, caller: str | None) -> list[Executed]:
 
 
 def _held(conn: Connection) -> tuple[str, bool]:
-    """The extension's schema, and whether it tells since when it counts.
+    """Lock the extension's relations; return its schema, and whether it records its last reset.
 
-    What is read runs with the rights of who asks, who may take those of our session: so it is that
-    of a superuser, and held from before that is looked at.  Who owns the schema could drop it, and
-    put something of his in its place.
+    The query on them runs with the caller's rights, but code in it could regain those of the
+    session. So the relations must belong to a superuser, and are locked before that is checked.
+    Otherwise the schema's owner could replace them in between.
     """
     found = _extension(conn)
     if found is None:
@@ -210,13 +209,13 @@ def _held(conn: Connection) -> tuple[str, bool]:
 
 
 def _extension(conn: Connection) -> Extension | None:
-    """What there is of the extension."""
+    """Return the extension's relations; None: it is not installed."""
     row: Any = conn.execute(_EXTENSION).fetchone()
     return None if row[0] is None else Extension(*row)
 
 
 def _is_query(text: str) -> bool:
-    """Whether it is a query of tables: others are not told of."""
+    """Return whether the text is a query on tables; other statements are left out."""
     try:
         words = parameters.words(text)
     except NotAView:
@@ -227,7 +226,7 @@ def _is_query(text: str) -> bool:
 def _judged(
     context: JobContext, conn: Connection, request: Advise, each: Executed, name: str
 ) -> Judged | None:
-    """What there is to say of one; None: it reads system tables, or ours."""
+    """Return the rows about a statement; None: it reads system tables, or Headrace's."""
     shown = each.text if len(each.text) <= 300 else f"{each.text[:300]}…"
     head = [
         row("statement", name, shown, each.calls, "calls"),
@@ -296,8 +295,7 @@ def _weighed(
 
 
 def _create(conn: Connection, name: str, view: Suggested, planned: Planned) -> Iterator[Row]:
-    """The calls to run, and how the view is read."""
-    # Which tables another's query reads is not told.
+    # Do not reveal which tables another role's query reads.
     of = [] if planned.private else [t.name for t in planned.tables[:1]]
     called = "_".join([*of, *map(parameters.spelled, view.keys)])
     quoted = sql.Identifier((called or "query")[:40] + "_view").as_string(conn)

@@ -1,4 +1,4 @@
-"""Texts of queries: those of other dialects in SQL of Postgres, and how a long one is shown."""
+"""Query texts: translation from other SQL dialects, and formatting of long texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headrace.reading import CAVEATS
 from headrace.sql.views import TIDY
 
 WRITTEN: Final = "written"
-"""The stage that has the query as it was written, where that was in another dialect."""
+"""The stage with the original text of a query in another dialect."""
 _SHORT: Final = 120
-"""Characters of a line that is shown as it is."""
+"""Maximum length in characters of a one-line query that is shown unformatted."""
 _RESOLVE: Final = """
 SELECT pg_catalog.array_agg(pg_catalog.to_regclass(n.name)::pg_catalog.oid::pg_catalog.int8
                             ORDER BY n.at)
@@ -29,12 +29,12 @@ SELECT a.attrelid::int8, a.attname, coalesce(b.typname, t.typname)
   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
   LEFT JOIN pg_type b ON b.oid = t.typbasetype AND t.typtype = 'd'
  WHERE a.attrelid = ANY (%s::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped"""
-"""Of a domain the type below it."""
+"""For a column of a domain type, the query returns the base type."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryText:
-    """A query in SQL of Postgres; ``written``: as it was in ``dialect``, if that is another."""
+    """A query in Postgres' SQL; ``written``: the original text, if it was in ``dialect``."""
 
     query: str
     dialect: str | None = None
@@ -42,7 +42,7 @@ class QueryText:
 
     @property
     def notice(self) -> str | None:
-        """What its author is told of it before it is used; None: it is as he wrote it."""
+        """The notice about a translation; None: the query was written in Postgres' SQL."""
         if self.dialect is None:
             return None
         caveat = CAVEATS.get(self.dialect)
@@ -51,7 +51,7 @@ class QueryText:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Errors that are of the translation say so: what was written has no such position."""
+        """Mark errors as being about the translation, and remove their positions."""
         try:
             yield
         except UserError as error:
@@ -62,7 +62,7 @@ class QueryText:
             raise
 
     def noted(self, planned: Planned) -> Planned:
-        """The plan with what was written as a stage of it."""
+        """Return the plan with the original text added as a stage."""
         if self.dialect is None:
             return planned
         told = f"-- in dialect {self.dialect}\n{self.written}"
@@ -72,11 +72,11 @@ class QueryText:
 def in_postgres(
     context: JobContext, job: Job, asked: PlanRequest, dialect: str | None
 ) -> QueryText:
-    """Return the query in SQL of Postgres.
+    """Return the query in Postgres' SQL.
 
     Raises:
-        UserError: there is no such dialect, or the query has no exact translation, with its
-            position; or a table that it names does not exist.
+        UserError: there is no such dialect, or the query has no exact translation (with the
+            position), or a table that it names does not exist.
     """
     if dialect is None or dialect.lower() in ("postgres", "postgresql"):
         return QueryText(asked.query)
@@ -90,7 +90,7 @@ def in_postgres(
 def _column_types(
     conn: Connection, named: list[str], caller: str | None, settings: dict[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The types of the columns of tables that are named as on the caller's search path.
+    """Return the column types of the named tables, resolved on the caller's search path.
 
     Raises:
         UserError: 42P01, there is no such table.
@@ -110,9 +110,9 @@ def _column_types(
 def tidied(
     context: JobContext, conn: Connection, request: PlanRequest, planned: Planned
 ) -> Planned:
-    """The plan with the query in lines, where it is long and Postgres reads these as it does it.
+    """Add a formatted text of a long query to the plan, if Postgres reads both texts alike.
 
-    What is planned is the query itself, whatever comes of this.
+    The query itself is planned in any case.
     """
     query = request.query
     if len(query) <= _SHORT and "\n" not in query.strip():
@@ -126,5 +126,5 @@ def tidied(
 
 
 def without_dialect(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a view whose query is one of Postgres by now."""
+    """Return the options of a view whose query is in Postgres' SQL by now."""
     return {name: value for name, value in options.items() if name != "dialect"}

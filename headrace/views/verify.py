@@ -1,17 +1,18 @@
-"""verify_view: a view's table against its query at one exact snapshot, while writes go on.
+"""verify_view: compare a view's table with its query at one exact snapshot, while writes go on.
 
     tap ─► table at txid t ─► slot's snapshot at LSN L ─► query at L
             │                  batches end exactly at L (the tap cuts)
             └── + what was written from t to L (the tap) ── = ? ──┘
 
-No writer and no view is held up: the table is read at some txid, the query at a snapshot that a
-slot has made (exact to the transaction, E2), and the rows that the engine wrote
-into the table in between are added.  So it ends on a database of any load.
+No writer and no view is blocked. The table is read at some txid, and the query at the exported
+snapshot of a slot (exact to the transaction, E2). The rows that the engine wrote into the table in
+between are added. So it ends under any load.
 
-Rows are compared by their images, the text of the whole row under pinned settings.  Where the
-query itself leaves open which of several equal values it shows (the scale of a grouped numeric,
-the last digits of a float sum), images that differ are compared once more, by value; and where it
-leaves open in which order aggregates see their rows, by what no order changes (``open_order``).
+Rows are compared by their images: the text of the whole row under pinned settings. A query may
+leave open which of several equal values it shows (the scale of a grouped numeric, the last digits
+of a float sum); then differing images are compared again, by value. It may also leave open the
+order in which aggregates see their rows; then they are compared by properties that no order changes
+(``open_order``).
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ from headrace.views.pause import check_not_live
 _log = structlog.get_logger(__name__)
 
 ROWS_SHOWN: Final = 10_000
-"""Differing rows that are answered; how many more there are is said."""
+"""Maximum number of differing rows to return; the notice has their total number."""
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.5
 _CLOSE: Final = {FLOAT4: 1e-5, FLOAT8: 1e-11}
-"""Relative difference of sums of floats that their order alone may make."""
+"""Relative difference of float sums that the order of summation alone can cause."""
 _TINY: Final = 1e-9
-"""What such a sum may be away from zero."""
+"""Absolute difference from zero that such a sum may have."""
 
 
 _ROWS_OF: Final = """
@@ -79,7 +80,7 @@ _MAY_CALL: Final = "GRANT EXECUTE ON FUNCTION pg_temp.headrace_rows_of(pg_catalo
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is verified."""
+    """The view to verify."""
 
     view: ViewRow
     canonical: str
@@ -88,22 +89,22 @@ class _Subject:
     table: sql.Identifier
     caller: str | None
     owns: bool
-    """Whether the caller may see what the query is."""
+    """Whether the caller may see the view's query."""
     open: Open
     grouped: bool
-    """Whether not every digit is determined by the query."""
+    """Whether the query leaves some digits open."""
     sources: tuple[int, ...]
-    """Tables that the query reads, also by way of views that it is fed from."""
+    """Tables that the query reads, directly or through views that feed it."""
 
 
 def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str, Any]:
-    """Rows that differ: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
+    """Return differing rows: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
 
     Raises:
         UndefinedError: 42P01, no such view, or its table is gone.
-        PrivilegeError: the caller may not read the table, or what the query reads.
+        PrivilegeError: the caller may not read the table, or the tables of the query.
         DefiniteFailure: 55000, the view does not run.
-        UnsupportedError: its query calls functions whose code a user has written.
+        UnsupportedError: its query calls functions with code of a user.
         PrerequisiteError: 55P03, transactions stay open, so there is no snapshot.
     """
     with job.connection(context.settings.source, what="verify") as conn:
@@ -123,7 +124,7 @@ def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str
             job.check()
             raise as_headrace(error) from error
         except TransientError as error:
-            # It did not come about: a rewind, a process that was restarted.
+            # The attempt was disturbed, by a rewind or the restart of a process.
             job.check()
             if attempt == _ATTEMPTS:
                 raise
@@ -157,7 +158,7 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     if view.status != Status.RUNNING:
         raise DefiniteFailure(
             f"view {view.shown} does not run: its status is {view.status}",
-            # It may have a value of a row in it.
+            # The message may contain a value of a row.
             detail=states.message(conn, view.id) if owns else None,
         )
     if stored.canonical is None:
@@ -165,7 +166,7 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     _check_functions(conn, view)
     _check_trusted(view, stored.plan)
     rebuilt = plan.from_json(stored.plan)
-    # What it reads of ours is a moment behind: its query is asked instead.
+    # Views of Headrace that it reads may be a txid behind: use their queries instead.
     query = inlined(conn, stored.canonical, stored.named)
     name = sql.Identifier(schema, table)
     leaves = _left_open(conn, rebuilt)
@@ -185,7 +186,7 @@ def _tables_read(conn: Connection, physical: plan.PhysicalPlan) -> Iterator[int]
 
 
 def _left_open(conn: Connection, physical: plan.PhysicalPlan) -> tuple[Open, bool]:
-    """What the query of a plan leaves open: of the order of rows, and of digits."""
+    """Return what a plan's query leaves open: columns by row order, and whether digits."""
     grouped = any(isinstance(node, _LOOSE) for node in physical.nodes)
     fed: dict[str, Open] = {}
     for feed in physical.feeds:
@@ -202,7 +203,7 @@ def _gone(view: ViewRow) -> UndefinedError:
 
 
 def _check_functions(conn: Connection, view: ViewRow) -> None:
-    """Refuse code of users: it would run on a connection of ours (E16)."""
+    """Refuse code of users: it would run on a connection of the engine (E16)."""
     function = watched.user_function(conn, view.id)
     if function is not None:
         raise UnsupportedError(
@@ -214,7 +215,7 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
 
 
 def _check_trusted(view: ViewRow, physical: Any) -> None:
-    """As ``_check_functions``: a type's owner may add a check, a cast or a column any time."""
+    """Refuse types of users: their owner may add a check, a cast or a column at any time."""
     if any(rights.untrusted(physical)):
         raise UnsupportedError(
             f"verifying view {view.shown} is not supported: it computes with values of a"
@@ -244,11 +245,11 @@ _LOOSE: Final = (
     | plan.SetOpSpec
     | plan.RecursiveSpec
 )
-"""Nodes after which not every digit is determined by the query."""
+"""Nodes after which the query leaves some digits open."""
 
 
 class _Proof:
-    """One attempt."""
+    """One attempt of a verification."""
 
     def __init__(
         self, context: JobContext, job: Job, subject: _Subject, path: Path, attempt: int
@@ -262,8 +263,8 @@ class _Proof:
         schema = subject.physical.sink.schema
         self._oids = [field.oid for field in schema]
         self._instant = 0
-        """What the view took for now() at the boundary."""
-        # Not the names of the view: any two of them may be the same.
+        """The view's now() at the boundary, in microseconds since 2000-01-01."""
+        # The view's own names may not be unique.
         self._columns = [f"a{n}" for n in range(len(schema))]
         self._open = subject.open
         self._elsewhere: SourceSnapshots | None = None
@@ -306,7 +307,7 @@ class _Proof:
     # --- reading
 
     def _see_table(self, conn: Connection) -> int:
-        """Fix what the table is read as; its txid."""
+        """Begin the transaction that the table is read in; return the table's txid."""
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         txid = progress.written(conn, self._subject.view.id)
         if txid is None:
@@ -314,7 +315,7 @@ class _Proof:
         return txid
 
     def _boundary(self, lsn: int) -> int:
-        """The last txid before ``lsn``, once the table has everything before it."""
+        """Return the last txid before ``lsn``, once the table has everything before it."""
         while True:
             self._job.check()
             answer = self._context.worker.call(
@@ -338,11 +339,12 @@ class _Proof:
         scratch.execute("CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)")
 
     def _read_query(self, conn: Connection, scratch: Connection, ref: SnapshotRef) -> None:
-        """The query's rows at the snapshot: evaluated under the view's settings.
+        """Read the query's rows at the snapshot, evaluated under the view's settings.
 
-        Under a name in it may be something else by now, with code of its owner's: inside of
-        a function of the caller that has the caller's rights, and cannot give up that role.
-        Made before the transaction, which writes nothing (it would hold up every new slot).
+        A name in the query may have become another object, with code of its owner. So the query
+        runs inside a function of the caller, which has the caller's rights and cannot change its
+        role. The function is created before the read transaction, which must not write: it would
+        block new slots.
         """
         with conn.transaction():
             self._become_caller(conn)
@@ -358,7 +360,7 @@ class _Proof:
         for name in EVALUATION:
             if (value := captured.get(name.lower())) is not None:
                 conn.execute("SELECT set_config(%s, %s, true)", (name, value))
-        # set_config is volatile and needs all of q: every value exists before the switch.
+        # set_config is volatile and depends on all of q: every value exists before the switch.
         pinned = sql.SQL(", ").join(
             sql.SQL("set_config({}, {}, true)").format(
                 sql.Literal(name), sql.Literal(PINNED_SETTINGS[name])
@@ -383,7 +385,7 @@ class _Proof:
         conn.execute("ROLLBACK")
 
     def _read_table(self, conn: Connection, scratch: Connection) -> None:
-        """The table's rows as ``_see_table`` has fixed them."""
+        """Read the table's rows in the transaction that ``_see_table`` began."""
         view = self._subject.view
         tables.hold(conn, self._subject.table, view.result_oid, _gone(view))
         self._become_caller(conn)
@@ -394,13 +396,13 @@ class _Proof:
         conn.execute("ROLLBACK")
 
     def _read_pending(self, scratch: Connection, first: int, last: int) -> None:
-        """What was written into the table after ``first``, up to ``last``."""
+        """Read the rows written into the table after txid ``first``, up to ``last``."""
         with (
             self._path.open("rb") as file,
             scratch.cursor() as cursor,
             cursor.copy("COPY pending FROM STDIN") as copy,
         ):
-            # What is being written behind the boundary may end in the middle of a row.
+            # The file may end in the middle of a row that is being written after the boundary.
             left = b""
             while piece := file.read(1 << 20):
                 whole, _, left = (left + piece).rpartition(b"\n")
@@ -460,10 +462,10 @@ class _Proof:
         return answer
 
     def _settle_equal_values(self, scratch: Connection) -> str:
-        """Pair surplus and missing rows that are equal as far as the query says.
+        """Pair surplus and missing rows that are equal as far as the query determines them.
 
-        Without grouping every digit is determined, and nothing is done.  Answers which columns
-        were not compared wholly, if some were not.
+        Without grouping every digit is determined, and nothing is done. Return a notice about
+        columns that were not compared completely, or "".
         """
         grouped = self._subject.grouped
         loose = [c for c, o in self._typed if o == NUMERIC]
@@ -511,7 +513,7 @@ class _Proof:
         return self._told(int(row[0]))
 
     def _told(self, count: int) -> str:
-        """That so many rows differ in what the query leaves open."""
+        """Return the notice that ``count`` rows differ in what the query leaves open."""
         if not count:
             return ""
         fields = self._subject.physical.sink.schema
@@ -551,8 +553,9 @@ def _field(column: str) -> sql.Composed:
 
 
 def _near(column: str, close: float) -> sql.Composed:
-    """Whether ``column`` of x and y differ by no more than the order of a sum may make."""
-    # Of the same sign a difference cannot overflow; that of infinities is close to nothing.
+    """Return a test that ``column`` of x and y differ by no more than summation order explains."""
+    # With equal signs a difference cannot overflow. The difference of infinities is not close to
+    # any.
     return sql.SQL(
         "({a} IS NOT DISTINCT FROM {b} OR CASE WHEN sign({a}) = sign({b})"
         " THEN abs({a} - {b}) <= greatest({close} * greatest(abs({a}), abs({b})), {tiny})"
@@ -572,10 +575,10 @@ def _image(qualifier: str, columns: list[str]) -> sql.Composed:
 
 
 def _pump(conn: Connection, statement: sql.Composed, scratch: Connection) -> None:
-    """Rows of a COPY TO into ``images``.
+    """Copy the rows of a COPY TO into ``images``.
 
-    The target is opened with the first piece only: its transaction, which writes, would hold
-    up every new slot while the query runs.
+    The COPY into the target begins with the first piece. Earlier, its writing transaction would
+    block new slots while the query runs.
     """
     with conn.cursor() as cursor, cursor.copy(statement) as out:
         first = out.read()

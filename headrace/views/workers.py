@@ -1,8 +1,8 @@
 """add_worker, remove_worker and workers: the processes that views may be placed on.
 
-Here they are entered into the catalog; the commander, who hears of it with the answer, starts and
-ends the processes (``server/supervisor.py``).  Those on other machines are begun there
-(``runtime/joined.py``), by whoever was given the token.
+These functions change the catalog. The commander reads the answer, and starts or ends processes
+on this machine (``server/supervisor.py``). A worker on another machine is started there, with its
+token (``runtime/joined.py``).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CAPACITY_MAX: Final = 1_000_000
 
 
 def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, Any]:
-    """Enter a worker.
+    """Add a worker on this machine.
 
     Raises:
-        UserError: 42602, a bad name; 22023, no such capacity, or the data directory's path is too
-            long.
+        UserError: 42602, an invalid name; 22023, capacity out of range, or the path of the data
+            directory is too long.
         DuplicateError: 42710, there is one of that name.
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     _check_name(request.name)
     if not 0 <= request.capacity <= _CAPACITY_MAX:
@@ -63,14 +63,14 @@ def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, A
 def create_worker_token(
     context: JobContext, job: Job, request: CreateWorkerToken
 ) -> dict[str, Any]:
-    """Enter a worker on another machine; an earlier token for it becomes void.
+    """Add a worker on another machine; an earlier token for it becomes void.
 
-    The answer has the token, unless the caller has made it and sent its digest.
+    The answer has the token, unless the caller has made one and sent its digest.
 
     Raises:
-        UserError: 42602, a bad name; 22023, the digest is none.
+        UserError: 42602, an invalid name; 22023, the digest is invalid.
         DuplicateError: 42710, a worker of that name is on this machine.
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
     """
     _check_name(request.name)
     settings, secret = context.settings, secrets.token_urlsafe(32)
@@ -91,11 +91,11 @@ def create_worker_token(
 
 
 def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[str, Any]:
-    """Forget a worker on which no view is placed.
+    """Remove a worker on which no view is placed.
 
     Raises:
         UndefinedError: 42704, there is none of that name.
-        PrivilegeError: the caller is no member of the engine's role.
+        PrivilegeError: the caller is not a member of the engine's role.
         UserError: 55006, views are placed on it.
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
@@ -115,7 +115,7 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
 
 
 def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
-    """A row for each worker; the columns of ``sql/workers.sql``."""
+    """Return a row for each worker, with the columns of ``sql/workers.sql``."""
     settings = context.settings
     with job.connection(settings.source, what="builder") as conn:
         seen = views.seen(conn, request.caller)
@@ -134,7 +134,7 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
             continue
         known = linked.get(node.name)
         if known is None and node.seen and not node.views:
-            known = {"pid": None, "memory_bytes": None}  # nobody has had reason to ask it
+            known = {"pid": None, "memory_bytes": None}  # not connected: it has no view
         row = _row(node.name, known, node.views, node.since, node.address)
         if node.address is None:
             row[1] = "invited"
@@ -144,7 +144,7 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
 
 
 def others(conn: Connection) -> dict[str, list[str]]:
-    """What processes the commander is to have besides its own: names, by kind."""
+    """Return the names, by kind, of the processes that the commander must run besides its own."""
     return {
         "worker": [node.name for node in nodes.listed(conn) if not node.far],
         "source": [row.name for row in origins.listed(conn)],
@@ -181,7 +181,7 @@ def _row(
 
 
 def _asked(settings: Settings) -> dict[str, Any] | None:
-    """What the process of a worker says of itself; None: it cannot be asked."""
+    """Return the status that a worker's process reports; None: it does not answer."""
 
     async def ask() -> dict[str, Any]:
         peer = await rpc.connect(settings.worker_socket)

@@ -10,10 +10,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
-from headrace.console import lookout as lookout
+from headrace.console import graph_collector as lookout
 from headrace.console.access import ENGINE, Access, Refused, let_go
-from headrace.console.lookout import Full, Lookout
-from headrace.console.outside import Outside
+from headrace.console.graph_collector import Full, GraphCollector
+from headrace.console.host_interface import HostInterface
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.sql import install
 from tests.waiting import eventually
@@ -141,7 +141,7 @@ async def ask(procedure, arguments, caller):
 
 
 def outside(settings):
-    return Outside(settings, None, ask, None, "1")
+    return HostInterface(settings, None, ask, None, "1")
 
 
 def test_many_tabs_ask_once(settings, monkeypatch):
@@ -155,8 +155,8 @@ def test_many_tabs_ask_once(settings, monkeypatch):
     async def main():
         access = Access(settings)
         person = await access.by_password("joe", "s3cret")
-        looker = Lookout(person, Outside(settings, None, counted, None, "1"), None)
-        other = Lookout(await access.by_password("ann", "other"), outside(settings), None)
+        looker = GraphCollector(person, HostInterface(settings, None, counted, None, "1"), None)
+        other = GraphCollector(await access.by_password("ann", "other"), outside(settings), None)
         other.follow(None)
 
         async def meanwhile():
@@ -195,7 +195,7 @@ def test_many_tabs_ask_once(settings, monkeypatch):
 
 def test_tabs_and_views_of_one_role_are_bounded(settings):
     async def main():
-        looker = Lookout(
+        looker = GraphCollector(
             await Access(settings).by_password("joe", "s3cret"), outside(settings), None
         )
         try:
@@ -232,7 +232,7 @@ def test_who_may_not_log_in_any_more_is_out(settings, source, done, undone, monk
     monkeypatch.setattr(lookout, "LOOK_S", 0.1)
 
     async def main(conn):
-        looker = Lookout(
+        looker = GraphCollector(
             await Access(settings).by_password("joe", "s3cret"), outside(settings), None
         )
         looker.follow(None)
@@ -268,7 +268,7 @@ def test_the_engine_comes_again_after_its_connection_was_lost(
     async def main(conn):
         access = Access(settings)
         token = (tmp_path / "console.token").read_text().strip()
-        looker = Lookout(await access.by_token(token), outside(settings), access.engine)
+        looker = GraphCollector(await access.by_token(token), outside(settings), access.engine)
         looker.follow(None)
         await eventually(lambda: looker.looks > 1, "it looks")
         pid = looker.identity.conn.info.backend_pid

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.console import app, port
-from headrace.console.outside import Outside
+from headrace.console.host_interface import HostInterface
 from headrace.console.port import HttpPort
 from headrace.errors import PrerequisiteError, UserError
 from headrace.process import admission
@@ -43,7 +43,7 @@ def settings(tmp_path):
 
 @contextlib.asynccontextmanager
 async def serving(settings, health=None):
-    outside = Outside(settings, health or Health(), ask, None, "1")
+    outside = HostInterface(settings, health or Health(), ask, None, "1")
     server = HttpPort(settings.http, outside)
     _, number = await server.start()
     serving.now = server
@@ -259,7 +259,7 @@ def test_secrets_are_taken_over_tls_or_on_this_computer(settings):
     """The client's address is told; nothing that it says of itself counts."""
 
     def safe(host, scheme="http", **more):
-        outside = Outside(settings.replace(**more), Health(), ask, None, "1")
+        outside = HostInterface(settings.replace(**more), Health(), ask, None, "1")
         made = app.App(outside, None)
         scope = {"type": "http", "scheme": scheme, "server": ("x", 80), "path": "/"}
         scope |= {"client": (host, 1), "headers": [(b"x-forwarded-for", b"127.0.0.1")]}
@@ -287,7 +287,7 @@ def test_over_tls_a_cookie_is_for_tls_alone(settings, tmp_path):
     with pytest.raises(UserError, match="http_tls"):
         settings.replace(http_tls=True)
     secured = settings.replace(http_tls=True, tls_cert=made[0], tls_key=made[1])
-    outside = Outside(secured, Health(), ask, http._tls(secured), "1")
+    outside = HostInterface(secured, Health(), ask, http._tls(secured), "1")
     assert http._tls(secured.replace(http_tls=False)) is None
     trusting = ssl.create_default_context(cafile=made[0])
     trusting.check_hostname = False

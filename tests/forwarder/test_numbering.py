@@ -38,7 +38,7 @@ def test_snapshots_show_by_32_bits():
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedData:
     """A Relation message: the transaction it is in, names, and the numbers they truly have."""
 
     xid: int
@@ -55,7 +55,7 @@ class World:
         self.conn = conn
         self.rng = rng
         self.alterations = 0
-        self.told: list[Told] = []
+        self.told: list[ReportedData] = []
 
     def transaction(self, *, only_writes: bool = False) -> int:
         """Its number."""
@@ -78,7 +78,7 @@ class World:
     def write(self, xid: int) -> None:
         have = [(n, name) for n, name, told in self.look() if told]
         numbers, names = zip(*have, strict=True) if have else ((), ())
-        self.told.append(Told(xid, names, numbers, self.alterations))
+        self.told.append(ReportedData(xid, names, numbers, self.alterations))
 
     def alter(self) -> None:
         self.alterations += 1

@@ -142,7 +142,7 @@ WRITES = (
 )
 
 
-class Story:
+class EventLog:
     """One random story over the views."""
 
     def __init__(self, engine, source, queries: dict[str, str], seed: int) -> None:
@@ -258,13 +258,13 @@ def engine(database, start_engine, request):
 def story(engine, source):
     stories = []
 
-    def begin(seed: int, names: tuple[str, ...] = tuple(QUERIES)) -> Story:
+    def begin(seed: int, names: tuple[str, ...] = tuple(QUERIES)) -> EventLog:
         queries = {name: QUERIES[name] for name in names}
         with psycopg.connect(engine.dsn, autocommit=True) as commander:
             create_marker(source, commander)
             for name, query in queries.items():
                 commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-        stories.append(Story(engine, source, queries, seed))
+        stories.append(EventLog(engine, source, queries, seed))
         return stories[-1]
 
     yield begin
@@ -278,7 +278,7 @@ SOME = ("calls", "plain_moods", "told_moods", "casts", "totals", "domains")
 QUICK = ("inner", "swapped labels", "check")
 
 
-def away_and_back(told: Story, name: str) -> None:
+def away_and_back(told: EventLog, name: str) -> None:
     """Rows that were computed in between are right in the end, and rows after them."""
     before = told.views()
     told.toggle(name)

@@ -66,7 +66,7 @@ class World:
         for name, query in queries.items():
             self.commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
         self.names += queries
-        self.judge(queries)
+        self.classify(queries)
 
     def judge(self, queries: dict[str, str]) -> None:
         for name, query in queries.items():
@@ -84,7 +84,7 @@ class World:
         for name in queries:
             self.source.execute(f"DROP VIEW judge_{name}")
         yield
-        self.judge(queries)
+        self.classify(queries)
 
     def differences(self) -> list[str]:
         wrong = []

@@ -154,7 +154,7 @@ class Txids(Both):
 
     def move(self) -> None:
         group = self.rng.choice(GROUPS)
-        if self.slow.residence[group] == RESIDENT:
+        if self.slow.residency[group] == RESIDENT:
             self._spill(group)
             return
         self.begin_load(group)

@@ -11,7 +11,7 @@ import pytest
 
 import headrace
 from headrace.planner.logical import nodes as logical
-from headrace.planner.logical.words import _CONSTRUCTS, _JOINS
+from headrace.planner.logical.node_names import _CONSTRUCTS, _JOINS
 
 ROOT = Path(headrace.__file__).parent
 FOLDERS = ("planner", "expressions", "collections")

@@ -52,7 +52,7 @@ class Running:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.engine = Engine(settings)
-        self.book = self.engine.book
+        self.book = self.engine.state
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from headrace.collections import plan
 from headrace.config import Settings
 from headrace.network.ends import Near
-from headrace.runtime.hosting import Host
+from headrace.runtime.worker_service import WorkerService
 from tests.runtime.harness import Running
 from tests.waiting import wait_until
 
@@ -26,12 +26,12 @@ def settings_of(settings: Settings, name: str) -> Settings:
 
 
 @contextlib.contextmanager
-def hosting(settings: Settings, name: str) -> Iterator[Host]:
+def hosting(settings: Settings, name: str) -> Iterator[WorkerService]:
     """A worker on threads of this process."""
     own = settings_of(settings, name)
     for folder in (own.run_dir, settings.run_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    host = Host(own)
+    host = WorkerService(own)
     host.listen(Near(settings.flight_socket(name)))
     try:
         yield host
@@ -56,7 +56,7 @@ class HostProcess:
         own = settings_of(self.settings, self._name)
         self.settings.run_dir.mkdir(parents=True, exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.runtime.host"],
+            [sys.executable, "-m", "headrace.runtime.worker_process"],
             env={**os.environ, **environment, "HEADRACE_SETTINGS": own.to_json()},
         )
 

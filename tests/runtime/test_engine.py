@@ -20,9 +20,9 @@ from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, Sink
 from headrace.expressions import ir
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults, rpc
-from headrace.process.grants import GRANT_BYTES_MIN
+from headrace.process.memory_reservations import GRANT_BYTES_MIN
 from headrace.runtime import ownership, positions
-from headrace.state import columns, packs
+from headrace.state import columns, warm_start
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.compared import differs
@@ -161,7 +161,7 @@ def test_resident_population_killed_before_its_first_checkpoint(source, database
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY, adopt=False)
     running.stop()
     run = running.settings.staging_dir / str(view_id) / "0.sst"
-    assert packs.of_run(run).exists()
+    assert warm_start.of_run(run).exists()
     worker = WorkerProcess(running.settings, HEADRACE_FAULT=f"{point}:kill:1")
     source.execute("UPDATE items SET price = price + 1 WHERE id % 2 = 0")
     source.execute("DELETE FROM items WHERE id % 3 = 0")

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import FencedError, SinkBlocked, SinkTableError
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
-from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
 from headrace.sink import table
 from headrace.sink.table import ResultTable
@@ -40,7 +40,7 @@ def owner(conn, database, tmp_path):
 @pytest.fixture
 def sink(tmp_path):
     pipeline = Pipeline(4)
-    made = SinkThread(pipeline, Suspects(tmp_path), lambda: None)
+    made = SinkThread(pipeline, CrashAttribution(tmp_path), lambda: None)
     yield made
     pipeline.close()
     made.close()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from headrace.errors import Interrupted
-from headrace.process.grants import Grants
+from headrace.process.memory_reservations import Grants
 from tests.waiting import time_passes
 
 MIB = 1 << 20

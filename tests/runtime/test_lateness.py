@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.collections.dataflow import Dataflow
-from headrace.runtime import engine, holding, lateness, writing
+from headrace.runtime import activity, engine, lateness, writing
 from headrace.runtime.jobs import ViewPart
-from headrace.runtime.quick import QuickWay
+from headrace.runtime.pipelined_commit import PipelinedCommit
 from tests.compared import differs
 from tests.runtime.harness import create_view, settle, source_plan
 from tests.waiting import time_passes, wait_until
@@ -95,11 +95,11 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
 
     def slowly(group: writing._Group, part: ViewPart) -> int:
         time_passes(LONG_S)
-        seen.extend(holding.told(running.book, [], running.engine.writes))
+        seen.extend(activity.told(running.book, [], running.engine.writes))
         return write(group, part)
 
-    monkeypatch.setattr(holding, "LONG_S", LONG_S / 2)
-    monkeypatch.setattr(QuickWay, "write", lambda *_: False)
+    monkeypatch.setattr(activity, "LONG_S", LONG_S / 2)
+    monkeypatch.setattr(PipelinedCommit, "write", lambda *_: False)
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
             patched.setattr(writing._Group, "_write_view", slowly)

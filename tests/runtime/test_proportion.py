@@ -88,7 +88,7 @@ def look(running: Running) -> None:
     engine: Engine = running.engine
     engine.watch.due = engine._healing._tables.due = 0.0
     engine.watch.poll(engine.leaving.fail, lambda moving, stopping: Following({}, frozenset()))
-    engine._healing.heal()
+    engine._healing.retry()
     engine.sharing.settle()
 
 

@@ -13,10 +13,10 @@ import pytest
 from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
 from headrace.process import faults
 from headrace.runtime.coordinator import FlightState
+from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
-from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
 from headrace.sink import table
 from headrace.sink.table import ResultTable
@@ -51,7 +51,7 @@ class Sink:
         source.execute("INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')")
         self.owner = Owner(settings_for(dsn, folder))
         self.pipeline = Pipeline(4)
-        self.thread = SinkThread(self.pipeline, Suspects(folder), lambda: None)
+        self.thread = SinkThread(self.pipeline, CrashAttribution(folder), lambda: None)
         self.take_over()
 
     def take_over(self) -> None:

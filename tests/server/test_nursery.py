@@ -10,7 +10,7 @@ import socket
 import psycopg
 
 from headrace.config import Settings
-from headrace.process.nursery import Nursery
+from headrace.process.fork_server import ForkServer
 from tests.waiting import PATIENCE_S, wait_until
 
 PROCESSES = ("nursery", "worker", "builder")
@@ -20,7 +20,7 @@ def test_how_children_end_is_told(tmp_path):
     # Nobody is there: the worker tries again and again.
     settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
 
-    async def main(nursery: Nursery) -> None:
+    async def main(nursery: ForkServer) -> None:
         numbers = (signal.SIGKILL, signal.SIGTERM)
         both = await asyncio.gather(*(nursery.begin("worker", settings) for _ in numbers))
         assert both[0].pid != both[1].pid
@@ -31,14 +31,14 @@ def test_how_children_end_is_told(tmp_path):
         assert both[0].returncode == -signal.SIGKILL
         assert both[1].returncode in (0, -signal.SIGTERM)
 
-    with Nursery() as nursery:
+    with ForkServer() as nursery:
         asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
 
 
 def test_another_takes_its_place(tmp_path):
     settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
 
-    async def main(nursery: Nursery) -> None:
+    async def main(nursery: ForkServer) -> None:
         born = await nursery.begin("builder", settings)
         born.signal(signal.SIGSTOP)
         os.kill(nursery.pid, signal.SIGKILL)
@@ -47,7 +47,7 @@ def test_another_takes_its_place(tmp_path):
         again = await nursery.begin("worker", settings)
         assert (again.pid != born.pid, again.returncode) == (True, None)
 
-    with Nursery() as nursery:
+    with ForkServer() as nursery:
         asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
 
 
@@ -62,14 +62,14 @@ def test_its_end_is_noticed_also_while_a_child_keeps_the_line(tmp_path, monkeypa
 
     monkeypatch.setattr(socket, "socketpair", pair)
 
-    async def main(nursery: Nursery) -> None:
+    async def main(nursery: ForkServer) -> None:
         born = await nursery.begin("builder", settings)
         os.kill(nursery.pid, signal.SIGKILL)
         await born.wait()
         assert born.returncode == -signal.SIGKILL
         assert (await nursery.begin("worker", settings)).returncode is None
 
-    with Nursery() as nursery:
+    with ForkServer() as nursery:
         asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
     assert kept
 

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 
 from headrace.sql import history, install
-from headrace.sql.history import Moment, Part
+from headrace.sql.history import HistoryPosition, Part
 from tests.waiting import PATIENCE_S
 
 
@@ -28,7 +28,7 @@ def conn(database):
 def written(conn, txid: int) -> list[tuple]:
     """Keep a row of ``txid``; what the statement answers."""
     text = history.writing(sql.Identifier("public", "v")).as_bytes(conn)
-    values = history.values(1, Moment(txid, 1, None), 0, Part([1], '{"(1,a)"}'))
+    values = history.values(1, HistoryPosition(txid, 1, None), 0, Part([1], '{"(1,a)"}'))
     with psycopg.RawCursor(conn) as cursor:
         return cursor.execute(text, values).fetchall()
 

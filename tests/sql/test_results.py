@@ -30,7 +30,7 @@ def conn(database):
     ],
 )
 def test_a_record_made_while_names_change_loses_no_index(conn, database, renaming):
-    results.note_kept(conn, [1])
+    results.record_table_metadata(conn, [1])
     before = results.kept(conn, 1)
     assert before["indexes"] == [["by_t", "USING btree (t)"]]
     conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -38,13 +38,13 @@ def test_a_record_made_while_names_change_loses_no_index(conn, database, renamin
     with psycopg.connect(database, autocommit=True) as another:
         another.execute(renaming)
     try:
-        results.note_kept(conn, [1])
+        results.record_table_metadata(conn, [1])
     except psycopg.errors.UndefinedObject:
         conn.execute("ROLLBACK")
     else:
         conn.execute("COMMIT")
     assert results.kept(conn, 1) == before
-    results.note_kept(conn, [1])
+    results.record_table_metadata(conn, [1])
     now = conn.execute("SELECT indexrelid::regclass::text FROM pg_index").fetchall()
     assert [name for name, _ in results.kept(conn, 1)["indexes"] or ()] == [
         name.split(".")[-1] for (name,) in now if "by_" in name

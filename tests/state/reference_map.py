@@ -79,7 +79,7 @@ class ReferenceSkipList:
         self.held: list[bytes] = []  # to prune when the checkpoint is over
         self.cleaning: list[bytes] = []  # to prune or remove by and by
         self.epoch = 1
-        self.residence = [RESIDENT] * 256
+        self.residency = [RESIDENT] * 256
         self.requests = [0] * 256
         self.closed = False
 
@@ -152,7 +152,7 @@ class ReferenceSkipList:
             self.requests[group(key)] += 1
             node = self.nodes.get(key)
             values.append(node.value if node else None)
-            if node is None and self.residence[group(key)] != RESIDENT:
+            if node is None and self.residency[group(key)] != RESIDENT:
                 missing.append(at)
         return values, missing
 
@@ -162,7 +162,7 @@ class ReferenceSkipList:
         return [
             at
             for at, key in enumerate(keys)
-            if key not in self.nodes and self.residence[group(key)] != RESIDENT
+            if key not in self.nodes and self.residency[group(key)] != RESIDENT
         ]
 
     def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
@@ -432,7 +432,7 @@ class ReferenceSkipList:
 
     def set_resident(self, group: int, flag: bool) -> None:
         """Say that all entries of the group are here, or that the base must be asked."""
-        self.residence[group] = RESIDENT if flag else SPILLED
+        self.residency[group] = RESIDENT if flag else SPILLED
 
     def begin_load(self, group: int) -> None:
         """Entries of the group come with ``load``; then ``set_resident(group, True)``.
@@ -440,15 +440,15 @@ class ReferenceSkipList:
         Nothing of the group is removed meanwhile, so that an entry that is deleted here cannot
         come back from the base.  REQUIRES: the iterator that is loaded is made after this.
         """
-        if self.residence[group] != SPILLED:
+        if self.residency[group] != SPILLED:
             raise BugError(f"group {group} is not spilled")
-        self.residence[group] = LOADING
+        self.residency[group] = LOADING
 
     def load(self, keys: list[bytes], values: list[bytes]) -> None:
         """Entries of the base for loading groups; what is here is newer and stays."""
         self._open()
         for key, value in zip(keys, values, strict=True):
-            if self.residence[group(key)] != LOADING:
+            if self.residency[group(key)] != LOADING:
                 raise BugError(f"group {group(key)} is not being loaded")
             node = self.nodes.setdefault(key, Node())
             # Under values in flight, for a rollback; a committed one makes it useless.
@@ -522,7 +522,7 @@ class ReferenceSkipList:
         """
         node = self.nodes.get(key)
         if value is TOMBSTONE:
-            if node is None and self.residence[group(key)] == RESIDENT:
+            if node is None and self.residency[group(key)] == RESIDENT:
                 return
             if node and not self.running:
                 del self.nodes[key]
@@ -545,7 +545,7 @@ class ReferenceSkipList:
         if base is not None:
             base.seek(prefix)
             while base.valid() and base.key().startswith(prefix):
-                if self.residence[group(base.key())] != RESIDENT:
+                if self.residency[group(base.key())] != RESIDENT:
                     found[base.key()] = base.value()
                 base.next()
             base.status()
@@ -605,10 +605,10 @@ class ReferenceSkipList:
         node = self.nodes[key]
         if node.listed or node.version > self.retired:
             return
-        if self.residence[group(key)] == SPILLED:
+        if self.residency[group(key)] == SPILLED:
             del self.nodes[key]
         elif node.value is TOMBSTONE:
-            if self.residence[group(key)] == RESIDENT:
+            if self.residency[group(key)] == RESIDENT:
                 del self.nodes[key]
             else:  # loading: later
                 node.listed += 1

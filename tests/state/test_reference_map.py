@@ -91,7 +91,7 @@ class Run:
         self.map.clean(limit)
 
     def move(self, group) -> None:
-        if self.map.residence[group] == RESIDENT:
+        if self.map.residency[group] == RESIDENT:
             self.map.spill(group)
             return
         self.map.begin_load(group)

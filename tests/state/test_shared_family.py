@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
-from headrace.state import formats, layout, packs, rocks
+from headrace.state import formats, layout, rocks, warm_start
 from headrace.state.files import write_run
 from headrace.state.map import keygroups
-from headrace.state.packs import PackWriter
 from headrace.state.rocks import RocksDatabase
+from headrace.state.warm_start import PackWriter
 from tests.amounts import seeds
 
 States = dict[str, dict[bytes, bytes]]
@@ -41,9 +41,9 @@ def staged(run: Path, states: States, *, packed: bool) -> list[Path]:
         if s
     }
     if not packed:
-        packs.of_run(run).unlink(missing_ok=True)
+        warm_start.of_run(run).unlink(missing_ok=True)
         return [run] if write_run(run, pieces) else []
-    with PackWriter(packs.of_run(run)) as pack:
+    with PackWriter(warm_start.of_run(run)) as pack:
         return [run] if write_run(run, pieces, pack) else []
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_pack_is_not_copied(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     states = {"a": {b"x%d" % i: b"1" for i in range(9)}, "b": {b"yk": b"2"}}
     runs = staged(tmp_path / "0.sst", states, packed=True)
-    pack = packs.of_run(runs[0])
+    pack = warm_start.of_run(runs[0])
     data = bytearray(pack.read_bytes())
     at = data.index(b"yk")
     data[at] ^= 1

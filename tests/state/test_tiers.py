@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError
-from headrace.state import columns, packs, regulator, rocks
+from headrace.state import columns, regulator, rocks, warm_start
 from headrace.state.map import keygroups
 from headrace.state.memory import MemoryStore
 from headrace.state.regulator import Load, Regulator, Spill
@@ -45,7 +45,7 @@ class Pair:
         )
         run = self.path.with_suffix(".sst")
         alone = {n: iter([([k], [v]) for k, v in p]) for n, p in made.dump().items() if p}
-        with packs.PackWriter(packs.of_run(run)) as pack:
+        with warm_start.PackWriter(warm_start.of_run(run)) as pack:
             rocks.write_run(run, alone, pack)
         self.database.ingest(1, [run])
         self.durable = (0, (values, weights))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.storage.blocks import NoRoom
+from headrace.storage.frame_cache import Frame
 from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
-from headrace.storage.shelf import Frame
 
 BLOCK = 4096
 BLOCKS_MAX = 64
@@ -138,7 +138,7 @@ class Play:
             for name in "st":
                 priority = self.random.choice([0, 1, 1.1, 2, 9])
                 self.storage.pool.table.prioritise(queue.name, name, priority)
-        self.storage.tend()
+        self.storage.maintain()
         self.count()
         if synced and not self.held:
             # But for blocks that are being written.
@@ -152,11 +152,11 @@ class Play:
     def count(self) -> None:
         """Whoever has how much in memory, by blocks and by bytes."""
         for queue in self.storage.queues:
-            gone = queue.residence.missing(queue.base, queue.ring.count * 2)
+            gone = queue.residency.missing(queue.base, queue.ring.count * 2)
             bounds = ((max(p * BLOCK, queue.base), (p + 1) * BLOCK) for p in gone.tolist())
             left = sum(end - begin for begin, end in bounds)
             assert queue.resident_bytes == queue.queued_bytes - left
-            assert not len(gone) or queue.residence.left >= (int(gone[-1]) + 1) * BLOCK
+            assert not len(gone) or queue.residency.left >= (int(gone[-1]) + 1) * BLOCK
 
     def free(self) -> None:
         """There was no room: everybody reads and settles everything."""
@@ -192,7 +192,7 @@ class Play:
     def run(self, steps: int) -> None:
         """Go on for so many steps."""
         verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
-        verbs += [self.check] * 2 + [self.rewind, self.let_go, self.tend]
+        verbs += [self.check] * 2 + [self.rewind, self.let_go, self.maintain]
         for step in range(steps):
             if step % 400 == 399:
                 self.kill()

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.storage.blocks import BLOCK_BYTES, NoRoom
+from headrace.storage.frame_cache import Damaged
 from headrace.storage.frames import HEADER_BYTES, Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
-from headrace.storage.shelf import Damaged
 
 PER_BLOCK = BLOCK_BYTES // HEADER_BYTES
 """Frames without a body that fill a block."""
@@ -419,7 +419,7 @@ def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
     assert frame.batch is not None
     assert frame.batch.column(0).to_pylist() == [5] * 1000
     del frame
-    storage.tend()
+    storage.maintain()
     assert storage.file.owned(1) == []
 
 
@@ -535,10 +535,10 @@ def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
     queue.open("late")
     fill(queue, 1, 200)
     assert queue.ring.count > 90
-    small.tend()
+    small.maintain()
     assert queue.resident_bytes == queue.queued_bytes  # nothing was durable
     small.sync()
-    small.tend()
+    small.maintain()
     assert queue.resident_bytes <= 0.8 * MEMORY
     used = queue.ring.extents(queue.base, queue.front)
     assert small.file.resident(used) <= 0.8 * MEMORY + 2 * BLOCK_BYTES
@@ -549,7 +549,7 @@ def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
     # Each time a quarter of the memory.
     assert small.file.reads - reads <= queue.ring.count / 2
     assert small.pool.overdrawn == 0
-    small.tend()
+    small.maintain()
     queue.keep_after("late", 200)
     assert queue.resident_bytes == 0
 
@@ -562,11 +562,11 @@ def test_a24_what_fits_into_memory_stays_there(small: Storage) -> None:
     fill(large, 1, 8)
     fill(other, 1, 6)
     small.sync()
-    small.tend()
+    small.maintain()
     assert [q.resident_bytes for q in (large, other)] == [q.queued_bytes for q in (large, other)]
     fill(large, 9, 8)
     small.sync()
-    small.tend()
+    small.maintain()
     assert large.resident_bytes < large.queued_bytes
     assert other.resident_bytes == other.queued_bytes
 
@@ -579,7 +579,7 @@ def test_a37_what_somebody_holds_is_not_left_to_the_disk(small: Storage) -> None
     small.sync()
     (held,) = queue.sent(41)
     begin, end = held.header.offset, held.end
-    small.tend()
+    small.maintain()
     assert queue.resident_bytes <= 0.8 * MEMORY
     small.pool.spill(queue, queue.queued_bytes)
     blocks = -(-end // BLOCK_BYTES) - begin // BLOCK_BYTES
@@ -598,7 +598,7 @@ def test_what_comes_back_from_the_disk_is_checked(small: Storage) -> None:
     fill(queue, 1, 60)
     small.sync()
     assert sent(queue, 21) == [21]
-    small.tend()
+    small.maintain()
     (run,) = queue.ring.extents(10 * BLOCK_BYTES, 10 * BLOCK_BYTES + 1)
     small.file.memory(run.start * BLOCK_BYTES + 4096, 1)[0] ^= 1
     with pytest.raises(Damaged):

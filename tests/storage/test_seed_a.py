@@ -66,7 +66,7 @@ def test_a1_all_that_is_in_flight_is_kept(storage: Storage) -> None:
                     queue.keep_after(name, got[name][-1])
         if rng.random() < 0.1:
             storage.sync()
-        storage.tend()
+        storage.maintain()
     assert queue.base == 0
     for name, found in got.items():
         assert found + taken(queue, name) == list(range(1, last + 1)), name
@@ -94,7 +94,7 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
                     waiting[n].clear()
                     queue.keep_after("s", txid)
                 most[n] = max(most[n], queue.ring.count)
-            storage.tend()
+            storage.maintain()
         counts = [queue.ring.count for queue in queues]
         assert counts[slow] >= 8
         assert all(count <= 2 for n, count in enumerate(counts) if n not in (slow, slow - 1)), (
@@ -107,7 +107,7 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
         for _ in range(12):
             queue.check()
         assert queue.ring.count == 1
-    storage.tend()
+    storage.maintain()
     storage.file.trim()
     assert storage.file.backed == len(queues)
 
@@ -122,12 +122,12 @@ def test_a9_a_queue_is_longer_than_memory(storage: Storage) -> None:
     for txid in range(1, LONG + 1):
         put(queue, txid)
         storage.sync()
-        storage.tend()
+        storage.maintain()
         assert queue.resident_bytes <= POOL * BLOCK_BYTES
     assert queue.ring.count >= LONG
     found: list[int] = []
     while part := taken(queue, "s", BLOCK_BYTES):
         found += part
-        storage.tend()
+        storage.maintain()
         assert queue.resident_bytes <= POOL * BLOCK_BYTES
     assert found == list(range(1, LONG + 1))

@@ -91,7 +91,7 @@ def out(storage: Storage, *queues: Queue) -> None:
 
 def percent(storage: Storage) -> dict[str, int]:
     """How much of each queue is in memory, by the table."""
-    storage.tend()
+    storage.maintain()
     return {queue: row.resident_pct for (queue, _), row in storage.pool.table.rows().items()}
 
 
@@ -100,12 +100,12 @@ def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
     storage = opened(4)
     queue = filled(storage, "a", 2, 7.5)
     filled(storage, "b", 1, 1)
-    storage.tend()
+    storage.maintain()
     table = storage.pool.table
     assert table.rows() == {("a", "s"): Standing(7.5, 100), ("b", "s"): Standing(1, 100)}
     storage.pool.spill(queue, BLOCK)
     queue.open("late", 0)
-    storage.tend()
+    storage.maintain()
     assert table.rows()["a", "s"] == Standing(7.5, 50)
     assert table.rows()["a", "late"] == Standing(0, 50)
     # A queue's priority is the highest of its successors'.
@@ -113,7 +113,7 @@ def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
     assert table.priority("a") == 9
     queue.leave("late")
     storage.drop("b")
-    storage.tend()
+    storage.maintain()
     assert table.rows() == {("a", "s"): Standing(7.5, 50)}
 
 
@@ -163,7 +163,7 @@ def test_a19_what_leaves_while_it_comes_is_gone(
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
     out(storage, queue)
-    queue.residence.load(queue.residence.missing(0, 8), clock.monotonic())
+    queue.residency.load(queue.residency.missing(0, 8), clock.monotonic())
     wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
     with monkeypatch.context() as patched:
         # What is on its way does not leave, says Linux.
@@ -209,7 +209,7 @@ def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> No
     left: list[int] = []
     for _ in range(8):
         storage.pool.spill(queue, BLOCK)
-        left += [place for place in queue.residence.missing(0, 8).tolist() if place not in left]
+        left += [place for place in queue.residency.missing(0, 8).tolist() if place not in left]
     assert left == [0, 1, 4, 7, 3, 6, 2, 5]
 
 
@@ -274,7 +274,7 @@ def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
             read(c, 0)
             assert (storage.pool.overdrawn, storage.pool.used_bytes) == (1, 4 * BLOCK)
             del held
-    storage.tend()
+    storage.maintain()
     assert storage.pool.used_bytes <= 3 * BLOCK
 
 
@@ -310,8 +310,8 @@ def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
     assert 2 <= storage.pool.upgrades < 20
     # Eight in ten of the memory: what is behind the head is read last, by who is set back.
     assert percent(storage) == {"low": 0, "middle": 66, "high": 66}
-    assert not len(queues["high"].residence.missing(2 * BLOCK, 4))
-    assert not len(queues["middle"].residence.missing(0, 4))
+    assert not len(queues["high"].residency.missing(2 * BLOCK, 4))
+    assert not len(queues["middle"].residency.missing(0, 4))
 
 
 @pytest.mark.parametrize("swing", [(10, 11), (11, 10)])
@@ -327,7 +327,7 @@ def test_a24_priorities_that_swing_a_little_move_nothing(
         storage.pool.table.prioritise("A", "s", swing[tick % 2])
         storage.pool.table.prioritise("C", "s", swing[1 - tick % 2])
         storage.pool.upgrade()
-        storage.tend()
+        storage.maintain()
         now[0] += 1
     assert storage.pool.upgrades <= 1
 
@@ -359,7 +359,7 @@ def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
     for block in range(40, 100):
         put(queue, block)
         storage.sync()
-        storage.tend()
+        storage.maintain()
         storage.pool.upgrade()
         now[0] += 1
     assert storage.file.reads == 0
@@ -393,14 +393,14 @@ def test_a22_what_is_larger_than_what_is_read_ahead_is_counted(opened: Opened) -
         queue.put(Header(Kind.DIFFS, txid, 0, batch.num_rows), batch)
         queue.put(Header(Kind.TIME_END, txid, 0, batch.num_rows))
     storage.sync()
-    storage.tend()
+    storage.maintain()
     for txid in range(1, 5):
         (frame,) = queue.sent(txid)
         begin, end = frame.header.offset, frame.end
         assert end - begin > 6 * BLOCK
         del frame
         assert storage.pool.used_bytes <= 8 * BLOCK
-        assert not len(queue.residence.missing(begin, -(-end // BLOCK) - begin // BLOCK))
+        assert not len(queue.residency.missing(begin, -(-end // BLOCK) - begin // BLOCK))
 
 
 def test_a_block_that_is_new_takes_no_memory_before_it_is_written(opened: Opened) -> None:

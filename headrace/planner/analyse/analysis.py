@@ -39,7 +39,7 @@ class Analysis:
     """Analyses texts as ``caller``, with the caller's settings."""
 
     def __init__(self, like: Connection, caller: str | None, settings: Mapping[str, str]) -> None:
-        """``like``: a connection to the same database as the same user."""
+        """``like`` is a connection to the same database as the same user."""
         self._like = like
         self._caller = caller
         self._given = settings

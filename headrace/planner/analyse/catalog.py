@@ -62,7 +62,7 @@ class Catalog:
     """Facts of one database, and which of them a query has asked for."""
 
     def __init__(self, conn: Connection, trusted: frozenset[int] = frozenset()) -> None:
-        """``trusted``: see ``FunctionFacts``."""
+        """``trusted`` has the functions that the view's author vouches for, by OID."""
         self._conn = conn
         self.functions = FunctionFacts(conn, trusted)
         self.operators = OperatorFacts(conn)

@@ -56,7 +56,7 @@ class FunctionFacts:
     """Functions by OID."""
 
     def __init__(self, conn: Connection, trusted: frozenset[int]) -> None:
-        """``trusted``: functions that the view's author vouches for."""
+        """``trusted`` has the functions that the view's author vouches for, by OID."""
         self._conn = conn
         self._trusted = trusted
         self.doubt: Callable[[Function], str | None] = lambda _: ""

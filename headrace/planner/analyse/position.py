@@ -13,7 +13,7 @@ class Text:
     """The text of a query."""
 
     def __init__(self, query: str, *, standard_strings: bool) -> None:
-        """``standard_strings`` as in the session that it was written for."""
+        """``standard_strings`` is the setting of the session that the query was written for."""
         self._query = query
         self._tokens: list[Token] = []
         try:

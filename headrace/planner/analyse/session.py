@@ -3,14 +3,14 @@
 Analysing a query can run user code: a literal of a composite type is read at once, which runs the
 check of a domain inside.  So a query is analysed only if that code can only be the caller's own
 (``literals.py``), and that code must have only the caller's rights.  ``SET ROLE`` does not protect
-our rights, since the code may reset the role; a SECURITY DEFINER function does, since the role
-cannot be reset inside it.  Hence every text that a caller can influence is analysed, and computed,
-in temporary functions that belong to the caller.  That includes our own SQL, in which a name may
-mean another object by then.
+the engine's rights, since the code may reset the role; a SECURITY DEFINER function does, since the
+role cannot be reset inside it.  Hence every text that a caller can influence is analysed, and
+computed, in temporary functions that belong to the caller.  That includes generated SQL, in which a
+name may mean another object by then.
 
 Such code of the caller can still do two things.  It may alter those functions, since the caller
-owns them: so each call first checks that they are still SECURITY DEFINER.  And its objects are on
-the caller's search path: so our catalog queries run under our own path (``acting.own_names``).
+owns them, so each call first checks that they are still SECURITY DEFINER.  And its objects are on
+the caller's search path, so catalog queries run under a separate path (``acting.own_names``).
 
 Postgres' own errors keep SQLSTATE, message, detail and hint; the position is moved to the user's
 text.
@@ -168,7 +168,7 @@ def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]
     """Return the current settings that influence evaluation, including ``FUNCTION_PATH``.
 
     A view that is planned again keeps the path it was created with, which is in ``given``.
-    Afterwards our own settings apply (``pin``): texts of values and names are canonical.
+    Afterwards the pinned settings apply (``pin``): texts of values and names are canonical.
     """
     row = conn.execute(
         # Under the caller's search path.
@@ -371,7 +371,7 @@ def _readable(printed: str) -> str:
 
 
 def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) -> BoundQuery:
-    """Bind a query of our own in a temporary view that continues to exist, and return it.
+    """Bind a generated query in a temporary view that continues to exist, and return it.
 
     Raises:
         psycopg.Error: Postgres does not accept it.

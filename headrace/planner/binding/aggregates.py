@@ -1,12 +1,13 @@
 """Binds aggregate functions: from Postgres' parse tree to ``logical.Agg``.
 
-Only counts, sums of numbers, extremes and booleans are native.  All others are *remote*: the
-group's multiset of arguments is kept, and Postgres evaluates ``fn(DISTINCT $1, $2 ORDER BY $3 …)``
-for the groups that a transaction touched.  Arguments are computed as columns below the aggregate;
-constants and rows (``ROW(a, b)``, which no array can carry) are written into the SQL itself.
+Only counts, sums of numbers, extremes and booleans are native.  All other aggregates are *remote*:
+the engine keeps the group's multiset of arguments, and Postgres evaluates
+``fn(DISTINCT $1, $2 ORDER BY $3 …)`` for the groups that a transaction touched.  Arguments are
+computed as columns below the aggregate.  Constants and rows (``ROW(a, b)``, which no array can
+carry) are written into the SQL itself.
 
-If the query orders the input only in part, or not at all, a canonical order is used, common to all
-aggregates of the level (``alignment``): the same rows always give the same result.
+Input that the query does not order completely gets a canonical order, common to all aggregates of
+the level (``alignment``).  So the same rows always give the same result.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OF_RECORDS: Final = frozenset(
         *("array_length", "array_lower", "array_upper", "array_ndims", "array_dims"),
     }
 )
-"""Functions that convert an array of records to another type."""
+"""Functions that turn an array of records into text, JSON or a number."""
 _BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
 _UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
 """Aggregates whose value does not depend on the order of their input."""
@@ -76,7 +77,7 @@ class _Call:
     function: Function
     name: str
     args: tuple[Expr, ...]
-    """Arguments; of an ordered-set aggregate those after WITHIN GROUP (ORDER BY."""
+    """The arguments; for an ordered-set aggregate, the items of WITHIN GROUP (ORDER BY …)."""
     order: tuple[tuple[Expr, str], ...]
     """(expression, ``USING … NULLS …``)."""
     direct: tuple[Expr, ...]
@@ -93,7 +94,7 @@ class AggregateCalls:
     def __init__(
         self, lowering: Lowering, column: NewColumn, group: Callable[[Expr], Expr]
     ) -> None:
-        """``group``: what a direct argument, which reads keys alone, is below the groups."""
+        """``group`` translates a direct argument, which reads only keys, to below the groups."""
         self._lowering = lowering
         self._column = column
         self._group = group
@@ -101,7 +102,7 @@ class AggregateCalls:
     def bind(self, node: Tree, scope: Scope, converted: Tree | None = None) -> Agg:
         """Return the aggregate of an AGGREF; ``scope`` is that of its arguments.
 
-        ``converted``: the conversion that is computed with it (``converted_records``).
+        ``converted`` is the conversion computed with the aggregate (``converted_records``).
         """
         call = self._lower(node, scope)
         if converted is not None:
@@ -135,7 +136,7 @@ class AggregateCalls:
         for entry in node.nodes("args"):
             expr = lowering.lower(entry.child("expr"), scope)
             if filter_ is not None and raises(expr) and not self._inline(expr):
-                # Postgres looks at the filter first.
+                # Postgres evaluates the filter first.
                 expr = build.guarded(lowering, filter_, expr)
             by_ref[entry.number("ressortgroupref")] = expr
             if not entry.flag("resjunk"):
@@ -162,10 +163,11 @@ class AggregateCalls:
         )
 
     def _domains(self, node: Tree, args: list[Expr]) -> dict[Expr, int]:
-        """Return the domain of arguments whose array is the result: a base type's array differs.
+        """Return the domain of arguments whose array is the result.
 
-        An array of the domain consists of checked values.  So a domain whose check may fail on
-        existing values (NOT NULL in an outer join, NOT VALID) is refused later.
+        An array of the domain differs from an array of its base type: its values are checked.  So
+        a domain whose check may fail on existing values (NOT NULL in an outer join, NOT VALID) is
+        refused later.
         """
         types = self._lowering.catalog.types
         domain = types[node.number("aggtype")].element
@@ -206,7 +208,7 @@ class AggregateCalls:
     # -- native
 
     def _native(self, call: _Call, column: Col, collation: int) -> Agg | None:
-        """The aggregate as ``collections.reduce`` computes it itself, or None."""
+        """Return the aggregate in the form that ``collections.reduce`` computes, or None."""
         name = call.name
         if not call.function.builtin or call.direct:
             return None
@@ -298,7 +300,7 @@ class AggregateCalls:
         return agg
 
     def _conversion(self, node: Tree, sql: str) -> str:
-        """SQL of what ``node`` makes of the aggregate whose SQL is ``sql``."""
+        """Return the SQL of the conversion ``node`` applied to the aggregate ``sql``."""
         lowering = self._lowering
         if node.kind == "COERCEVIAIO":
             return f"({sql})::{lowering.type_name(node.number('resulttype'))}"
@@ -312,7 +314,7 @@ class AggregateCalls:
         return f"{function.quoted}({', '.join(args)})"
 
     def _inline(self, expr: Expr) -> bool:
-        """Whether ``expr`` is a row, which is built inside of the aggregate's SQL."""
+        """Return whether ``expr`` is a row, which is built inside the aggregate's SQL."""
         kind = self._lowering.catalog.types[expr.oid].kind
         return kind in ("p", "c") and isinstance(expr, Call)
 
@@ -339,7 +341,7 @@ class AggregateCalls:
         return self._lowering.plain_type(kind.element or oid)
 
     def _prove(self, node: Tree, agg: Agg, converted: Tree | None) -> None:
-        """Postgres must understand our SQL of the aggregate as it did the query."""
+        """Raise an error unless Postgres parses the generated SQL as it did the query's call."""
         lowering = self._lowering
         exprs = [e for e in (agg.argument, *agg.more) if e is not None]
         columns = []
@@ -352,7 +354,7 @@ class AggregateCalls:
         columns.append("1::int8 AS i")
         direct = [f"s.a{n}" for n in range(len(exprs) - agg.direct + 1, len(exprs) + 1)]
         call = substitute(agg.sql, lambda n: f"s.a{n}" if n else "s.i")
-        # Our own text over names that are quoted where they come from.
+        # Generated text over names that are already quoted.
         query = f"SELECT {call} AS c FROM (SELECT {', '.join(columns)}) s" + (  # noqa: S608
             f" GROUP BY {', '.join(direct)}" if direct else ""
         )
@@ -375,10 +377,10 @@ class AggregateCalls:
 
 
 def converted_records(catalog: Catalog, node: Tree) -> Tree | None:
-    """The aggregate that ``node`` makes text, JSON or a number of, if its result is record[].
+    """Return the record[] aggregate that ``node`` converts to text, JSON or a number, or None.
 
-    An array of records without a type exists only where Postgres evaluates it: so the conversion
-    is computed with the aggregate.
+    An array of untyped records exists only inside Postgres, so the conversion is computed with
+    the aggregate.
     """
     if node.kind == "COERCEVIAIO":
         args = [node.child("arg")] if node.number("resulttype") in (t.TEXT, t.VARCHAR) else []
@@ -419,7 +421,10 @@ def _sql(
 
 
 def _signature(node: Tree, *, placed: bool = False) -> tuple[object, ...]:
-    """What an AGGREF means, but for its arguments; ``placed``: its last order is ours."""
+    """Return the meaning of an AGGREF without its arguments.
+
+    ``placed``: the planner added its last ORDER BY item.
+    """
     order = [
         (c.number("eqop"), c.number("sortop"), c.flag("nulls_first"))
         for c in node.nodes("aggorder")
@@ -434,7 +439,6 @@ def _signature(node: Tree, *, placed: bool = False) -> tuple[object, ...]:
 
 
 def _label(call: _Call) -> str:
-    """The call for people."""
     order = ", ".join(f"{show(e)}{_words(how)}" for e, how in call.order)
     if call.within:
         direct = ", ".join(map(show, call.direct))
@@ -445,7 +449,7 @@ def _label(call: _Call) -> str:
 
 
 def _words(how: str) -> str:
-    """``USING … NULLS …`` as people write it."""
+    """Return ``USING … NULLS …`` as ASC, DESC and NULLS FIRST or LAST."""
     operator = how.split("(")[-1].split(")")[0].rsplit(".", 1)[-1]
     last = how.endswith("LAST")
     if operator == "<":

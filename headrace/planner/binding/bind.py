@@ -42,7 +42,7 @@ from headrace.planner.scalars.typekeys import key_value, require_keys
 from headrace.planner.scalars.wholerow import MARK, marked, whole_row
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
-"""By JoinType; a right join is a left one with its sides exchanged."""
+"""Join kind by JoinType; a right join becomes a left join with its sides exchanged."""
 _RIGHT: Final = 3
 
 
@@ -70,7 +70,7 @@ class Level:
     """Entries whose rows have a column that marks them as present (``wholerow.marked``)."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
     below: Scope | None = None
-    """Where grouped expressions are lowered: from Postgres 18 on columns of an entry are them."""
+    """The scope of grouped expressions, which are an entry's columns from Postgres 18 on."""
 
     def entry(self, index: int) -> Tree:
         """Return the range-table entry with that 1-based index."""
@@ -97,9 +97,9 @@ class Binder:
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
     def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
-        """Return the plan of ``query``; its columns are the query's, in order.
+        """Return the plan of ``query``, with the columns of the query in order.
 
-        ``outer`` is the scope of the enclosing query at the position of this one: the plan may
+        ``outer`` is the scope of the enclosing query at the position of this one.  The plan may
         then have free references to its columns.
         """
         return self._bind(self._level(query, env, outer), sorted_=False)[0]
@@ -235,7 +235,7 @@ class Binder:
         return self._joined(left, right, condition, level, _JOIN_KINDS[kind])
 
     def _joined(self, left: Node, right: Node, condition: Tree, level: Level, kind: str) -> Node:
-        """A join; conditions with subqueries are filters over it or over its right side."""
+        """Return a join; conditions with subqueries become filters over it or its right side."""
         parts = conjunct_trees(condition)
         hard = [p for p in parts if has_subquery(p)]
         scope = self.scope(level)
@@ -275,7 +275,7 @@ class Binder:
             return UNIT
         if kind == check.SUBQUERY:
             query = entry.child("subquery")
-            # A view reads nothing of the query around it: it is the same wherever it stands.
+            # A view reads nothing of the enclosing query, so all its uses share one plan.
             node = (
                 self._named.mention(partial(self.bind, query), query)
                 if entry.flag(IS_VIEW)
@@ -300,7 +300,7 @@ class Binder:
         return node
 
     def _with(self, entry: Tree, env: Env, name: str) -> Node:
-        """A reference to the WITH query ``name`` of the last level of ``env``."""
+        """Return a reference to the WITH query ``name`` of the last level of ``env``."""
         home = env[-1]
         cte = home.queries[name]
         if entry.flag("self_reference"):
@@ -389,7 +389,7 @@ class Binder:
         values = [key_value(self._lowering, c.ref, construct) for c in node.columns]
         if all(isinstance(v, Ref) for v in values):
             return DistinctNode(node)
-        # Equal values may look different: the group shows those of one row.
+        # Equal values may print differently: the group shows the values of one row.
         made = tuple((self.column(show(v), v), v) for v in values)
         shown: list[tuple[Col, Expr]] = []
         aggs: list[Agg] = []
@@ -404,5 +404,5 @@ class Binder:
 
 
 def _env(level: Level, scope: Scope) -> Env:
-    """WITH queries for a query in an expression, one entry per level that it counts."""
+    """Return the WITH queries visible to a query in an expression, one entry per level."""
     return (*level.env, *[With({}, scope)] * scope.depth)

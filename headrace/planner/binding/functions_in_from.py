@@ -1,9 +1,9 @@
-"""Functions in FROM, and set-returning ones in the select list: the logical ``Functions``.
+"""Functions in FROM and set-returning functions in the select list, as logical ``Functions``.
 
-A function in FROM runs over one row without columns, with free references where it is lateral.
-In the select list all set-returning calls of a nesting level run in lockstep, the inner ones
-first, each level as a ROWS FROM of its own (manual, 38.5.9): below the grouping if the call
-stands in GROUP BY, else above grouping and windows, below DISTINCT.
+A function in FROM runs over one row without columns, with free references if it is lateral.
+In the select list all set-returning calls of a nesting level run in lockstep, as one ROWS FROM per
+level, inner levels first (manual, 38.5.9).  A call in GROUP BY runs below the grouping; any other
+call runs above grouping and windows, and below DISTINCT.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from headrace.types import INT8, TEXT
 NewColumn = Callable[[str, Expr], Col]
 
 _STABLE: Final = frozenset({"generate_series", "jsonb_path_query_tz"})
-"""Stable functions whose results depend on their arguments and captured settings alone."""
+"""Stable functions whose results depend only on their arguments and captured settings."""
 _RECORDS: Final = frozenset(
     f"json{b}_{name}"
     for b in ("", "b")
     for name in (*("to_record", "to_recordset", "populate_record", "populate_recordset"),)
 )
-"""Stable for the input functions of the columns' types."""
+"""Functions that are stable only because the input functions of their column types may be."""
 _CALLS: Final = ("FUNCEXPR", "OPEXPR")
 
 
 def is_set(node: Tree) -> bool:
-    """Whether ``node`` itself is a set-returning call."""
+    """Return whether ``node`` itself is a set-returning call."""
     return node.flag("funcretset") or node.flag("opretset")
 
 
 def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") -> Call:
-    """A function in FROM or a set-returning one; ``columns`` is its definition list as SQL."""
+    """Lower a function in FROM or a set-returning call; ``columns``: SQL of its definition list."""
     if node.kind != "FUNCEXPR":
         lowering.refuse("this expression in FROM", node)
     function = lowering.catalog.functions[node.number("funcid")]
@@ -97,7 +97,7 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
 
 
 def _refusal(function: Function) -> str | None:
-    """Why ``function`` may not be called in FROM, or ``None``."""
+    """Return why ``function`` may not be called in FROM, or ``None``."""
     known = function.name in _STABLE and function.returns_set
     if function.builtin and (known or function.name in _RECORDS):
         return None
@@ -112,14 +112,14 @@ _Shape = tuple[str, int, int, int]
 
 
 def bind_calls(lowering: Lowering, entry: Tree, scope: Scope) -> tuple[Call, ...]:
-    """The calls of a range-table entry of functions."""
+    """Lower the calls of a range-table entry of functions."""
     return tuple(_from_item(lowering, f, scope) for f in entry.nodes("functions"))
 
 
 def bind_functions(
     lowering: Lowering, entry: Tree, calls: tuple[Call, ...], column: NewColumn, below: Node
 ) -> Node:
-    """The ``calls`` of an entry over ``below``, whose columns are not shown."""
+    """Return a plan of ``calls`` over ``below``, without the columns of ``below``."""
     shapes: list[_Shape | None] = []
     dated: list[int] = []
     for call, item in zip(calls, entry.nodes("functions"), strict=True):
@@ -154,9 +154,9 @@ def bind_functions(
 
 
 def _dated(lowering: Lowering, item: Tree) -> list[int]:
-    """Per column of a definition list: the date or time type that is read as a text, or 0.
+    """Return, per column of a definition list, the date or time type that is read as text, or 0.
 
-    A text in JSON may stand for the current time.  So it comes as a text, and is cast as texts are.
+    A string in JSON may denote the current time.  So it is read as text and then cast.
     """
     tree = item.child("funcexpr")
     if lowering.catalog.functions[tree.number("funcid")].name not in _RECORDS:
@@ -169,7 +169,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
 
 
 def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
-    """Refuse 'now' and kin, which JSON may hold, in a column that would take it."""
+    """Refuse a column type whose input may read the clock, since JSON may contain 'now'."""
     function = lowering.catalog.functions[tree.number("funcid")]
     if function.name not in _RECORDS:
         return
@@ -186,7 +186,7 @@ def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
 def bind_scalar(
     lowering: Lowering, entry: Tree, scope: Scope, column: NewColumn
 ) -> tuple[Col, Expr] | None:
-    """The column of an entry that is one expression, no function (COALESCE, CURRENT_DATE)."""
+    """Return the column of an entry that is an expression (COALESCE, CURRENT_DATE), or None."""
     items = entry.nodes("functions")
     if len(items) != 1 or entry.flag("funcordinality"):
         return None
@@ -202,7 +202,7 @@ def _from_item(lowering: Lowering, item: Tree, scope: Scope) -> Call:
 
 
 def _definitions(lowering: Lowering, item: Tree) -> str:
-    """The column definition list of a function that returns ``record``."""
+    """Return the column definition list, as SQL, of a function that returns ``record``."""
     names = item.items("funccolnames")
     if not names:
         return ""
@@ -226,9 +226,9 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
 
 
 def _numbered_shape(lowering: Lowering, call: Call, count: int = 0) -> list[_Shape | None]:
-    """``_shape`` by the numbers of columns; None for those that a row type has dropped.
+    """Return ``_shape`` by column number; None for the dropped columns of a row type.
 
-    ``count``: how many columns there are, if that is known.
+    ``count`` is the number of columns, if known.
     """
     found = _shape(lowering, call)
     base = lowering.catalog.types.base(call.oid)
@@ -240,7 +240,7 @@ def _numbered_shape(lowering: Lowering, call: Call, count: int = 0) -> list[_Sha
 
 
 def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
-    """(name, type, typmod, collation) of the columns of ``call``."""
+    """Return (name, type, typmod, collation) of the columns of ``call``."""
     query, _ = _query(lowering, "f.*", (_unchecked(call),))
     try:
         return lowering.described(query)
@@ -252,14 +252,14 @@ def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
 
 
 def _unchecked(call: Call) -> Call:
-    """``call`` without the checks of scalar subqueries, which no SQL has: of the same type."""
+    """Remove the checks of scalar subqueries, which SQL cannot express; the type stays the same."""
     args = tuple(_unchecked(a) if isinstance(a, Call) else a for a in call.args)
     args = tuple(a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args)
     return dataclasses.replace(call, args=args)
 
 
 def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[str, list[Ref]]:
-    """Our SQL of ``calls`` over columns typed as the references in them."""
+    """Return generated SQL of ``calls``, and the references that its input columns stand for."""
     found = list({r.id: r for c in calls for r in references(c)}.values())
     places = {ref.id: place for place, ref in enumerate(found, 1)}
     sqls = ", ".join(lowering.sql(c, lambda r: f"s.a{places[r.id]}") for c in calls)
@@ -267,17 +267,17 @@ def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[s
         f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"
         for place, ref in enumerate(found, 1)
     )
-    # Both lists are our own text over names that are quoted where they come from.
+    # Both lists are generated text over names that are already quoted.
     source = f"(SELECT {inputs}) s, LATERAL " if found else ""
     return f"SELECT {targets} FROM {source}ROWS FROM ({sqls}) f", found  # noqa: S608
 
 
 def prove(lowering: Lowering, sets: list[tuple[Call, ...]]) -> None:
-    """Postgres must understand our SQL of every call in FROM as it did the query."""
+    """Raise an error unless Postgres parses the generated SQL of every call as in the query."""
     for calls in dict.fromkeys(sets):
         query, found = _query(lowering, "1 AS one", calls)
         tree = lowering.analysed(query)
-        # Up to Postgres 15 a view's own old and new rows are entries, too.
+        # Up to Postgres 15 a view's own old and new rows are entries too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
         scope = Scope(_numbered(found))
         items = entry.nodes("functions")
@@ -300,8 +300,8 @@ def _numbered(found: list[Ref]) -> Callable[[int, int], Expr]:
 class _SetCall:
     """A set-returning call of the select list.
 
-    ``fields`` are the columns of its composite result that are wanted, by their numbers; the
-    result of another one is number 0.
+    ``fields`` are the needed columns of its composite result, by number; a result that is not
+    composite is number 0.
     """
 
     tree: Tree
@@ -313,8 +313,8 @@ class _SetCall:
 class TargetSets:
     """The set-returning calls of a query's select list (ORDER BY included).
 
-    Made before anything of the list is lowered: every call stands in ``Lowering.known`` as a
-    reference to a column that ``below`` or ``above`` will make.
+    Must be created before the list is lowered: it enters every call in ``Lowering.known`` as a
+    reference to a column that ``below`` or ``above`` makes later.
     """
 
     def __init__(self, lowering: Lowering, column: NewColumn, query: Tree) -> None:
@@ -325,7 +325,7 @@ class TargetSets:
         if not query.flag("hasTargetSRFs"):
             return
         grouped = _grouped(query)
-        # Beside another call its rows may be missing, which is not a row of NULLs.
+        # Beside another call its rows may run out, which differs from a row of NULLs.
         self._alone = sum(map(_count_sets, query.nodes("targetList"))) == 1
         windowed = {
             c.number("tleSortGroupRef")
@@ -341,9 +341,9 @@ class TargetSets:
                 lowering.refuse("a set-returning function in a window definition")
 
     def _register(self, tree: Tree, mine: list[_SetCall]) -> int:
-        """Note the calls in ``tree``; how deep they are nested."""
+        """Register the calls in ``tree``, and return their nesting depth."""
         if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
-            return 0  # calls in there are none of this list
+            return 0  # calls inside do not belong to this list
         target, field = tree, 0
         if tree.kind == "FIELDSELECT" and is_set(tree.child("arg")):
             target, field = tree.child("arg"), tree.number("fieldnum")
@@ -366,7 +366,7 @@ class TargetSets:
         return level + 1
 
     def _whole(self, target: Tree, function: Function) -> dict[int, Col]:
-        """The columns of the row that a call gives; its value is the row of these."""
+        """Return the columns of the row that a call returns, and enter their row as its value."""
         catalog = self._lowering.catalog
         oid = catalog.types.base(target.number("funcresulttype"))
         known = target.kind == "FUNCEXPR" and catalog.types[oid].kind == "c"
@@ -397,7 +397,7 @@ class TargetSets:
         return [Tree("TARGETENTRY", {"expr": a}) for c in self._above for a in c.args]
 
     def above(self, node: Node, arguments: list[Expr]) -> Node:
-        """``node`` with the other calls; ``arguments`` are what those of ``arguments`` became."""
+        """Add the calls above the grouping to ``node``; ``arguments`` are lowered."""
         given = iter(arguments)
         calls: list[tuple[_SetCall, Call]] = []
         for call in self._above:
@@ -414,7 +414,7 @@ class TargetSets:
         return self._layers(node, calls)
 
     def _layers(self, node: Node, calls: list[tuple[_SetCall, Call]]) -> Node:
-        """One ``Functions`` per nesting level, the innermost first."""
+        """Add one ``Functions`` node per nesting level, the innermost first."""
         for level in range(1 + max((c.level for c, _ in calls), default=-1)):
             mine = [(c, e) for c, e in calls if c.level == level]
             outputs: list[Col] = []
@@ -434,24 +434,24 @@ class TargetSets:
 
 
 def _grouped(query: Tree) -> set[int]:
-    """Numbers of the entries of the select list that GROUP BY names."""
+    """Return the numbers of the select-list entries in GROUP BY."""
     return {c.number("tleSortGroupRef") for c in query.nodes("groupClause")}
 
 
 def _count_sets(tree: Tree) -> int:
-    """How many set-returning calls of this query ``tree`` has."""
+    """Return the number of set-returning calls of this query in ``tree``."""
     if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
         return 0
     return is_set(tree) + sum(map(_count_sets, _parts(tree)))
 
 
 def _composite(catalog: Catalog, oid: int) -> bool:
-    """Whether values of the type are rows."""
+    """Return whether values of the type are rows."""
     return catalog.types[catalog.types.base(oid)].kind in ("c", "p")
 
 
 def _parts(tree: Tree) -> Iterator[Tree]:
-    """Nodes directly inside of ``tree``."""
+    """Yield the child nodes of ``tree``."""
     for value in tree.fields.values():
         if isinstance(value, Tree):
             yield value
@@ -468,7 +468,7 @@ def _nowhere(varno: int, attno: int) -> Expr:
 
 
 def with_only(node: Node, columns: tuple[Col, ...]) -> Node:
-    """``node`` with ``columns`` alone."""
+    """Return ``node`` with only ``columns``."""
     if node.columns == columns:
         return node
     return ProjectNode(node, tuple((c, c.ref) for c in columns))

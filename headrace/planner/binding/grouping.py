@@ -21,7 +21,7 @@ from headrace.planner.scalars.scope import LateSite, Scope, Site
 from headrace.planner.scalars.typekeys import key_value
 
 SETS_MAX: Final = 4096
-"""As in Postgres: more grouping sets are an error there."""
+"""Limit on grouping sets, as in Postgres."""
 _EMPTY, _SIMPLE, _ROLLUP, _CUBE, _SETS = range(5)
 """GroupingSetKind."""
 
@@ -29,13 +29,13 @@ _EMPTY, _SIMPLE, _ROLLUP, _CUBE, _SETS = range(5)
 class Grouping:
     """Binds the grouped expressions of one query level.
 
-    ``target`` (or ``lower``) everything that stands above the groups, then take ``node``: it has
-    the keys and aggregates that were asked for.  Where there are several grouping sets, each row
-    is first made one per set (``Expand``), and the set's number is a key too.
+    Pass all expressions above the groups to ``target`` (or ``lower``), then call ``node``: its
+    result has the keys and aggregates that they need.  With several grouping sets, each row is
+    first repeated once per set (``Expand``), and the number of the set is a key too.
     """
 
     def __init__(self, lowering: Lowering, column: NewColumn, query: Tree, scope: Scope) -> None:
-        """``scope`` has one site: what the groups are made of."""
+        """``scope`` has one site: the input of the groups."""
         self._lowering = lowering
         self._column = column
         self._query = query
@@ -56,7 +56,7 @@ class Grouping:
         self.scope: Final = dataclasses.replace(
             scope, special=self._special, above=self.above, sites=(self._survivors,)
         )
-        """Where the expressions above the groups are lowered; ``above`` comes after that."""
+        """The scope in which expressions above the groups are lowered, before ``above``."""
         self._input = nodes.ids(self._site.node)
         self._bind_keys()
 
@@ -67,28 +67,28 @@ class Grouping:
         return below
 
     def bind(self, targets: list[Tree]) -> tuple[nodes.Node, list[Expr]]:
-        """The grouped plan, and what ``targets`` are above it."""
+        """Return the grouped plan, and the expressions of ``targets`` above it."""
         exprs = [self.target(e) for e in targets]
         return self.node(), exprs
 
     def target(self, entry: Tree) -> Expr:
-        """What a target entry is above the groups."""
+        """Return a target entry as an expression above the groups."""
         key = self._by_ref.get(entry.number("ressortgroupref"))
         return key if key is not None else self.lower(entry.child("expr"))
 
     def lower(self, tree: Tree) -> Expr:
-        """What an expression is above the groups."""
+        """Lower an expression to one above the groups."""
         return self.above(self._lowering.lower(tree, self.scope))
 
     def node(self) -> nodes.Node:
-        """The groups that HAVING leaves, with all that was asked for so far."""
+        """Return the groups that pass HAVING, with all keys and aggregates requested so far."""
         having = self._query.node("havingQual")
         if having is not None:
             scope = dataclasses.replace(self.scope, sites=(self._groups,))
             assert scope.subqueries is not None, "a query level has them"
             scope.subqueries.filter(having, scope)
         if not self._keys and not self._aggs:
-            # HAVING or GROUP BY () alone: one row, and rows need a column.
+            # HAVING or GROUP BY () without other columns: the one row needs a column.
             count = self._column("count(*)", Const(None, t.INT8))
             self._add(nodes.Agg(count, "count_star", name="count"))
         node = self._site.node
@@ -128,27 +128,27 @@ class Grouping:
         return self._shown[expr]
 
     def _new_key(self, expr: Expr, label: str) -> Ref:
-        """A key of the groups: what is shown of it above them."""
+        """Add a group key, and return the reference that shows its value above the groups."""
         value = key_value(self._lowering, expr, "GROUP BY")
         column = self._column(label, value)
         self._keys.append((column, value))
         if value == expr and keys.is_canonical(expr.oid):
             return column.ref
-        # Equal keys may look different (1.0, 1.00): the group shows one of them.
+        # Equal keys may print differently (1.0, 1.00): the group shows one of them.
         return self._add(nodes.Agg(self._column(label, expr), "any", expr, name="any"))
 
     def _add_expanded(self, ref: int, expr: Expr) -> None:
-        """A key that is NULL outside of its grouping sets."""
+        """Add a key that is NULL outside its grouping sets."""
         label = show(expr)
         column = self._column(label, expr)
         self._expanded[ref] = (column, expr)
         self._by_ref[ref] = self._new_key(column.ref, label)
         if not isinstance(expr, Const):
-            # A constant stays what it is, unless it is the very target of GROUP BY.
+            # A constant keeps its value, unless it is itself the target of GROUP BY.
             self._shown.setdefault(expr, self._by_ref[ref])
 
     def _expand(self, node: nodes.Node, number: nodes.Col) -> nodes.Node:
-        """Rows of ``node`` once per grouping set."""
+        """Return the rows of ``node`` once per grouping set."""
         items: list[tuple[nodes.Col, Expr]] = [(c, c.ref) for c in node.columns]
         shown: list[tuple[nodes.Col, Ref]] = []
         for column, expr in self._expanded.values():
@@ -165,7 +165,7 @@ class Grouping:
         return nodes.ExpandNode(node, tuple(shown), sets, number)
 
     def _always(self, number: nodes.Col) -> tuple[tuple[str | None, ...], ...]:
-        """Keys of the empty grouping sets: they have a row even over no row."""
+        """Return the keys of the empty grouping sets, which have a row even for no input."""
         return tuple(
             tuple(str(i) if e == number.ref else None for _, e in self._keys)
             for i, one in enumerate(self._sets)
@@ -175,7 +175,7 @@ class Grouping:
     # -- expressions
 
     def above(self, expr: Expr) -> Expr:
-        """``expr`` in terms of the groups."""
+        """Return ``expr`` in terms of the groups' columns."""
         if expr in self._shown:
             return self._shown[expr]
         match expr:
@@ -184,14 +184,14 @@ class Grouping:
             case Ref():
                 if expr.id not in self._input:
                     return expr  # an aggregate, or a column of an outer query
-                # Allowed by Postgres because a key determines it: one more key.
+                # Postgres allows it because a key determines it, so it becomes another key.
                 return self._add_key(expr)
             case Call():
                 args = tuple(self.above(a) for a in expr.args)
                 return dataclasses.replace(expr, args=args)
 
     def _below(self, expr: Expr) -> Expr:
-        """``expr``, which reads keys alone, in terms of what goes into the groups."""
+        """Return ``expr``, which reads only keys, in terms of the groups' input."""
         for column, key in self._expanded.values():
             if key == expr:
                 return column.ref
@@ -202,7 +202,7 @@ class Grouping:
 
     def _special(self, node: Tree) -> Expr | None:
         for tree, expr in self._trees:
-            # A grouped expression with a subquery in it is known by its tree.
+            # A grouped expression with a subquery is recognised by its tree.
             if tree.kind == node.kind and same(tree, node):
                 return expr
         levels = node.number("agglevelsup")
@@ -218,18 +218,18 @@ class Grouping:
         return self._base.special(node) if self._base.special is not None else None
 
     def _arguments(self, node: Tree, levels: int) -> Scope:
-        """Where the arguments of an aggregate are lowered that stands ``levels`` queries deeper."""
+        """Return the scope for the arguments of an aggregate ``levels`` queries deeper."""
         if not levels or not has_subquery(node):
             return self._base.below(levels)
         if any(n.kind == "RANGETBLENTRY" and n.text("ctename") for n in node.walk()):
-            # Its WITH queries are counted from there.
+            # References to WITH queries count levels from the deeper query.
             self._lowering.refuse("WITH in an aggregate of an outer query", node)
         return dataclasses.replace(
             self._base.below(levels), subqueries=self._base.subqueries, sites=self._base.sites
         )
 
     def _json(self, node: Tree) -> Expr | None:
-        """JSON_ARRAYAGG and JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""
+        """Lower JSON_ARRAYAGG or JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""
         call = node.node("func")
         if call is None or call.kind != "AGGREF":
             return None
@@ -241,7 +241,7 @@ class Grouping:
         return self._lowering.lower(coercion, scope)
 
     def _grouping(self, node: Tree) -> Expr:
-        """GROUPING: a bit per argument, set where the grouping set has it not."""
+        """Lower GROUPING: one bit per argument, set if the grouping set lacks the argument."""
         wanted = node.numbers("refs")
         values = [_bits(wanted, one) for one in self._sets]
         constants = [Const(str(v), t.INT4) for v in values]
@@ -274,7 +274,7 @@ def _bits(wanted: list[int], one: tuple[int, ...]) -> int:
 
 
 def grouping_sets(query: Tree) -> list[tuple[int, ...]]:
-    """The grouping sets of a query, each as the sorted numbers of its keys; one at least.
+    """Return the grouping sets of a query (at least one), each as its sorted key numbers.
 
     Several items of GROUP BY multiply: GROUP BY a, ROLLUP (b, c) is (a, b, c), (a, b), (a).
     """
@@ -288,7 +288,7 @@ def grouping_sets(query: Tree) -> list[tuple[int, ...]]:
 
 
 def _expanded(item: Tree) -> list[tuple[int, ...]]:
-    """The sets that one item of GROUP BY stands for."""
+    """Return the sets that one item of GROUP BY stands for."""
     kind = item.number("kind")
     if kind == _EMPTY:
         return [()]

@@ -1,10 +1,10 @@
 """Aggregates over a sorted subquery: ``SELECT array_agg(x) FROM (SELECT x … ORDER BY y) s``.
 
-SQL gives the input of an aggregate no order but that of its own ORDER BY, yet Postgres feeds it the
-rows as the only FROM item yields them, and its manual says so.  So such an aggregate is bound as
-``array_agg(x ORDER BY y)``, in the parse tree: what the subquery sorts by becomes one more column
-of it, which nobody can name.  The order also comes through WITH queries, and through subqueries
-that change nothing about it.
+SQL orders the input of an aggregate only by the aggregate's own ORDER BY.  Postgres however, as its
+manual documents, feeds it the rows in the order of the only FROM item.  So such an aggregate is
+rewritten in the parse tree to ``array_agg(x ORDER BY y)``: each sort expression becomes an
+additional, hidden column of the subquery.  The order also passes through WITH queries, and through
+subqueries that preserve it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def carry_order(tree: Node, catalog: Catalog) -> None:
 
 
 def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
-    """``seen``: the queries that were visited; that of a view stands at several places."""
+    """Visit ``query``; ``seen`` has the visited queries, as a view's query may occur repeatedly."""
     if id(query) in seen:
         return
     seen.add(id(query))
@@ -50,7 +50,7 @@ def _visit(query: Node, env: Env, catalog: Catalog, seen: set[int]) -> None:
 
 
 def _queries(*values: object) -> Iterator[Node]:
-    """The outermost queries in ``values``."""
+    """Yield the outermost queries in ``values``."""
     stack = list(values)
     while stack:
         value = stack.pop()
@@ -63,7 +63,7 @@ def _queries(*values: object) -> Iterator[Node]:
 
 
 def _aggregates(query: Node) -> Iterator[Node]:
-    """The aggregate calls of ``query`` itself."""
+    """Yield the aggregate calls of ``query`` itself."""
     stack: list[object] = [query.fields.get("targetList"), query.fields.get("havingQual")]
     while stack:
         value = stack.pop()
@@ -83,7 +83,7 @@ def _shows_order(call: Node, catalog: Catalog) -> bool:
 
 
 def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
-    """(range-table index, query, its surroundings) of the only FROM item, if that is a query."""
+    """Return (range-table index, query, its Env) of the only FROM item, if that is a query."""
     items = query.child("jointree").nodes("fromlist")
     if len(items) != 1 or items[0].kind != "RANGETBLREF":
         return None
@@ -101,7 +101,7 @@ def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
 
 
 def _passes_on(query: Node) -> bool:
-    """Whether the rows of ``query`` stand in the order of its input."""
+    """Return whether the rows of ``query`` keep the order of its input."""
     lists = ("groupClause", "groupingSets", "distinctClause", "windowClause")
     nodes = ("setOperations", "havingQual", "limitCount", "limitOffset")
     return (
@@ -113,7 +113,7 @@ def _passes_on(query: Node) -> bool:
 
 
 def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
-    """Whether ``query`` is sorted, by columns that can be maintained."""
+    """Return whether ``query`` is sorted by columns that can be maintained."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         return not any(_refused(e, catalog) for e, _ in _sort_entries(query))
@@ -122,7 +122,7 @@ def _maintained(query: Node, env: Env, catalog: Catalog) -> bool:
 
 
 def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
-    """(number of a column, sort clause): what ``query`` is sorted by, shown from now on."""
+    """Make the sort columns of ``query`` visible; return (column number, sort clause) of each."""
     env = (*env, {c.text("ctename") or "": c for c in query.nodes("cteList")})
     if query.nodes("sortClause"):
         entries = _sort_entries(query)
@@ -143,14 +143,14 @@ def _sorted_by(query: Node, env: Env) -> list[tuple[int, Node]]:
 
 
 def _sort_entries(inner: Node) -> list[tuple[Node, Node]]:
-    """(target entry, sort clause) of what a query sorts by."""
+    """Return (target entry, sort clause) per sort item of a query."""
     by_ref = {e.number("ressortgroupref"): e for e in inner.nodes("targetList")}
     clauses = inner.nodes("sortClause")
     return [(by_ref[c.number("tleSortGroupRef")], c) for c in clauses]
 
 
 def _refused(entry: Node, catalog: Catalog) -> bool:
-    """Whether the value of a sort column may not be maintained (``ORDER BY random()``)."""
+    """Return whether a sort column cannot be maintained (``ORDER BY random()``)."""
     for node in entry.walk():
         if node.kind == "SQLVALUEFUNCTION":
             return True
@@ -161,7 +161,7 @@ def _refused(entry: Node, catalog: Catalog) -> bool:
 
 
 def _columns(inner: Node, entries: list[Node]) -> list[int]:
-    """Numbers of the columns of ``inner`` that show ``entries``, all of them from now on."""
+    """Make ``entries`` visible columns of ``inner``, and return their numbers."""
     for entry in entries:
         entry.fields["resjunk"] = "false"
     shown = [e for e in inner.nodes("targetList") if not e.flag("resjunk")]
@@ -173,7 +173,7 @@ def _var(varno: int, column: int) -> Node:
 
 
 def _order(call: Node, varno: int, columns: list[tuple[int, Node]]) -> None:
-    """Let ``call`` see its rows by ``columns`` of range-table entry ``varno``."""
+    """Add ORDER BY ``columns`` of range-table entry ``varno`` to ``call``."""
     args = call.nodes("args")
     used = max(a.number("ressortgroupref") for a in args)
     order = []

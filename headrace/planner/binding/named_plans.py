@@ -1,4 +1,4 @@
-"""Binds views and WITH queries once, and refers to the plan by name at every mention."""
+"""Binds views and WITH queries once, and refers to the plan by name at every use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NamedPlans:
     """The named plans of one query, by the objects that they were bound from."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
-        """``numbers``: ids of columns and numbers of plans."""
+        """``numbers`` yields ids of columns and numbers of plans."""
         self._numbers = numbers
         # The objects of a key are kept alive, so that no other object gets the same id().
         self._found: dict[tuple[int, ...], tuple[tuple[object, ...], AgainNode]] = {}

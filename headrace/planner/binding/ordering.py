@@ -1,15 +1,15 @@
 """ORDER BY, LIMIT, OFFSET, WITH TIES and DISTINCT ON of one query level.
 
-A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression
-in it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET
-it decides which rows there are; rows equal in it stand in one canonical order
-(``collections.sorting``), and so do all rows where there is no ORDER BY.
+A view is a multiset of rows, so ORDER BY alone changes nothing and is not computed.  If one of its
+expressions fails on a row, only a query that reads the view in that order fails.  With LIMIT or
+OFFSET it determines the rows of the view; ties, and all rows if there is no ORDER BY, are in one
+canonical order (``collections.sorting``).
 
-A row without a type, ORDER BY (a, b), is sorted by its fields: it is never NULL itself, and of a
-field NULL is more than any value.
+An untyped row, ORDER BY (a, b), is sorted by its fields: the row itself is never NULL, and a NULL
+field is greater than any value.
 
-A number of rows that is computed (LIMIT (SELECT …), or of an outer query's row) is compared with
-row_number() in the same order; a change then costs the rows whose number becomes another.
+A computed number of rows (LIMIT (SELECT …), or from an outer query's row) is compared with
+row_number() in the same order.  A change then costs as many rows as change their number.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _WITHIN: Final = """
                      AND (s.l IS NULL OR s.n - COALESCE(s.o, 0) <= s.l) END
       FROM (SELECT NULL::int8 AS n, NULL::int8 AS l, NULL::int8 AS o) s
 """
-"""Whether row n is within LIMIT l OFFSET o; a negative number is an error (of substring)."""
+"""Whether row n is within LIMIT l OFFSET o; substring raises the error for a negative number."""
 _ROWS_MAX: Final = 2**60
-"""More rows than there are."""
+"""A number of rows that no view reaches."""
 
 _NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
 
 _ROW_ORDERS: Final = {2990: False, 2991: True}
-"""The operators < and > of type record: whether they descend."""
+"""Whether the order descends, for the operators < and > of type record."""
 
 KeyOf = Callable[[Lowering, Expr, str], Expr]
-"""What decides whether values are equal in a construct (``typekeys.key_value``)."""
+"""Function for the key that decides equality of values in a construct (``typekeys.key_value``)."""
 
 
 class Ordering:
-    """Which rows a query level keeps, and in which order they are counted."""
+    """The sort order of one query level, and its LIMIT, OFFSET and DISTINCT ON."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Ordering:
         *,
         sorted_: bool = False,
     ) -> None:
-        """``sorted_``: the order of the result matters, its columns stay."""
+        """``sorted_``: the order of the result matters, so the sort columns stay."""
         self._lowering = lowering
         self._query = query
         self._key = key
@@ -85,7 +85,7 @@ class Ordering:
         """Set by ``bind``."""
 
     def targets(self) -> list[Tree]:
-        """The visible entries of the target list, then those that are only sorted by."""
+        """Return the visible entries of the target list, then the entries only sorted by."""
         entries = self._query.nodes("targetList")
         visible = [e for e in entries if not e.flag("resjunk")]
         if not self._limited and not self.distinct_on and not self._sorted:
@@ -101,7 +101,7 @@ class Ordering:
         ]
 
     def bind(self, node: Node, targets: list[Tree], scope: Scope) -> Node:
-        """The rows that are kept of ``node``, whose columns are ``targets`` in order."""
+        """Return a plan of the rows of ``node`` to keep; its columns are ``targets`` in order."""
         by_ref: dict[int, list[Ref]] = {}
         for entry, column in zip(targets, node.columns, strict=True):
             if reference := entry.number("ressortgroupref"):
@@ -144,7 +144,7 @@ class Ordering:
             keys.append(value)
         if made:
             node = ProjectNode(node, (*((c, c.ref) for c in columns), *made))
-        # Within a group its keys are equal, so they order nothing.
+        # The keys are equal within a group, so they do not affect its order.
         mine = {ref.id for ref in named}
         rest = tuple(item for item in order if item.column.id not in mine)
         first = TopKNode(node, tuple(keys), rest, 1)
@@ -165,12 +165,12 @@ class Ordering:
         return TopKNode(node, (), order, limit, min(offset, _ROWS_MAX), ties)
 
     def _reads_rows(self, name: str) -> bool:
-        """Whether the count may be another for other contents of the database."""
+        """Return whether the count may depend on the contents of the database."""
         tree = self._query.node(name)
         return tree is not None and any(p.kind in _NOT_CONSTANT for p in tree.walk())
 
     def _numbered(self, node: Node, order: tuple[OrderNode, ...], scope: Scope) -> Node:
-        """Counts that are computed: each row by its number in the order."""
+        """Apply computed counts: filter the rows by their row number in the order."""
         if self._query.text("limitOption") in WITH_TIES:
             self._lowering.refuse("WITH TIES for a number of rows that is not constant")
         number = self._column("row_number", Const(None, INT8))
@@ -215,7 +215,7 @@ class Ordering:
 
 
 def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
-    """What the sort clauses of ``expr`` look at: the fields of a row, or itself."""
+    """Return the expressions that the sort clauses of ``expr`` read: a row's fields, or itself."""
     if expr.kind != "ROWEXPR" or expr.number("row_typeid") != RECORD:
         return [expr]
     if any(c.number("sortop") not in _ROW_ORDERS for c in clauses):
@@ -226,7 +226,7 @@ def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
 def orders(
     lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
 ) -> tuple[OrderNode, ...]:
-    """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
+    """Return ORDER BY items; ``by_ref`` has the ``sorted_by`` columns by sort group reference."""
     out: list[OrderNode] = []
     for clause in clauses:
         operator = lowering.catalog.operators[clause.number("sortop")]
@@ -235,7 +235,7 @@ def orders(
         for ref in by_ref[clause.number("tleSortGroupRef")]:
             found = operator
             if any(item.column == ref for item in out):
-                continue  # a field that was sorted by before
+                continue  # already a sort column
             if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
                 nulls_first = descending
                 found = lowering.catalog.operators[_order_of(lowering, ref, descending)]
@@ -245,9 +245,9 @@ def orders(
 
 
 def _order_of(lowering: Lowering, ref: Ref, descending: bool) -> int:
-    """The operator by which Postgres sorts values of the type of ``ref``."""
+    """Return the operator by which Postgres sorts values of the type of ``ref``."""
     kind = lowering.type_name(ref.oid)
-    # The type's name is quoted where it comes from.
+    # The type's name is already quoted.
     query = (
         f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
     )

@@ -1,19 +1,18 @@
-"""WITH RECURSIVE: binding it, and the number of the iteration in the plan of its step.
+"""WITH RECURSIVE: binding, and the iteration number in the plan of the step.
 
-All iterations run in one set of collections, so every row of the step says to which one it
-belongs: ``Carrier`` adds that column along the ways from the work table to the root of the step,
-to the output of each node and to the keys of those that look at several rows at once.  What is not
-on such a way is the same for every iteration and stands outside.
+All iterations run in one set of collections, so every row of the step has the number of its
+iteration.  ``Carrier`` adds that column to all nodes between the work table and the root of the
+step: to their output, and to the keys of nodes that combine several rows.  All other nodes are the
+same for every iteration and stay outside.
 
 Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
-Counter-examples: of a FULL JOIN the rows of the other side without a partner belong to no
-iteration; an aggregate without GROUP BY gives a row for an iteration without any, where Postgres
-would have stopped.  Both are refused, as is everything else whose result over nothing is not
-nothing.
+Counter-examples: in a FULL JOIN, unmatched rows of the other side belong to no iteration.  An
+aggregate without GROUP BY returns a row for an empty iteration, at which Postgres would have
+stopped.  Both are refused, as is every other construct that returns rows for empty input.
 
-CYCLE is what Postgres rewrites it to (manual, 7.8.2.2): a column with the path so far and one that
-says whether the row stands in it; a row that does is not followed.  An element of the path is the
-text of the row, which is the same for equal rows of the types that are let through.
+CYCLE is rewritten as Postgres does it (manual, 7.8.2.2): one column has the path so far, another
+marks a row that is already in the path, and a marked row is not followed.  An element of the path
+is the text of the row.  Only types whose equal values have the same text are accepted.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import keys as key_types
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding.setops import SetOperations
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.nodes import (
     AggregateNode,
     Col,
@@ -54,7 +54,6 @@ from headrace.planner.logical.nodes import (
     with_children,
 )
 from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, refs
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Lowering
@@ -71,7 +70,7 @@ _TEXTS: Final = 1009
 
 
 class Recursions:
-    """The recursive queries of a plan that are being bound."""
+    """Binds the recursive queries of a plan."""
 
     def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col]) -> None:
         self._lowering = lowering
@@ -79,7 +78,7 @@ class Recursions:
         self._names: dict[int, str] = {}
 
     def bind(self, cte: Tree, operations: SetOperations) -> Node:
-        """The plan of a recursive WITH query; ``operations`` binds its UNION."""
+        """Return the plan of a recursive WITH query; ``operations`` binds its UNION."""
         union = cte.child("ctequery").child("setOperations")
         if cte.child("ctequery").nodes("sortClause"):
             self._lowering.refuse("ORDER BY in a recursive query")
@@ -107,7 +106,7 @@ class Recursions:
         return node if shown == columns else ProjectNode(node, _items(shown))
 
     def work_table(self, cte: Tree) -> Node:
-        """The reference of ``cte`` to itself."""
+        """Return the reference of ``cte`` to itself."""
         base = self._lowering.catalog.types.base
         types = [base(oid) for oid in cte.numbers("ctecoltypes")]
         columns = tuple(
@@ -128,7 +127,7 @@ def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
 
 
 class _Cycle:
-    """The columns of a CYCLE clause: the mark, which is shown, and the path, which is not."""
+    """The columns of a CYCLE clause: the visible mark and the hidden path."""
 
     def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree) -> None:
         clause = cte.child("cycle_clause")
@@ -144,7 +143,7 @@ class _Cycle:
 
     @property
     def mark(self) -> tuple[Col, ...]:
-        """The column that is shown."""
+        """The visible column."""
         return self.columns[:1]
 
     def _made(self) -> tuple[Col, ...]:
@@ -160,14 +159,14 @@ class _Cycle:
         )
 
     def begin(self, base: Node) -> Node:
-        """``base``, each row with a path of its own."""
+        """Return ``base`` with a new path for each row."""
         row = self._row(base)
         [path] = self._lowered([f"ARRAY[{row}]"], base.columns)
         new = zip(self._made(), (self._default, path), strict=True)
         return ProjectNode(base, (*_items(base.columns), *new))
 
     def follow(self, step: Node, name: str) -> Node:
-        """``step``, which reads the work table ``name``, from the rows that close no cycle."""
+        """Return ``step`` over only those rows of the work table ``name`` that close no cycle."""
         before = self._made()
         carrier = Carrier(self._lowering, name, lambda: before, alone=True)
         rows, _ = carrier.carried(step)
@@ -187,7 +186,7 @@ class _Cycle:
         return ProjectNode(FilterNode(rows, (goes_on,)), (*_items(step.columns), *new))
 
     def _row(self, node: Node) -> str:
-        """SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
+        """Return SQL for the text of the cycle columns, over ``s.a1`` and so on."""
         for place in self._places:
             column = node.columns[place]
             require_key(self._lowering, column.ref, "CYCLE")
@@ -201,7 +200,7 @@ class _Cycle:
         return quote(expr.text, self._lowering.type_name(expr.oid))
 
     def _lowered(self, sqls: list[str], columns: tuple[Col, ...]) -> list[Expr]:
-        """Expressions of our own making over ``columns``, which are ``s.a1`` and so on."""
+        """Lower generated SQL over ``columns``, which are named ``s.a1`` and so on."""
         inputs = ", ".join(
             f"{quote(None, self._lowering.type_name(c.oid))} AS a{place}"
             for place, c in enumerate(columns, 1)
@@ -227,20 +226,20 @@ def _nowhere(varno: int, attno: int) -> Expr:
 
 
 def reads(node: Node, name: str) -> bool:
-    """Whether ``node`` depends on the work table ``name``."""
+    """Return whether ``node`` depends on the work table ``name``."""
     if isinstance(node, WorkTableNode):
         return node.name == name
     if isinstance(node, RecursiveNode) and node.name == name:
-        return reads(node.base, name)  # a copy, whose step means its own
+        return reads(node.base, name)  # a copy, whose step reads its own work table
     return any(reads(child, name) for child in children(node))
 
 
 def step_of(context: QueryContext, node: RecursiveNode) -> tuple[Node, WorkTableNode]:
-    """The step with the number of the iteration as its last column, and its work table's shape.
+    """Return the step with the iteration number as its last column, and its work table.
 
     Raises:
-        UnsupportedError: it cannot be said to which iteration a row belongs, or there may be
-            rows of an iteration that follows an empty one.
+        UnsupportedError: a row cannot be assigned to an iteration, or an iteration after an
+            empty one may have rows.
     """
     numbers = itertools.count(_FIRST_NUMBER, -1)
 
@@ -255,7 +254,7 @@ def step_of(context: QueryContext, node: RecursiveNode) -> tuple[Node, WorkTable
 
 
 _FIRST_NUMBER: Final = -2_000_000
-"""Ids of the iterations' columns go down from here, below those of the clock and of physical.py."""
+"""First id of iteration columns; ids count down, below those of the clock and of physical/."""
 
 
 def _work_tables(node: Node) -> list[WorkTableNode]:
@@ -266,12 +265,11 @@ def _work_tables(node: Node) -> list[WorkTableNode]:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Adds columns of the work table ``name`` to all that follows from it.
+    """Adds columns of the work table ``name`` to all nodes that depend on it.
 
-    ``fresh`` makes the columns, anew for each reference.  ``alone``: where rows of several
-    references, or several rows of one, come together, they are refused.
-    ``outside`` takes the other side of a join that reads the columns itself: what stands for it,
-    and the conditions that join it.
+    ``fresh`` makes new columns for each reference.  ``alone``: refuse nodes that combine several
+    references or several rows.  ``outside`` replaces the other side of a join if that side reads
+    the columns; it returns the replacement and the join conditions.
     """
 
     context: QueryContext
@@ -281,7 +279,7 @@ class Carrier:
     outside: Callable[[Node], tuple[Node, tuple[Expr, ...]]] | None = None
 
     def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
-        """``node``, which reads the work table, with the columns, and which they are."""
+        """Add the columns to ``node``, which reads the work table; return both."""
         if isinstance(node, WorkTableNode):
             columns = self.fresh()
             return dataclasses.replace(node, columns=node.columns + columns), columns
@@ -338,19 +336,19 @@ class Carrier:
             self.context.refuse(f"a condition of an outer join that may fail {_REFUSED}")
         rest = tuple(p for p in join.condition if p not in late)
         node = dataclasses.replace(join, left=new_left, right=new_right, condition=(*same, *rest))
-        # What may fail sees the rows of one iteration at a time.
+        # A condition that may fail must see only pairs of rows of the same iteration.
         result = FilterNode(node, late) if late else node
         if self.outside is None:
             return result, columns
         return ProjectNode(result, _items(join.columns + columns)), columns
 
     def _together(self, node: UnionNode | SetOpNode) -> tuple[Node, tuple[Col, ...]]:
-        """Each input has rows of its own iteration.
+        """Add the columns to each input of ``node``.
 
-        Of INTERSECT any side may stand outside, of EXCEPT the second: it is there in every
-        iteration that has rows, and in no other has it a say.  UNION is refused: Postgres
-        evaluates the step once also where the first iteration has no rows, and would have those
-        from outside.
+        Either side of INTERSECT, or the second of EXCEPT, may be independent of the work table:
+        it then belongs to every iteration that has rows, and affects no other.  For UNION this is
+        refused: Postgres evaluates the step once even if the first iteration is empty, and would
+        return the independent rows.
         """
         inputs = children(node)
         there = [reads(n, self.name) for n in inputs]
@@ -371,7 +369,7 @@ class Carrier:
         return dataclasses.replace(changed, columns=node.columns + columns), columns
 
     def _iterations(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
-        """The iterations that have rows."""
+        """Return the iterations that have rows."""
         work = next(w for w in _work_tables(node) if w.name == self.name)
         copied = tuple(
             dataclasses.replace(c, id=new.id) for c in work.columns for new in self.fresh()
@@ -387,7 +385,7 @@ class Carrier:
 
 
 def _separates(join: JoinNode, predicate: Expr) -> bool:
-    """Whether ``predicate`` compares something of one side with something of the other."""
+    """Return whether ``predicate`` equates expressions of the two sides."""
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False
     sides = {

@@ -1,4 +1,4 @@
-"""UNION, INTERSECT and EXCEPT of one query level, with the columns converted; VALUES."""
+"""UNION, INTERSECT and EXCEPT of one query level, with type conversion; VALUES."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KINDS: Final = {
 class SetOperations:
     """Binds the tree of set operations of one query level.
 
-    ``leaf`` binds an arm, ``column`` makes a new column, ``distinct`` is what UNION without ALL
-    does (and what says whether rows of these types can be told apart).
+    ``leaf`` binds an arm, ``column`` makes a new column, ``distinct`` removes duplicates (UNION
+    without ALL).  ``require_keys`` refuses column types whose equality cannot be decided.
     """
 
     lowering: Lowering
@@ -35,7 +35,7 @@ class SetOperations:
     require_keys: Callable[[Node, str], None]
 
     def bind(self, tree: Tree) -> Node:
-        """The plan of ``tree``: a set operation, or an arm of one."""
+        """Return the plan of ``tree``: a set operation, or an arm of one."""
         if tree.kind == "RANGETBLREF":
             return self.leaf(tree)
         kind = _KINDS.get(tree.text("op") or "")
@@ -46,7 +46,7 @@ class SetOperations:
         )
         columns = self.columns(tree, [c.name for c in left.columns])
         if kind == "union":
-            # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
+            # A nested UNION ALL is merged; a UNION (DISTINCT) is not.
             arms = (a.inputs if isinstance(a, UnionNode) else (a,) for a in (left, right))
             union = UnionNode(tuple(one for each in arms for one in each), columns)
             return union if tree.flag("all") else self.distinct(union, "UNION")
@@ -55,7 +55,7 @@ class SetOperations:
         return SetOpNode(kind, tree.flag("all"), left, right, columns)
 
     def columns(self, tree: Tree, names: list[str]) -> tuple[Col, ...]:
-        """New columns for the results of the operation ``tree``."""
+        """Return new columns for the results of the operation ``tree``."""
         return tuple(
             self.column(name, Const(None, oid, int(str(typmod)), collation))
             for name, oid, typmod, collation in zip(
@@ -68,7 +68,7 @@ class SetOperations:
         )
 
     def converted(self, arm: Node, tree: Tree) -> Node:
-        """``arm`` with its columns in the types of the operation ``tree``."""
+        """Convert the columns of ``arm`` to the types of the operation ``tree``."""
         oids = self._types(tree)
         if [c.oid for c in arm.columns] == oids:
             return arm
@@ -91,11 +91,11 @@ class SetOperations:
 
 
 def value_rows(rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr], Col]) -> Node:
-    """VALUES: constant rows as they are, any other one as a projection.
+    """Return the plan of VALUES: constant rows as literals, any other row as a projection.
 
-    Each row comes with the node it is computed over: one row without columns, and what the
-    subqueries in it need.  Postgres has converted the rows to common types; a modifier stays
-    only if all agree on it.
+    Each row comes with its input: one row without columns, joined with the row's subqueries.
+    Postgres has already converted the rows to common types.  A type modifier is kept only if all
+    rows have the same.
     """
     exprs = [row for _, row in rows]
     typmods = [{e.typmod for e in each} for each in zip(*exprs, strict=True)]

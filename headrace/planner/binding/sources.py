@@ -1,13 +1,14 @@
-"""What a query reads, and whether it may: views by their queries, tables as ``relations`` has them.
+"""Relations that a query reads, and access rights: inlines views, loads tables (``relations``).
 
-*Views.*  Postgres puts a view's tree in its place when the query runs; we do it when it is planned
-(``Sources.load`` changes the tree itself, so everything behind it knows nothing of views).  The
-definition is the one of that moment; a later one is a difference of the catalog that stops the
-view (postgres/fingerprint.py).  A table that Headrace maintains is the query of that view: both
-then follow the base tables, and are right at the same transactions.
+*Views.*  Postgres expands a view when the query runs; Headrace does so when it plans the query
+(``Sources.load`` changes the tree, so later stages see no views).  A later change of the definition
+is a difference of the catalog that stops the view (postgres/fingerprint.py).  The table of a
+Headrace view is replaced by the query of that view: both then follow the base tables, and are
+consistent at the same transactions.
 
-*Rights* are those that Postgres would check: what a view names is read as its owner, or as the
-caller where it is ``security_invoker``.  Row security counts where a relation is named.
+*Rights* are those that Postgres would check.  The relations that a view names are read as its
+owner, or as the caller if the view is ``security_invoker``.  Row security is checked for the role
+that reads the relation.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
 
 
 class Sources:
-    """What one query reads."""
+    """The relations, views and functions that one query reads."""
 
     def __init__(
         self,
@@ -88,14 +89,14 @@ class Sources:
         trust: Trust,
         over: int | None = None,
     ) -> None:
-        """``settings`` are those of the caller that influence evaluation.
+        """Create it; ``settings`` are the caller's settings that influence evaluation.
 
-        ``over``: the table of a view of Headrace that is not put in place (``PlanRequest``).
+        ``over`` is the table of a Headrace view that is not inlined (``PlanRequest``).
         """
         self._over = over
         self._trust = trust
         self._inside: list[int] = []
-        """OIDs of the functions whose queries are being put in place."""
+        """OIDs of the functions whose queries are being inlined."""
         self._conn = conn
         self._analysis = analysis
         self._catalog = catalog
@@ -108,25 +109,25 @@ class Sources:
         self._roles: dict[str, Any] = {}
         self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
-        """SQL of what was put in place, in which its constants are written out."""
+        """SQL of the inlined queries and expressions, with constants written out."""
         self.relations: set[tuple[int, bool]] = set()
         """(table as named, with its children)"""
         self._through: list[tuple[int, str]] = []
-        """The views of Headrace (table, name) that are being put in place."""
+        """The Headrace views (table, name) that are being inlined."""
         self.rights: set[tuple[str, int, int, tuple[int, ...], int]] = set()
-        """What roles must be allowed: (kind, OID of the role, OID of the object, columns, through).
+        """Required rights: (kind, OID of the role, OID of the object, columns, through).
 
-        ``through`` is the table of the view of Headrace whose query needs it, 0: this one's.
+        ``through`` is the table of the Headrace view whose query needs the right, 0 for this query.
 
-        ``select`` of a relation, ``open``: no row security applies; ``usage`` of a schema;
-        ``execute`` of a function.  Those that Postgres asks for when it answers the query.
+        Kinds: ``select`` of a relation; ``open``, no row security applies to it; ``usage`` of a
+        schema; ``execute`` of a function.  Postgres checks these rights when it runs the query.
         """
         self.views: dict[int, str] = {}
         """Qualified names of the user's views by OID."""
         self.results: dict[int, str] = {}
-        """Qualified names of the views of Headrace by the OID of their tables."""
+        """Qualified names of Headrace views by the OID of their tables."""
         self.private: set[str] = set()
-        """Those among them whose queries the caller may not see."""
+        """Names of the Headrace views whose queries the caller may not see."""
         self.named: dict[int, int] = {}
         """How often the query itself names each relation, by OID."""
         self.tables = Relations(conn, catalog)
@@ -134,14 +135,15 @@ class Sources:
     # -- loading
 
     def load(self, bound: session.BoundQuery, caller: str | None) -> None:
-        """Put views in place, check rights, load every table.
+        """Inline views, check rights, and load every table.
 
-        REQUIRES: our own role and pinned settings.
+        REQUIRES: the engine's own role and pinned settings.
 
         Raises:
             PrivilegeError: the caller, or the owner of a view, may not read something.
-            PrerequisiteError: we may not; or a table has no row identity.
-            UnsupportedError: something is none of the relations that can be followed.
+            PrerequisiteError: the engine's role may not read a table, or a table has no row
+                identity.
+            UnsupportedError: a relation is of a kind that cannot be followed.
         """
         if caller is None:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
@@ -154,10 +156,10 @@ class Sources:
         self.texts += self.tables.texts
 
     def _expand(self, tree: Tree, own: int, reader: str, caller: str, *, named: bool) -> None:
-        """Put views in the place of their names in ``tree``, which ``reader`` reads.
+        """Inline the views in ``tree``, which is read with the rights of ``reader``.
 
-        ``own`` is the view that the tree belongs to: Postgres 15 and older name it in there.
-        ``named``: it is the tree of a text that is analysed for the caller, who looks up names.
+        ``own`` is the view that the tree belongs to: Postgres 15 and older refer to it in the
+        tree.  ``named``: names in the text of the tree are looked up with the rights of ``reader``.
         """
         self._need_functions(tree, caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
@@ -178,9 +180,9 @@ class Sources:
         self._put_functions(tree, caller)
 
     def _put_functions(self, tree: Tree, caller: str) -> None:
-        """Put queries of functions that read tables in the place of their calls, inner ones first.
+        """Inline functions that read tables, inner calls first.
 
-        They are read as who asks.  A call that stays is refused where it stands.
+        Their queries run with the rights of the caller.  A call that remains is refused later.
         """
         for node in reversed(list(tree.walk())):
             rows = node.kind == "RANGETBLENTRY" and inline.is_call(node)
@@ -212,7 +214,7 @@ class Sources:
                 inline.put_value(call, query, strict=routine.strict)
 
     def _need_functions(self, tree: Tree, caller: str) -> None:
-        """Functions run as who asks, also those of views."""
+        """Require EXECUTE of ``caller`` on all functions in ``tree``, also for those of views."""
         fields = [node.number(f) for node in tree.walk() for f in FUNCTION_FIELDS]
         if caller not in self._roles:
             self._roles[caller] = self._conn.execute(
@@ -255,7 +257,7 @@ class Sources:
             return
         result = self._result(oid)
         if result is not None and oid == self._over:
-            entry.fields["inh"] = "false"  # what others let inherit from it is no part of it
+            entry.fields["inh"] = "false"  # tables that inherit from it do not belong to the view
             self.tables.results[oid] = result.name
             self.relations.add((oid, False))
             return
@@ -329,7 +331,7 @@ class Sources:
             with self._analysis.analysing() as conn:
                 bound = _bind_as(conn, result.owner, query, shadow)
         except PrerequisiteError:
-            raise  # we may not act for its owner
+            raise  # the engine may not act for the owner
         except (psycopg.ProgrammingError, UserError) as error:
             why = getattr(error, "message", None) or str(error).splitlines()[0]
             raise UnsupportedError(
@@ -386,7 +388,7 @@ def _dropped(what: str) -> UndefinedError:
 def _bind_as(conn: Connection, owner: str, query: str, shadow: str) -> session.BoundQuery:
     """Analyse the query of a Headrace view again, with the rights of its owner.
 
-    The type name of a literal that was harmless may denote another type by now.
+    The type name of a literal that was harmless may denote another type now.
     """
     analyst = f"{shadow}_analyst"
     try:

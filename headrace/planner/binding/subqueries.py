@@ -1,16 +1,17 @@
 """Subqueries in expressions: EXISTS, IN, ANY, ALL, scalar and row-wise ones, ARRAY.
 
-Each is an ``Apply`` below the node that evaluates the expression, and stands for columns of it:
+Each becomes an ``Apply`` below the node that evaluates the expression, and is replaced by columns
+of the ``Apply``:
 
-    x op (SELECT …)      left Apply of the one row; ``single`` fails where there are more
+    x op (SELECT …)      left Apply of the one row; ``single`` fails if there are more
     [NOT] EXISTS, IN …   as a conjunct of WHERE or ON: semi or anti Apply
     anywhere else        left Apply of counts: rows that match, rows for which it is unknown
 
-Inside of CASE, COALESCE, AND or OR a subquery that may fail says which rows ask for it
-(``Apply.asks``).
+For a subquery that may fail inside CASE, COALESCE, AND or OR, ``Apply.asks`` selects the rows
+that need it.
 
-IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true where some y = x; else unknown where S
-is not empty and x is NULL, or S has a NULL; else false.  So NOT IN lets a row pass only if no y is
+IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true if some y = x; else unknown if S is not
+empty and x is NULL, or if S has a NULL; else false.  So a row passes NOT IN only if no y is
 equal, no y is NULL, and x is not NULL or S is empty.
 """
 
@@ -52,15 +53,15 @@ _ZERO: Final = Const("0", t.INT8)
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The value of a subquery that may stand at several places."""
+    """The value of a subquery that may occur at several places."""
 
     scope: Scope
     when: tuple[tuple[str, Expr], ...]
-    """As in ``Scope``: what a row fulfils that the subquery runs for."""
+    """The tests that a row must pass for the subquery to run, as in ``Scope``."""
     value: Expr
 
     def serves(self, scope: Scope) -> bool:
-        """Whether the same subquery has the value in another scope, too."""
+        """Return whether the same subquery has this value in another scope too."""
         mine = self.scope
         if len(scope.sites) != 1 or len(mine.sites) != 1 or scope.sites[0] is not mine.sites[0]:
             return False
@@ -86,9 +87,9 @@ class Subqueries:
         bind: Callable[[Tree, Scope], Node],
         bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[OrderNode, ...]]],
     ) -> None:
-        """``bind`` binds a query that stands in a scope; column ids are new every time.
+        """``bind`` binds a query in a scope, with new column ids every time.
 
-        ``bind_sorted``: also columns that it is sorted by, after its own, and how.
+        ``bind_sorted`` also appends the sort columns to the query's own, and returns the order.
         """
         self._bind_sorted = bind_sorted
         self._lowering = lowering
@@ -96,12 +97,12 @@ class Subqueries:
         self._bind = bind
         self._known: dict[tuple[int, Hashable], list[_Shared]] = {}
         self._asked = False
-        """Whether a subquery runs only for rows that ask for it."""
+        """Whether a subquery runs only for the rows that need it."""
 
     # -- as a value
 
     def value(self, node: Tree, scope: Scope) -> Expr:
-        """What the subquery is to the expression around it."""
+        """Return the expression that replaces the subquery in the enclosing expression."""
         kind = node.number("subLinkType")
         if kind in (EXISTS, EXPR):
             return self._shared(node, kind, scope)
@@ -112,7 +113,7 @@ class Subqueries:
         return found(node, scope)
 
     def _shared(self, node: Tree, kind: int, scope: Scope) -> Expr:
-        """The value of EXISTS or of a scalar subquery: those that mean the same hang once."""
+        """Return the value of EXISTS or a scalar subquery; equal subqueries are attached once."""
         known = self._known.setdefault((kind, frozen(node.child("subselect"))), [])
         for each in known:
             if each.serves(scope):
@@ -126,14 +127,14 @@ class Subqueries:
         return value
 
     def _hang(self, scope: Scope, right: Node) -> None:
-        """Join ``right``; what may fail in it runs only where the expression asks for it."""
+        """Join ``right``; if it may fail, it runs only for the rows that need it."""
         asks = self._asks(scope) if serious(right) else ()
         self._asked = self._asked or bool(asks)
         read = frozenset().union(free(right), *map(refs, asks))
         home(scope.sites, read).hang(right, asks=asks)
 
     def _asks(self, scope: Scope) -> tuple[Expr, ...]:
-        """When the expression around asks for a subquery."""
+        """Return the tests under which the enclosing expression needs a subquery."""
         tests: list[Expr] = []
         later = scope.later | refs_of(self._lowering.known.values())
         for symbol, expr in scope.when:
@@ -151,7 +152,7 @@ class Subqueries:
         return tuple(tests)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
-        """The columns of the subquery's only row; NULL where there is none."""
+        """Return the columns of the subquery's only row; NULL if there is none."""
         right = self._bind(node.child("subselect"), scope)
         if facts.at_most_one(right):
             self._hang(scope, right)
@@ -170,7 +171,7 @@ class Subqueries:
         return self._test(node, scope, self._one(node, scope))
 
     def _array(self, node: Tree, scope: Scope) -> Expr:
-        """The values in an array, in the order of the subquery; an empty one of no rows."""
+        """Return the values as an array in the order of the subquery, empty if it has no rows."""
         lowering = self._lowering
         right, order = self._bind_sorted(node.child("subselect"), scope)
         value = right.columns[0]
@@ -208,7 +209,7 @@ class Subqueries:
         return count
 
     def _counts(self, scope: Scope, right: Node, filters: list[Expr | None]) -> list[Ref]:
-        """How many rows of ``right`` satisfy each of ``filters``."""
+        """Return how many rows of ``right`` satisfy each of ``filters``."""
         columns = [self._column("count(*)", _ZERO) for _ in filters]
         aggs = tuple(
             Agg(column, "count_star", filter=f, name="count")
@@ -236,7 +237,7 @@ class Subqueries:
     def _unknown(
         self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
     ) -> Expr | None:
-        """When ``outer = ANY (…)`` is unknown for a row without an equal one; None: never."""
+        """Return when ``outer = ANY (…)`` is unknown for a row without an equal; None: never."""
         sure_inner = facts.not_null(right, inner.id)
         sure_outer = self._sure(scope, outer)
         if sure_inner and sure_outer:
@@ -250,7 +251,7 @@ class Subqueries:
         return build.logic(self._lowering, "or", (empty, self._positive(unknown)))
 
     def _sure(self, scope: Scope, outer: Expr) -> bool:
-        """Whether ``outer`` is known not to be NULL."""
+        """Return whether ``outer`` is known not to be NULL."""
         if isinstance(outer, Const):
             return outer.text is not None
         nodes = [s.node for s in scope.sites if isinstance(s, Site)]
@@ -277,7 +278,7 @@ class Subqueries:
         return build.boolean_test(self._lowering, symbol, test)
 
     def _test(self, node: Tree, scope: Scope, columns: list[Expr]) -> Expr:
-        """The comparison of the left-hand side with ``columns`` of the subquery."""
+        """Return the comparison of the left-hand side with ``columns`` of the subquery."""
 
         def special(tree: Tree) -> Expr | None:
             if tree.kind == "PARAM" and tree.number("paramkind") == _PARAM_SUBLINK:
@@ -292,7 +293,7 @@ class Subqueries:
     def filter(self, condition: Tree, scope: Scope) -> None:
         """Keep the rows of the scope's only site for which ``condition`` is true.
 
-        Conjuncts without a subquery come first, as in Postgres, where they cost less.
+        Conjuncts without a subquery come first, as in Postgres, because they are cheaper.
         """
         [site] = scope.sites
         parts = conjunct_trees(condition)
@@ -331,14 +332,14 @@ class Subqueries:
         return True
 
     def _negated(self, test: Expr) -> Expr | None:
-        """``x = y`` of ``x <> y``."""
+        """Return ``x = y`` for ``x <> y``, or None."""
         if not isinstance(test, Call) or test.symbol != "<>" or test.native is None:
             return None
         left, right = test.args
         return build.comparison(self._lowering, "=", left, right, test.input_collation)
 
     def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
-        """NOT IN: no equal row; none with NULL; a NULL on the left only beside no row."""
+        """Apply NOT IN, with NULLs as in the module docstring, by anti joins."""
         [site] = scope.sites
         tests = conjuncts(test)
         pairs = [_pair(x, right) for x in tests]
@@ -365,7 +366,7 @@ class Subqueries:
 
 
 def single(count: Ref, value: Ref) -> Call:
-    """``value``, or error 21000 where ``count`` says that there are several."""
+    """Return ``value``; evaluating it raises error 21000 if ``count`` is more than one."""
     return Call(
         symbol=SINGLE,
         args=(count, value),
@@ -380,7 +381,7 @@ def single(count: Ref, value: Ref) -> Call:
 
 
 def refs_of(exprs: Iterable[Expr]) -> frozenset[int]:
-    """Ids of all columns that ``exprs`` read."""
+    """Return the ids of all columns that ``exprs`` read."""
     return frozenset().union(*map(refs, exprs))
 
 
@@ -389,7 +390,7 @@ def _above(scope: Scope, expr: Expr) -> Expr:
 
 
 def _pair(test: Expr, right: Node) -> tuple[Expr, Ref] | None:
-    """(what the outer query has, a column of ``right``) of a native equality of both."""
+    """Return (outer expression, column of ``right``) of a native equality, or None."""
     if not isinstance(test, Call) or test.symbol != "=" or test.native is None:
         return None
     first, second = test.args
@@ -402,12 +403,12 @@ def _pair(test: Expr, right: Node) -> tuple[Expr, Ref] | None:
 
 
 def conjunct_trees(condition: Tree) -> list[Tree]:
-    """The parts of a conjunction, in order."""
+    """Return the parts of a conjunction, in order."""
     if condition.kind == "BOOLEXPR" and condition.text("boolop") == "and":
         return [p for arg in condition.nodes("args") for p in conjunct_trees(arg)]
     return [condition]
 
 
 def has_subquery(tree: Tree) -> bool:
-    """Whether a subquery stands anywhere in ``tree``."""
+    """Return whether ``tree`` contains a subquery."""
     return any(node.kind == "SUBLINK" for node in tree.walk())

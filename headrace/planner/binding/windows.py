@@ -1,13 +1,12 @@
 """Window functions of one query level: from WINDOWFUNC and WINDOW clauses to ``Window`` nodes.
 
-Calls over the same partitions and order become one node, whatever their frames: where rows are
-equal in the order, Postgres promises that all of them see the rows in the same one, and within a
-node it is so. Others are nodes over each other.  What a call reads is a column below it.  An
-argument that may fail on a row becomes part of the call's SQL instead, so that Postgres computes it
-where, and only where, the function asks for it (lag reads other rows than its own, FILTER keeps
-rows away).
+Calls over the same partitions and order become one node, even if their frames differ: Postgres
+promises that they see tied rows in the same order, which holds within a node.  Calls over other
+partitions or orders become nodes on top of each other.  The inputs of a call are columns below it.
+An argument that may fail on a row becomes part of the call's SQL instead.  Postgres then computes
+it exactly for the rows that the function reads (lag reads other rows, FILTER skips rows).
 
-Every call is analysed again by Postgres and must come out as what the query had.
+Postgres parses the generated SQL of every call, and the result must equal the query's call.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ _EVERY_ROW: Final = (
     "ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING",
     "RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING",
 )
-"""Frames of which each row is in some."""
+"""Frames with which each row is in the frame of at least one row."""
 _DISTANCE_MAX: Final = 64
 _CONSTANT_FRAME: Final = (
     "Give the offset as a constant, or join each row with the rows of its frame."
@@ -98,7 +97,7 @@ NewColumn = Callable[[str, Expr], Col]
 
 @dataclass(slots=True)
 class _Call:
-    """One window function, and where its trees stand among the targets."""
+    """One window function, and the places of its trees among the targets."""
 
     tree: Tree
     column: Col
@@ -109,7 +108,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Definition:
-    """Window definitions that differ by frames only: a clause, calls, keys among the targets."""
+    """Window definitions that differ only in their frames; the slices refer to the targets."""
 
     clause: Tree
     keys: slice
@@ -135,11 +134,11 @@ class Windows:
                         self._collect(node)
 
     def targets(self) -> list[Tree]:
-        """Target entries of what windows read: keys, arguments, filters."""
+        """Return the keys, arguments and filters of the windows as target entries."""
         return [Tree("TARGETENTRY", {"expr": tree}) for tree in self._trees]
 
     def scope(self, scope: Scope) -> Scope:
-        """``scope`` in which a window function is a column."""
+        """Return ``scope`` with window functions resolved to columns."""
         if not self._calls:
             return scope
         before = scope.special
@@ -154,7 +153,7 @@ class Windows:
         return dataclasses.replace(scope, special=special, later=later)
 
     def bind(self, node: Node, exprs: list[Expr]) -> tuple[Node, list[Expr]]:
-        """Windows over ``node``, and the expressions without those of ``targets``."""
+        """Add the windows over ``node``; return it and the expressions other than ``targets``."""
         count = len(exprs) - len(self._trees)
         mine = exprs[count:]
         for definition in self._definitions:
@@ -208,7 +207,7 @@ class Windows:
         return made
 
     def _frameless(self, call: _Call) -> bool:
-        """Whether the frame has no meaning for the call: one with offsets may fail."""
+        """Return whether the call ignores its frame, and the frame has no offset that may fail."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         offsets = any(call.clause.node(name) for name in _OFFSETS)
         return function.builtin and function.name in _FRAMELESS and not offsets
@@ -237,7 +236,7 @@ class Windows:
         return window
 
     def _call(self, call: _Call, below: _Below, exprs: list[Expr]) -> tuple[WindowCall, list[Expr]]:
-        """The call, and its arguments and filter as its SQL has them."""
+        """Return the call, and its arguments and filter as they appear in its SQL."""
         lowering = self._lowering
         function = lowering.catalog.functions[call.tree.number("winfnoid")]
         self._require_function(function, call.tree)
@@ -281,10 +280,10 @@ class Windows:
     def _without_singles(
         self, call: _Call, function: Function, every: list[Expr], frame: str, below: _Below
     ) -> list[Expr]:
-        """``every`` with columns for scalar subqueries that may have several rows.
+        """Replace scalar subqueries that may have several rows in ``every`` by columns.
 
-        No SQL has their check.  So they are computed for each row, which is exact where the
-        function looks at each row.
+        SQL cannot express their check, so they are computed for each row.  This is exact if the
+        function reads each row.
         """
         if not any(map(_checked, every)):
             return every
@@ -311,7 +310,7 @@ class Windows:
     def _running(
         self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
     ) -> RunningSpec | None:
-        """The call for the collection that needs no Postgres, if it can be."""
+        """Return the call for the native collection, or None if Postgres must evaluate it."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         name, condition = function.name, None
         if not function.builtin or not all(isinstance(e, Ref | Const) for e in parts):
@@ -337,7 +336,7 @@ class Windows:
         return RunningSpec(name, argument, condition)
 
     def _summed(self, name: str, argument: Ref, tree: Tree) -> bool:
-        """Whether ``Running`` knows how to add a value of that type."""
+        """Return whether ``Running`` can aggregate values of that type."""
         if name in ("count", "first_value", "last_value"):
             return True
         if name == "sum":
@@ -387,7 +386,7 @@ class Windows:
     # -- proof
 
     def _prove(self, definition: _Definition, window: WindowNode, meant: list[list[Expr]]) -> None:
-        """Postgres must understand our SQL of the calls as it did the query."""
+        """Raise an error unless Postgres parses the generated SQL of the calls as in the query."""
         lowering = self._lowering
         columns = window.input.columns
         places = {c.id: i for i, c in enumerate(columns, 1)}
@@ -405,7 +404,7 @@ class Windows:
             for o in window.order
         )
         order = f"ORDER BY {items}" if items else ""
-        # Our own text over names that are quoted where they come from.
+        # Generated text over names that are already quoted.
         query = f"SELECT {', '.join(calls)} FROM (SELECT {inputs}) s WINDOW w AS ({order})"  # noqa: S608
         try:
             tree = lowering.analysed(query)
@@ -432,7 +431,7 @@ class Windows:
             lowering.refuse("a window function that cannot be reproduced exactly")
 
     def _same_call(self, one: Tree, other: Tree) -> bool:
-        """Whether both are the same call; lag and its kin over a domain give its base type."""
+        """Return whether both are the same call; a domain result equals its base type (lag)."""
         base = self._lowering.catalog.types.base
         same_type = base(one.number("wintype")) == base(other.number("wintype"))
         return same_type and all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
@@ -461,7 +460,7 @@ class Windows:
 
 
 class _Below:
-    """Columns that a window reads: those of its input, and computed ones."""
+    """Columns that a window reads: columns of its input, and computed columns."""
 
     def __init__(self, input_: Node, column: NewColumn) -> None:
         self._input = input_
@@ -471,7 +470,7 @@ class _Below:
         self._own: set[int] = set()
 
     def column(self, expr: Expr) -> Ref:
-        """A column with the value of ``expr``."""
+        """Return a column with the value of ``expr``."""
         if isinstance(expr, Ref) and expr.id in self._there | self._own:
             return expr
         if expr not in self._made:
@@ -480,11 +479,11 @@ class _Below:
         return self._made[expr].ref
 
     def reading(self, expr: Expr) -> Expr:
-        """``expr`` over columns that are there: those of an outer query are computed ones."""
+        """Return ``expr`` over columns of the node; columns of an outer query become computed."""
         return substitute(expr, {ref.id: self.column(ref) for ref in references(expr)})
 
     def node(self) -> Node:
-        """The input with the computed columns."""
+        """Return the input with the computed columns."""
         if not self._made:
             return self._input
         items: list[tuple[Col, Expr]] = [(c, c.ref) for c in self._input.columns]
@@ -493,7 +492,7 @@ class _Below:
 
 
 def _own(tree: Tree) -> Iterator[Tree]:
-    """Nodes of ``tree`` that belong to its query level."""
+    """Yield the nodes of ``tree`` that belong to its query level."""
     stack: list[object] = [tree]
     while stack:
         value = stack.pop()
@@ -507,7 +506,7 @@ def _own(tree: Tree) -> Iterator[Tree]:
 
 
 def _same_rows(one: Tree, other: Tree) -> bool:
-    """Whether two window definitions have the same partitions and order."""
+    """Return whether two window definitions have the same partitions and order."""
 
     def items(clause: Tree, name: str) -> list[tuple[str | None, ...]]:
         names = ("tleSortGroupRef", "sortop", "nulls_first")
@@ -541,7 +540,7 @@ def _checked(expr: Expr) -> bool:
 
 
 def _place(used: list[Ref], ref: Ref) -> int:
-    """Number of ``ref`` among the arguments, one more if it is new."""
+    """Return the number of ``ref`` among the arguments, and add it if new."""
     if ref not in used:
         used.append(ref)
     return used.index(ref) + 1

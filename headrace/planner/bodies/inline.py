@@ -1,6 +1,6 @@
 """Replaces calls of SQL functions by their queries, as subqueries over the arguments.
 
-The result of a function that reads tables does not depend on its arguments alone; its query is a
+The result of a function that reads tables does not depend only on its arguments; its query is a
 subquery like any other.  A scalar call becomes the first row of the query, or NULL without a row.
 """
 
@@ -47,7 +47,7 @@ def movable(value: object, level: int = 0) -> bool:
 
 
 def put_value(call: Node, query: Node, *, strict: bool) -> None:
-    """Make of ``call`` the value of the first row of ``query``; ``strict``: NULL for NULL.
+    """Replace ``call`` by the value of the first row of ``query``; ``strict``: NULL for NULL.
 
     REQUIRES: its arguments are ``movable``.
     """
@@ -68,7 +68,7 @@ def put_value(call: Node, query: Node, *, strict: bool) -> None:
 
 
 def put_expression(call: Node, value: Node, *, strict: bool) -> None:
-    """Make of ``call`` the expression ``value``; ``strict``: NULL for NULL.
+    """Replace ``call`` by the expression ``value``; ``strict``: NULL for NULL.
 
     REQUIRES: its arguments are ``movable``.
     """
@@ -81,7 +81,7 @@ def put_expression(call: Node, value: Node, *, strict: bool) -> None:
 
 
 def put_rows(entry: Node, query: Node) -> None:
-    """Make of a range-table entry of one function the subquery ``query``."""
+    """Replace the function of a range-table entry by the subquery ``query``."""
     [item] = entry.nodes("functions")
     entry.fields["subquery"] = _bound(query, item.child("funcexpr").nodes("args"), 0)
     entry.fields["rtekind"] = str(SUBQUERY)
@@ -89,7 +89,7 @@ def put_rows(entry: Node, query: Node) -> None:
 
 
 def is_call(entry: Node) -> bool:
-    """Whether a range-table entry is the rows of one set-returning function."""
+    """Return whether a range-table entry is a single set-returning function."""
     if entry.number("rtekind") != FUNCTION or entry.flag("funcordinality"):
         return False
     items = entry.nodes("functions")
@@ -131,7 +131,7 @@ def _one() -> Node:
 
 
 def _bound(value: object, arguments: Sequence[Node], depth: int) -> object:
-    """A copy of ``value`` with arguments for parameters, inside of so many queries."""
+    """Return a copy of ``value``, ``depth`` queries deep, with arguments for parameters."""
     if isinstance(value, list):
         return [_bound(v, arguments, depth) for v in value]
     if not isinstance(value, Node):

@@ -1,9 +1,9 @@
 """Reads the body of a PL/pgSQL function of simple statements.
 
-PL/pgSQL splits its text at keywords and semicolons, and hands each expression to SQL, where its
-variables are parameters.  ``parse`` does the same for statements that change nothing but
-variables; any other statement is refused.  Keywords end an expression where PL/pgSQL's own scanner
-ends it: outside of parentheses, whatever stands around them.
+PL/pgSQL splits its text at keywords and semicolons, and passes each expression to SQL with its
+variables as parameters.  ``parse`` does the same for statements that change only variables; any
+other statement is refused.  As in PL/pgSQL's own scanner, a keyword outside parentheses always ends
+an expression.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from headrace.types import BOOL, INT4, TEXT
 _LEVELS: Final = ("debug", "log", "info", "notice", "warning", "exception")
 _OPENING, _CLOSING = ("(", "["), (")", "]")
 _END: Final = ""
-"""What stands behind the last token."""
+"""The token after the last one."""
 ANY: Final = -1
-"""The value of an expression is used as it is, or as a text."""
+"""Target of an expression whose value is used unconverted, or as text."""
 ELEMENT: Final = -2
 """The value is an array, whose elements are assigned to the variable ``Expression.loop``."""
 NESTING_MAX: Final = 50
 FOUND: Final = "found"
-"""The variable that says whether the last query had a row."""
+"""The variable with whether the last query had a row."""
 
 
 def parse(routine: Routine, type_of: Callable[[str], int | None]) -> Body:
-    """The body of ``routine``, whose language is PL/pgSQL.
+    """Return the parsed body of the PL/pgSQL function ``routine``.
 
-    ``type_of``: the OID of the type that a declaration names.
+    ``type_of`` returns the OID of the type that a declaration names.
 
     Raises:
         UnsupportedError: the body has a statement that is not known to be harmless.
@@ -62,7 +62,7 @@ class _Reader:
         return self._text[self._tokens[place].start : self._tokens[place].end]
 
     def _word(self, ahead: int = 0) -> str:
-        """The token as a keyword; a quoted name keeps its quotes and is none."""
+        """Return the token in lower case; a quoted name keeps its quotes and is no keyword."""
         return self._raw(ahead).lower()
 
     def _next(self) -> str:
@@ -92,7 +92,7 @@ class _Reader:
         return found
 
     def _until(self, *ends: str) -> str:
-        """The text up to the first of ``ends`` outside of parentheses; it is not consumed."""
+        """Return the text up to the first of ``ends`` outside parentheses, which stays unread."""
         first, depth = self._at, 0
         while depth or self._word() not in ends:
             word = self._word()
@@ -142,7 +142,7 @@ class _Parser(_Reader):
         return found
 
     def _value(self, target: int | None, *ends: str) -> Expression:
-        """An expression up to ``ends``, assigned to a variable of type ``target``."""
+        """Read an expression up to ``ends``, assigned to a variable of type ``target``."""
         text = self._until(*ends)
         return self._add(f"SELECT {text}", None if target is None else (target,))
 
@@ -155,7 +155,7 @@ class _Parser(_Reader):
 
     @contextmanager
     def _inside(self, *more: Variable) -> Iterator[None]:
-        """A scope of its own, in which ``more`` hide variables of the same names."""
+        """Enter a nested scope, in which ``more`` hide variables of the same names."""
         outer, names = self._scope, {p.name for p in more}
         if names & {p.name for p in self._routine.inputs}:
             self._unknown()  # The parameter keeps its number.
@@ -356,7 +356,7 @@ class _Parser(_Reader):
                     return
 
     def _select(self) -> st.Into:
-        """A query whose row goes INTO variables."""
+        """Read a query whose row is assigned INTO variables."""
         first, depth = self._at, 0
         while depth or self._word() != "into":
             word = self._word()

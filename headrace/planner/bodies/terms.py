@@ -1,4 +1,4 @@
-"""Texts of one PL/pgSQL function as trees, and expressions that are made of these.
+"""Texts of one PL/pgSQL function as trees, and expressions made of them.
 
 In PL/pgSQL, a name that is both a variable and a column is an error; in the SQL function that
 analyses the text it is the column.  Hence each text is analysed twice, the second time with its
@@ -35,7 +35,7 @@ class Terms:
         routine: Routine,
         fixed: Callable[[Sequence[Variable], str, Node], object],
     ) -> None:
-        """``fixed``: raises where a text names tables by names that may mean others."""
+        """``fixed`` raises an error if a text has table names that could mean other tables."""
         self._catalog = catalog
         self._twins = twins
         self._routine = routine
@@ -149,13 +149,13 @@ class Terms:
         )
 
     def bound(self, tree: Node, exprs: Mapping[int, Node]) -> Node:
-        """A copy of ``tree`` with expressions for parameters, by their numbers."""
+        """Return a copy of ``tree`` with parameters replaced by ``exprs``, by number."""
         copy = self._copied(tree, exprs)
         assert isinstance(copy, Node), "a node is copied"
         return copy
 
     def duplicate(self, tree: Node) -> Node:
-        """A copy of ``tree``."""
+        """Return a copy of ``tree``."""
         return self.bound(tree, {})
 
     def _copied(self, value: object, exprs: Mapping[int, Node]) -> object:

@@ -34,7 +34,7 @@ class _Value:
     uses: frozenset[int] = frozenset()
     """Numbers of the values that are evaluated whenever this one is."""
     number: int = 0
-    """0: its evaluation cannot fail."""
+    """Number of the value, or 0 if its evaluation cannot fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _State:
 
     values: Mapping[str, _Value]
     pending: tuple[_Value, ...] = ()
-    """Values that PL/pgSQL has evaluated by now, and that may fail."""
+    """Values that PL/pgSQL has evaluated so far and that may fail."""
     done: frozenset[int] = frozenset()
     """Numbers of values that the conditions of the enclosing CASEs evaluate."""
 
@@ -111,7 +111,7 @@ class Execution:
     # -- statements
 
     def _run(self, pending: list[Statement], state: _State) -> Node:
-        """The value that the function returns, carrying out ``pending``."""
+        """Execute ``pending``, and return the value that the function returns."""
         rest = list(pending)
         while rest:
             first = rest.pop(0)
@@ -130,7 +130,7 @@ class Execution:
         raise UnsupportedError("control may reach the end of its body without RETURN")
 
     def _step(self, statement: Statement, state: _State) -> _State:
-        """The state after a statement that decides nothing."""
+        """Return the state after a statement that does not branch."""
         if isinstance(statement, st.Declaration):
             return self._declared(statement, state)
         if isinstance(statement, st.Assignment):
@@ -205,7 +205,7 @@ class Execution:
         return state.having((FOUND, self._exists(tree, expression, state)))
 
     def _exists(self, tree: Node, expression: Expression, state: _State) -> _Value:
-        """The value of FOUND after a query."""
+        """Return the value of FOUND after a query."""
         if trees.is_plain(tree) or trees.is_single(tree):
             return _Value(self._terms.constant("true"))
         bound = self._bound(tree, expression, state)
@@ -223,7 +223,7 @@ class Execution:
         return self._forced(value, state)
 
     def _branches(self, choice: st.Conditional, rest: list[Statement], state: _State) -> Node:
-        """CASE whose branches carry out all that follows."""
+        """Return a CASE whose branches also execute the statements after it."""
         arms = []
         for condition, inside in choice.arms:
             test = self._condition(condition, state)
@@ -239,7 +239,7 @@ class Execution:
         return replace(state, done=state.done | test.uses | {test.number})
 
     def _merged(self, choice: st.Conditional, state: _State) -> _State:
-        """The state after branches that only assign: each variable has CASE for its value."""
+        """Return the state after branches that only assign: each variable becomes a CASE."""
         tests: list[_Value] = []
         ends: list[_State] = []
         for condition, inside in choice.arms:
@@ -284,7 +284,7 @@ class Execution:
     def _assigned(
         self, expression: Expression, state: _State, target: tuple[int, int, int]
     ) -> _Value:
-        """The value of an expression as it is assigned to a variable."""
+        """Return the value of an expression after assignment to a variable."""
         text = expression.text
         tree = self._terms.tree(expression.variables, text)
         base = self._catalog.types.base(target[0])
@@ -310,7 +310,7 @@ class Execution:
     def _evaluated(
         self, tree: Node, expression: Expression, state: _State, *, proven: bool = False
     ) -> _Value:
-        """The value of a query as an expression; ``proven``: it gives at most one row."""
+        """Return the value of a query; ``proven``: it has at most one row."""
         bound = self._bound(tree, expression, state)
         fails = self._terms.fails(tree)
         if not trees.is_plain(tree):
@@ -329,7 +329,7 @@ class Execution:
         return _Value(expr, frozenset(uses))
 
     def _bound(self, tree: Node, expression: Expression, state: _State) -> Node:
-        """A copy of ``tree`` with the values of variables."""
+        """Return a copy of ``tree`` with the values of variables."""
         exprs = {
             place + 1: state.values[_name(expression.variables, place)].expr
             for place in range(len(expression.variables))
@@ -338,9 +338,9 @@ class Execution:
         return self._terms.bound(tree, exprs)
 
     def _forced(self, value: _Value, state: _State) -> Node:
-        """The value, where all that PL/pgSQL has evaluated before can be evaluated.
+        """Return an expression of ``value`` that first evaluates the pending values.
 
-        ``CASE WHEN (x IS NULL) IS NULL THEN NULL ELSE value END`` fails where x does.
+        ``CASE WHEN (x IS NULL) IS NULL THEN NULL ELSE value END`` fails if x fails.
         """
         expr = value.expr
         done = state.done | value.uses
@@ -370,7 +370,7 @@ def _flat(statements: Iterable[Statement]) -> Iterable[Statement]:
 
 
 def _mergeable(choice: st.Conditional) -> bool:
-    """Whether each branch does no more than assign values, each variable once."""
+    """Return whether each branch only assigns values, each variable once."""
     if choice.otherwise is None:
         return False
     for inside in (*(inside for _, inside in choice.arms), choice.otherwise):

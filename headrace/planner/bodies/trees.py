@@ -22,7 +22,7 @@ _PARTS: Final = (
     *("limitCount", "limitOffset", "havingQual", "setOperations"),
     *("groupClause", "groupingSets", "distinctClause", "cteList", "rtable"),
 )
-"""What a query that is no more than its expression does not have."""
+"""Fields that are empty or false in a query that is only an expression."""
 _TOTAL: Final = frozenset(
     {
         *("CONST", "PARAM", "VAR", "RELABELTYPE", "NULLTEST", "BOOLEANTEST", "BOOLEXPR"),
@@ -31,7 +31,7 @@ _TOTAL: Final = frozenset(
         *("JOINEXPR", "SORTGROUPCLAUSE", "SUBLINK", "DISTINCTEXPR"),
     }
 )
-"""Nodes that fail only where a part of them does."""
+"""Nodes that fail only if a part of them fails."""
 _INT8_OF_INT4: Final = 481
 """The function in ``LIMIT 1``."""
 _COMPARISONS: Final = frozenset(("=", "<>", "<", "<=", ">", ">="))
@@ -58,7 +58,7 @@ def is_single(query: Node) -> bool:
 
 
 def only(query: Node, place: int) -> Node:
-    """``query`` with one of its columns, and the others as far as its order needs them."""
+    """Return ``query`` with one of its columns, and the other columns that its order needs."""
     entries: list[Node] = []
     at = 0
     for entry in query.nodes("targetList"):
@@ -73,7 +73,7 @@ def only(query: Node, place: int) -> Node:
 
 
 def row(query: Node, oid: int, names: list[str]) -> Node:
-    """``query`` with one column, a row of composite type ``oid`` of those that it has."""
+    """Return ``query`` with its columns combined into one row of composite type ``oid``."""
     shown = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
     fields: dict[str, object] = {
         **{"args": [e.child("expr") for e in shown], "row_typeid": str(oid), "row_format": "0"},
@@ -109,7 +109,7 @@ def null_test(expr: Node) -> Node:
 
 
 def collation(expr: Node) -> int | None:
-    """The collation of an expression whose node says it."""
+    """Return the collation of an expression if its node has one."""
     if expr.kind == "SUBLINK" and expr.number("subLinkType") == VALUE:
         return collation(targets(expr.child("subselect"))[0])
     return next((expr.number(field) for field in _COLLATIONS if field in expr.fields), None)

@@ -1,8 +1,8 @@
-"""Finds user functions whose results depend on their arguments alone, despite the declaration.
+"""Finds user functions whose results depend only on their arguments, despite the declaration.
 
-``CREATE FUNCTION`` declares a function VOLATILE unless told otherwise, so the declaration alone
-says little.  Two sources say more: the option ``trust_stable``, in which the author of a view
-names functions; and the body of the function, if that is SQL or PL/pgSQL of simple statements.
+``CREATE FUNCTION`` declares a function VOLATILE by default, so the declaration has little meaning.
+Two sources are better: the option ``trust_stable``, in which the author of a view names functions,
+and the body of the function, if it is SQL or PL/pgSQL of simple statements.
 Every node of its trees must be known, and the functions that it calls must meet the same rules as
 calls in a view.  A body in doubt is refused.
 """
@@ -119,7 +119,7 @@ class Trust:
             if routine is None:
                 return ""
             for part in self._parts(routine):
-                self._judge(part)
+                self._classify(part)
             for parameter in (*routine.inputs, *routine.outputs):
                 self._require_sound(parameter.type)
             self._require_sound(routine.result)
@@ -173,7 +173,7 @@ class Trust:
         return not (routine.strict and (rows or routine.returns_set))
 
     def _shows(self, routine: Routine, tree: Node) -> bool:
-        """Whether the columns of ``tree`` are those of the result: nothing converts them."""
+        """Return whether the columns of ``tree`` are the result without conversion."""
         shown = targets(tree)
         exact = [type_of(expr) for expr in shown] == list(self._columns(routine, len(shown)))
         if not exact or routine.outputs or self._catalog.types[routine.result].kind != "c":
@@ -265,10 +265,10 @@ class Trust:
     def _reads_tables(
         self, routine: Routine, variables: Sequence[Variable], text: str, tree: Node
     ) -> bool:
-        """Whether ``tree`` reads tables, by names that mean them whatever else is created.
+        """Return whether ``tree`` reads tables, by names that later objects cannot hide.
 
         Raises:
-            UnsupportedError: a text names a table by a name that might mean another one.
+            UnsupportedError: the text has a table name that could come to mean another table.
         """
         entries = [n for n in tree.walk() if n.kind == "RANGETBLENTRY" and n.number("relid")]
         if routine.stored is not None or not entries:
@@ -312,7 +312,7 @@ class Trust:
             raise UnsupportedError(f"its language is {routine.language}")
 
     def _columns(self, routine: Routine, width: int) -> tuple[int, ...]:
-        """The types that the columns of the last statement become, of which there are so many."""
+        """Return the result types of the ``width`` columns of the last statement."""
         types = self._catalog.types
         found = tuple(p.type for p in routine.outputs)
         if not found and types[routine.result].kind == "c":
@@ -343,7 +343,7 @@ class Trust:
 
     # -- what they call
 
-    def _judge(self, part: _Part) -> None:
+    def _classify(self, part: _Part) -> None:
         """Raise unless the values of ``part`` depend on parameters alone."""
         self._catalog.preload([part.tree])
         for oid in mentioned(part.tree):
@@ -469,7 +469,7 @@ class Trust:
 
 
 def _of_one_column(catalog: Catalog, routine: Routine, tree: Node) -> Node | None:
-    """The query of a function that gives one value, with one column for this."""
+    """Return the query of a function with its result in one column, or None."""
     shown = targets(tree)
     if len(shown) == 1 and type_of(shown[0]) == routine.result:
         return tree
@@ -481,9 +481,9 @@ def _of_one_column(catalog: Catalog, routine: Routine, tree: Node) -> Node | Non
 
 
 def _collates(call: Node, tree: Node) -> bool:
-    """Whether ``tree`` compares as the function does when it is so called.
+    """Return whether ``tree`` has the same collations as the function in this call.
 
-    The variables of a function have the collation of its call, those of ``tree`` the default one.
+    Variables of a function have the collation of the call; in ``tree`` they have the default.
     """
     called = call.number("inputcollid")
     if called in (0, _DEFAULT_COLLATION):

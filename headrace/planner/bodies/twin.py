@@ -73,7 +73,7 @@ class Twins:
     """Analyses the texts of function bodies as the caller of one plan."""
 
     def __init__(self, analysis: Analysis, catalog: Catalog, path: str) -> None:
-        """``path``: the search path of user functions that do not set their own."""
+        """``path`` is the search path of user functions that do not set their own."""
         self._analysis = analysis
         self._catalog = catalog
         self.path = path

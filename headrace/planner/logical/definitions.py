@@ -1,7 +1,7 @@
 """Columns that are defined by expressions over a node instead of being computed by it.
 
 A definition reads columns of its node and earlier definitions.  An expression reads some
-definitions wherever it is evaluated, and others only in one branch of a conditional.
+definitions whenever it is evaluated, and some only in one branch of a conditional.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _size(expr: Expr, sizes: dict[int, int]) -> int:
 
 
 def null_over_nulls(expr: Expr) -> bool:
-    """Return whether ``expr`` is NULL, and fails not, where all columns are NULL."""
+    """Return whether ``expr`` is NULL, and cannot fail, if all columns are NULL."""
     if isinstance(expr, Ref):
         return True
     if not isinstance(expr, Call) or not expr.strict:

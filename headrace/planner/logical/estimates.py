@@ -78,8 +78,8 @@ class Estimates:
     """
 
     def __init__(self) -> None:
-        # By identity: comparing plans costs as much as estimating them.  The node is kept, so
-        # that no other one gets its place.
+        # By id(): comparing plans costs as much as estimating them.  The node is kept alive, so
+        # that no other node gets the same id.
         self._known: dict[int, tuple[nodes.Node, float | None]] = {}
         self._distinct: dict[tuple[int, int], tuple[nodes.Node, float | None]] = {}
 

@@ -45,7 +45,7 @@ class Equality:
 
 
 def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
-    """Yield the equalities between two plain columns; only native ones, whose meaning is known."""
+    """Yield the native equalities between two plain columns; only their meaning is known."""
     for predicate in condition:
         if isinstance(predicate, Call) and predicate.symbol == "=" and predicate.native is not None:
             left, right = (core(a) for a in predicate.args)
@@ -68,7 +68,7 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
             mapping = {c.id: e for c, e in node.items}
             return entails(node.input, substitute(predicate, mapping))
         case nodes.JoinNode():
-            # Of an outer join, the side that NULLs may stand in for promises nothing.
+            # The nullable side of an outer join guarantees nothing.
             sides = {"inner": (node.left, node.right), "full": ()}
             return (node.kind == "inner" and predicate in node.condition) or any(
                 refs(predicate) <= nodes.ids(side) and entails(side, predicate)
@@ -307,7 +307,7 @@ def not_null(node: nodes.Node, column: int) -> bool:
 
 
 def _rejects(predicate: Expr, column: int) -> bool:
-    """Return whether ``predicate`` is not true where the column is NULL."""
+    """Return whether ``predicate`` is not true if the column is NULL."""
     if not isinstance(predicate, Call) or predicate.native is None:
         return False
     if predicate.symbol not in ("=", "<>", "<", "<=", ">", ">=", "is_not_null"):

@@ -30,7 +30,7 @@ _NOTHING: Final[Origins] = {}
 
 @dataclass(frozen=True, slots=True)
 class ColumnOrigin:
-    """A column of a table that a column of the query comes from; ``name`` "": its rows."""
+    """A table column that a column of the query comes from; ``name`` "": the table's rows."""
 
     schema: str
     table: str

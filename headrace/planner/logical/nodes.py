@@ -139,7 +139,7 @@ class ApplyNode:
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """One aggregate: ``function`` and all else as ``collections.plan.AggregateSpec`` has it."""
+    """One aggregate; ``function`` and the other fields are as in ``AggregateSpec``."""
 
     column: Col
     function: str
@@ -261,9 +261,9 @@ class OrderNode:
 
 @dataclass(frozen=True, slots=True)
 class TopKNode:
-    """Of each group of rows equal in ``keys``, the rows from ``offset`` on, ``limit`` of them.
+    """From each group of rows with equal ``keys``, ``limit`` rows starting at ``offset``.
 
-    Rows equal in ``order`` stand in one canonical order.  ``limit`` None: no end.  ``ties``: also
+    Rows equal in ``order`` are in one canonical order.  ``limit`` None: no limit.  ``ties``: also
     the rows that are equal in ``order`` to the last one.  DISTINCT ON (k) is ``limit`` 1 by k.
     """
 
@@ -304,7 +304,7 @@ class WindowCall:
 class WindowNode:
     """Every row of ``input`` with the values of ``calls`` over the same partitions and order.
 
-    Rows that are equal in the order stand alike for all calls, each of which has its own frame.
+    Tied rows are in the same order for all calls.  Each call has its own frame.
     """
 
     input: Node
@@ -349,7 +349,7 @@ class ExpandNode:
 
     input: Node
     keys: tuple[tuple[Col, Ref], ...]
-    """(output column, what it shows where it is in the set)."""
+    """(output column, its value in sets that have the key)."""
     sets: tuple[frozenset[int], ...]
     """Places in ``keys``."""
     number: Col
@@ -419,8 +419,8 @@ class RecursiveNode:
 class AgainNode:
     """The rows of ``plan``, which has other readers too, under separate column ids.
 
-    So a plan is a graph, and a subplan with several readers stands in it once.  The ids inside of
-    ``plan`` are valid only there.  All nodes with the same ``number`` have the same ``plan``.
+    So a plan is a graph, and contains a subplan with several readers once.  The ids inside ``plan``
+    are valid only there.  All nodes with the same ``number`` have the same ``plan``.
     ``outer``: during decorrelation the plan may read columns of outer queries, by these names.
     """
 

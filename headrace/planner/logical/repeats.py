@@ -1,12 +1,12 @@
-"""Plans that are needed again: copied with other column ids, or named once.
+"""Plans that are used several times: copied with other column ids, or named once.
 
-Column ids are unique in a plan, also where parts repeat.  Copies have the better plans: each is
-optimised for its own reader, and those that end up alike are computed once in any case.  But copies
-of copies grow exponentially with the depth of a query, so only so much is copied; after that a plan
-gets a name (``logical.AgainNode``), and the whole is a graph.
+Column ids are unique in a plan, even if parts repeat.  Copies have the better plans: each is
+optimised for its own reader, and copies that become equal are computed once in any case.  But the
+number of nested copies grows exponentially with the depth of a query, so copying is limited;
+beyond the limit a plan gets a name (``logical.AgainNode``), and the whole plan is a graph.
 
-A plan that is named is a plan of its own: passes see its readers as leaves, and it as a root.  Its
-number is greater than those of the plans that it reads itself.
+A named plan is separate: passes see its readers as leaves, and the plan as a root.  Its number is
+greater than those of the plans that it reads.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ T = TypeVar("T")
 COPIED_MAX = 200
 """Nodes that are copied in a query before plans are named: a tenth of a second of planning."""
 SMALL = 8
-"""Plans of so many nodes are always copied."""
+"""Number of nodes up to which a plan is always copied."""
 Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
@@ -118,12 +118,12 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
 
 
 class PlanCopies:
-    """Repeated use of subplans in one decorrelation: small ones are copied, others are named."""
+    """Repeated use of subplans in one decorrelation: small ones are copied, the rest are named."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._ids = numbers
         self._left = COPIED_MAX
-        # By identity; the node is kept, so that no other one gets its place.
+        # By id(); the node is kept alive, so that no other node gets the same id.
         self._named: dict[int, tuple[nodes.Node, nodes.AgainNode]] = {}
         self._free: nodes.Known = {}
         self.pushed: dict[Pushed, tuple[tuple[int, ...], nodes.AgainNode]] = {}

@@ -32,7 +32,7 @@ ARG: Final = "\0"
 """Marks the place of an argument in a template; no text in Postgres can hold it."""
 
 SINGLE: Final = "single"
-"""``single(count, value)``: error 21000 if count > 1; no SQL has it, so it is never remote."""
+"""``single(count, value)``: error 21000 if count > 1; SQL cannot express it: never remote."""
 CONDITIONAL: Final = frozenset({"and", "or", "case", "coalesce", "nullif"})
 
 
@@ -173,7 +173,7 @@ def trusted(expr: Expr) -> bool:
 
 
 def immutable(expr: Expr) -> bool:
-    """Return whether the result depends on the arguments alone, not on settings either."""
+    """Return whether the result depends only on the arguments, not on settings."""
     return not any_call(expr, lambda c: not c.immutable)
 
 
@@ -209,7 +209,7 @@ def core(expr: Expr) -> Expr:
 
 
 def plain(expr: Expr) -> Expr:
-    """Return ``expr`` without modifiers, which a column that we make does not have.
+    """Return ``expr`` without modifiers, which generated columns do not have.
 
     The collation is removed too: COLLATE gives it back, and Postgres moves that above casts.
     """
@@ -265,7 +265,7 @@ def disjunction(like: Call, parts: Sequence[Expr]) -> Expr:
 def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
     if len(parts) == 1:
         return parts[0]
-    # Flat, as Postgres' grammar makes it of our SQL.
+    # Flat, as Postgres' grammar parses the generated SQL.
     flat = tuple(
         e for p in parts for e in (p.args if isinstance(p, Call) and p.symbol == symbol else (p,))
     )
@@ -276,7 +276,7 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
 
 
 def guarded(condition: Expr, value: Expr) -> Call:
-    """Return ``value`` where ``condition`` is true, else NULL; it is not evaluated elsewhere."""
+    """Return ``value`` if ``condition`` is true, else NULL without evaluating ``value``."""
     return choice([(condition, value)], Const(None, value.oid, -1, value.collation))
 
 

@@ -77,7 +77,7 @@ def _inner(node: nodes.AgainNode, number: int) -> Ref:
 
 def _of_table(node: nodes.ScanNode) -> list[Key]:
     keyed = [(c, f) for c, f in node.fields if f.attnum in node.table.key]
-    # An index may go by another collation, or an operator class of its own.
+    # An index may use another collation or operator class.
     plain = all(c.collation < FIRST_USER_OID > c.oid for c, _ in keyed)
     whole = len({f.attnum for _, f in keyed}) == len(node.table.key)
     if not node.table.key or not whole or not plain:
@@ -112,7 +112,7 @@ def _joined(node: nodes.JoinNode, known: Named) -> list[Key]:
         and e.left.collation == e.right.collation
     }
     out = [a | b for a, b in product(left, right)]
-    # Each row of the left side has one partner at most.
+    # Each row of the left side has at most one match.
     if any(key <= fixed for key in right):
         out += left
     if node.kind == "inner" and any(key <= fixed for key in left):
@@ -125,7 +125,7 @@ def _all(columns: Iterable[nodes.Col]) -> Key:
 
 
 def _least(keys: Iterable[Key]) -> list[Key]:
-    """Return the minimal keys: those that contain no other one."""
+    """Return the minimal keys: the keys that contain no other key."""
     out: list[Key] = []
     for key in sorted(set(keys), key=lambda k: (len(k), sorted(k))):
         if not any(known <= key for known in out):

@@ -1,21 +1,23 @@
 """Every ``Apply`` becomes a join: subqueries and LATERAL without a row-by-row evaluation.
 
-Source: Neumann, Kemper, "Unnesting Arbitrary Queries", BTW 2015.  Three ways, the first that fits:
+Source: Neumann, Kemper, "Unnesting Arbitrary Queries", BTW 2015.  The first of three ways that
+fits is used:
 
-*Carried*: what only maps and filters (FROM t, unnest(t.a)) runs over the rows of the left side.
+*Carried*: a plan that only maps and filters (FROM t, unnest(t.a)) runs over the rows of the left
+side.
 
-*Lifted* (``lift``): conditions that read the left side move up to the join.  Past groups and
-the like go equalities, as keys.
+*Lifted* (``lift``): conditions that read the left side move up to the join.  Equalities also move
+past groups and similar nodes, as keys.
 
 *By domain* (``domain.Push``): the right side is computed for each distinct combination of the
-values that it reads of the left side, and joined on these.
+values that it reads from the left side, and joined on these.
 
-Where not every row of the left side asks for the right one (``Apply.asks``), the domain has the
-values of those that do, and what is computed above the join is computed for those only:
+If only some rows of the left side need the right side (``Apply.asks``), the domain has the values
+of those rows, and expressions above the join are computed only for them:
 
     Apply(l, r, asks c) = LeftJoin(l, Push(Distinct[what r reads](Filter[c](l)), r))
 
-The others may find rows of the right side or not: nobody looks.
+It does not matter whether the other rows match rows of the right side.
 """
 
 from __future__ import annotations

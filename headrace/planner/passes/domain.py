@@ -1,8 +1,8 @@
 """The right side of a dependent join, computed once for each value that it reads.
 
 The domain D has the distinct combinations of the columns of the left side that the right side
-reads.  ``Push.push(D, n)`` is the plan whose rows are those of D, each beside the rows that ``n``
-has for it, and ``Push.same`` joins it with the left side (Neumann, Kemper 2015):
+reads.  ``Push.push(D, n)`` is a plan that joins each row of D with the rows that ``n`` has for it,
+and ``Push.same`` joins that plan with the left side (Neumann, Kemper 2015):
 
     Filter[p](x)        -> Filter[p](D x)
     Project[e](x)       -> Project[D, e](D x)
@@ -14,8 +14,8 @@ has for it, and ``Push.same`` joins it with the left side (Neumann, Kemper 2015)
     Join(x, y)          -> D on the sides that read it, equal on both
     FULL JOIN(x, y)     -> D on both sides, of the side that is there
 
-Equal values may look different (1.0, 1.00), and what the right side computes may tell: such columns
-are in D by their text, and the value goes along.
+Equal values may print differently (1.0, 1.00), and the right side may distinguish them.  So D has
+such columns by their text, together with the value.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from headrace.planner import limits
 from headrace.planner.binding.recursion import Carrier
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.facts import serious
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     AgainNode,
@@ -52,7 +53,6 @@ from headrace.planner.logical.nodes import (
 )
 from headrace.planner.logical.repeats import PlanCopies, defined, is_local, mapped
 from headrace.planner.logical.scalar import Const, Expr, Ref, raises, refs, show
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build, casts
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key
@@ -198,13 +198,13 @@ class Push:
                 return self._context.refuse(f"a correlated subquery with {construct(node)}")
 
     def _named(self, domain: Domain, node: AgainNode) -> Node:
-        """Push into a named plan once, whatever names the domain's columns have at its readers."""
+        """Push into a named plan once, for all readers and their names of the domain's columns."""
         if is_local(domain.node):
             return self.push(domain, self._copies.copied(node))
         mine = [c.id for c in domain.columns]
         places = {number: place for place, number in enumerate(mine)}
         outer = tuple((i, places.get(ref.id), ref.id) for i, ref in node.outer)
-        # Copies of a domain call what they read themselves alike, but not their own columns.
+        # Copies of a domain agree on the ids of columns they read, but not of their own columns.
         names = tuple((i, p, n if p is None else 0) for i, p, n in outer)
         key = domain.origin, node.number, names
         if key not in self._copies.pushed:
@@ -271,7 +271,7 @@ class Push:
         if node.keys:
             below = self.push(domain, node.input)
             return self._grouped(node, below, keys, carried)
-        # Every value has its group, also over no rows: those are marked.
+        # Every value has a group, even over no rows; such groups are marked.
         other, again = self._again(domain, node.input)
         mark = self._column("there", Const("t", t.BOOL))
         rows = self.push(other, again)
@@ -392,7 +392,7 @@ class Push:
         return dataclasses.replace(node, inputs=inputs, columns=domain.columns + node.columns)
 
     def _set_operation(self, domain: Domain, node: SetOpNode) -> Node:
-        """Compare rows by the keys of D alone; carried columns are joined to the result."""
+        """Compare rows only by the keys of D; carried columns are joined to the result."""
         other, _ = self._again(domain, node)
         keys = other.keys if domain.carried else domain.keys
         result = dataclasses.replace(
@@ -438,4 +438,4 @@ class Push:
 
 
 _COLLATION_C = 950
-"""pg_collation "C": an exact look is compared by bytes."""
+"""pg_collation "C": texts are compared by bytes."""

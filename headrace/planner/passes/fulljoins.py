@@ -1,8 +1,8 @@
-"""FULL JOIN on conditions that Postgres cannot execute is refused as Postgres does it.
+"""A FULL JOIN on a condition that Postgres cannot execute is refused, as in Postgres.
 
-Whether it can depends on operator families, so it is asked: the condition over columns of the same
-types is planned, not run.  Conditions that run code of users are not asked about, for planning may
-compute constants; joins that the rules have made narrower are no full joins in Postgres either.
+This depends on operator families, so Postgres plans, but does not run, the condition over columns
+of the same types.  Conditions that run user code are not checked, since planning may compute
+constants.  Joins that the rules have narrowed are not full joins in Postgres either.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_executable(context: QueryContext, bound: Node, optimised: Node) -> N
                 position=context.find(_WORDS),
             ) from error
         except psycopg.Error:
-            continue  # a type that cannot be shown so: not known
+            continue  # the check cannot be expressed for these types
 
 
 def _full(node: Node) -> Iterator[JoinNode]:
@@ -54,13 +54,13 @@ def _full(node: Node) -> Iterator[JoinNode]:
 
 
 def _known(join: JoinNode) -> bool:
-    """Return whether Postgres may see the condition: of both sides alone, no code of users."""
+    """Return whether Postgres may plan the condition: it reads only the sides, no user code."""
     mine = ids(join.left) | ids(join.right)
     return all(trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition)
 
 
 def _query(context: QueryContext, join: JoinNode) -> str:
-    """The join over columns of the same types."""
+    """Return SQL for the join over columns of the same types."""
     read = list({r.id: r for e in join.condition for r in references(e)}.values())
     # Subqueries of the condition that read no row: Postgres computes them before the join.
     once = frozenset(
@@ -79,7 +79,7 @@ def _query(context: QueryContext, join: JoinNode) -> str:
 
     def shown(node: Node) -> str:
         columns = [f"{value(r)} AS a{r.id}" for r in read if r.id in ids(node)]
-        # OFFSET keeps Postgres from seeing that the columns are constants.
+        # OFFSET prevents Postgres from treating the columns as constants.
         return f"(SELECT {', '.join(columns)} OFFSET 0)"
 
     tests = [context.sql(e, column) for e in join.condition]

@@ -1,13 +1,13 @@
-"""Named plans of the bound query are put in the place of their names where that costs little.
+"""Named plans of the bound query are inlined if that costs little.
 
 The binder reads every view and every WITH query once and names its plan (``AgainNode``) at each
-mention.  A copy has the better plan: filters of its reader move into it, and copies that end up
-alike are computed once in any case.  But a query of nested views has a number of copies that grows
-exponentially with their depth.  So a plan with one reader always takes the place of its name, and
-one with several does while the nodes that this adds are few (``repeats.COPIED_MAX``).
+mention.  A copy has the better plan: filters of its reader move into it, and copies that become
+equal are computed once in any case.  But the number of copies grows exponentially with the depth of
+nested views.  So a plan with one reader is always inlined, and a plan with several readers only
+while this adds few nodes (``repeats.COPIED_MAX``).
 
-Counter-example: the plan of a query that shows the clock cannot be named, for the rule that moves
-the clock to what compares it does not look into named plans.  It is copied in any case.
+Counter-example: a plan whose output has the clock is always copied, because the rule that moves the
+clock to its comparisons does not change named plans.
 """
 
 from __future__ import annotations

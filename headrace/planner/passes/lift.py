@@ -9,8 +9,8 @@ inner side becomes an additional key:
 Counter-examples: ``k < l.k`` puts a row into the groups of many rows of the left side.  A group
 without keys exists over no rows: ``count(*)`` of none is 0, not NULL.  So counts are corrected
 above the join, and expressions over such an aggregate are computed there too.  An expression that
-may fail is not computed for rows that no row of the left side asks for: it moves above the join
-too, or the third way is taken.
+may fail must not be computed for rows that no row of the left side needs: it also moves above the
+join, or the right side is computed by domain.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _NULL_OVER_NOTHING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Lifted:
-    """A right side that reads nothing of the left one, and the work left for the join above.
+    """A right side that does not read the left side, and the work left for the join above.
 
-    For a row of the left side its rows are those of ``node`` for which all of ``match`` is true.
-    ``late`` are the columns that are computed above the join.  ``always``: there is exactly one
-    row, also where none matches (NULLs in ``node``'s columns then); ``after`` filters it.
+    The rows for a row of the left side are those of ``node`` for which all of ``match`` is true.
+    ``late`` has the columns computed above the join.  ``always``: there is exactly one row, even if
+    none matches (``node``'s columns are then NULL); ``after`` filters it.
     """
 
     node: nodes.Node
@@ -80,7 +80,7 @@ def _failing_chain(node: nodes.Node) -> bool:
 
 
 class Lift:
-    """Moves what reads ``outer`` columns up and out of a plan, as far as that is exact."""
+    """Moves expressions that read ``outer`` columns up and out of a plan, if that is exact."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Lift:
         return tuple((c, e) for e, c in keys.items()), tuple(tests)
 
     def _pair(self, predicate: Expr) -> tuple[Expr, Expr] | None:
-        """Return the outer and the inner side of an equality that our keys decide."""
+        """Return the outer and the inner side of an equality that canonical keys decide."""
         found = equality(predicate)
         if found is None:
             return None

@@ -1,9 +1,8 @@
 """The driver of the logical rules: traversal, order of phases, checks, trace.
 
-A rule is a module of ``rules/``: ``apply(node)`` rewrites one node and never changes its
-output columns; a rule that breaks this is a bug and says so at once.  Or ``apply_all(plans)``
-rewrites the plan and all that it names (``logical.AgainNode``), of which only the first, the root,
-has to keep its columns.
+A rule is a module of ``rules/``.  Its ``apply(node)`` rewrites one node and never changes its
+output columns, which is checked at once.  Or its ``apply_all(plans)`` rewrites the root plan and
+all plans that it names (``logical.AgainNode``); only the root, the first, must keep its columns.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ROUNDS_MAX: Final = 200
 
 
 Plans = dict[int, Node]
-"""A plan under ``_ROOT`` and those that it names under their numbers, readers first."""
+"""The root plan under ``_ROOT`` and its named plans under their numbers, readers first."""
 _ROOT: Final = -1
 
 
@@ -86,7 +85,7 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
         _INFER,
         Rule("limit_windows", limit_windows.apply),
     ),
-    # A named plan that another one reads gets its filters with the second turn.
+    # A named plan that another named plan reads gets its filters in the second round.
     *(((_NAMED,), (_PUSH, _MERGE, _INFER)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
     (_PUSH, _MERGE),
@@ -95,7 +94,7 @@ RULES: Final = {rule.name: rule for phase in PHASES for rule in phase}
 
 
 Settled = dict[str, dict[int, Node]]
-"""Per rule the nodes, by identity, under which it changes nothing: it will not later either."""
+"""Nodes per rule, by identity, below which the rule changes nothing, now or later."""
 
 
 def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:

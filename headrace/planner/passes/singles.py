@@ -1,13 +1,13 @@
-"""``single(count, value)``, the check of a scalar subquery, gets a column of its own where it must.
+"""``single(count, value)``, the check of a scalar subquery, gets a separate column if necessary.
 
-No SQL can say it, so a kernel computes it.  Where the expression around it goes to Postgres, or
-would not always evaluate it, it is computed below, for the rows for which Postgres would:
+SQL cannot express it, so a kernel computes it.  If Postgres computes the enclosing expression, or
+does not always evaluate ``single``, a column below has it for the rows that Postgres would check:
 
     Project[upper(single(n, v))](x)   -> Project[upper(s)](Project[s = single(n, v)](x))
     Project[CASE WHEN c THEN single(n, v) END](x) -> s = single(CASE WHEN c THEN n ELSE 0 END, v)
 
-Key texts (``expressions.keytexts``) are the same: no SQL can say them, so what Postgres computes of
-their arguments gets columns below.
+The same holds for key texts (``expressions.keytexts``), which SQL cannot express: arguments that
+Postgres computes get columns below.
 
 Runs after all rules: merging the projections again would undo it.
 """
@@ -29,7 +29,7 @@ from headrace.planner.scalars.context import QueryContext
 
 
 def place_singles(plan: nodes.Node, context: QueryContext) -> nodes.Node:
-    """``plan`` with every ``single`` where kernels compute it, and only if it is asked for."""
+    """Move every ``single`` in ``plan`` to a place where kernels compute it, only when needed."""
     return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(plan)
 
 
@@ -75,7 +75,7 @@ class _Placing:
                 return self._context.refuse("a scalar subquery in this condition")
 
     def _filter(self, node: nodes.FilterNode) -> nodes.Node:
-        """Each test on the survivors of those before it, as ever."""
+        """Apply each test to the rows that pass the tests before it."""
         self._below = node.input
         for predicate in node.predicates:
             test = self._placed(predicate)
@@ -96,7 +96,7 @@ class _Placing:
         return self._extract(expr, ()) if _stray(expr) else expr
 
     def _column_of(self, expr: Expr) -> Expr:
-        """``expr``; a column below, if Postgres computes it."""
+        """Return ``expr``, or a column below it if Postgres computes it."""
         expr = self._extract(expr, ())
         if native(expr):
             return expr
@@ -144,7 +144,7 @@ class _Placing:
         return dataclasses.replace(expr, args=tuple(args))
 
     def _chain(self, expr: Call, when: tuple[Expr, ...]) -> Expr:
-        """Arguments in order until one decides."""
+        """Extract from arguments that are evaluated in order until one decides."""
         args: list[Expr] = []
         for arg in expr.args:
             args.append(self._extract(arg, when))

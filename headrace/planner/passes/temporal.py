@@ -1,19 +1,19 @@
-"""The clock in queries: ``now()`` and its kin in comparisons.
+"""The clock in queries: ``now()`` and similar functions in comparisons.
 
 ``now()`` is lowered to ``scalar.CLOCK``, a reference that no node has, and ``current_date`` to a
-cast of it.  The rules move such expressions like any others, for in one transaction the clock
-stands still.  After them ``extract`` takes every comparison of a row's value with a value of the
-clock alone out of its expression and has ``Temporal`` compute it below, as a boolean column:
+cast of it.  The rules move such expressions like any others, as the clock is constant within a
+transaction.  After them ``extract`` moves every comparison of a row's value with a function of the
+clock out of its expression into a ``Temporal`` node below, which computes it as a boolean column:
 
 Filter[k < f(now) and p](x)  =  Project(Filter[c](Temporal[c: k < f(now)](Filter[p](x))))
 
-Any ``f`` will do, monotone or not: the collection looks at all rows between f at the last
-instant and f at this one.  ``now() - k > interval`` is compared as ``k`` with ``now()`` less so
-many microseconds, which is what the comparison of such intervals means (a day is 24 hours, a
-month 30 days); the test itself stays as it was written.
+``f`` need not be monotone: the collection reads all rows between f at the last timestamp and f at
+the current one.  ``now() - k > interval`` is compared as ``k`` with ``now()`` minus the interval in
+microseconds, as Postgres compares such intervals (a day is 24 hours, a month 30 days).  The test
+itself stays as written.
 
-Counter-example: ``SELECT now() - k`` has another value in every row at every instant, so it is
-refused; so is ``age(k) < …``, whose turning point cannot be said of a row.
+Counter-example: ``SELECT now() - k`` changes in every row at every timestamp, so it is refused.  So
+is ``age(k) < …``, because the time at which it changes cannot be computed for a row.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from headrace import types as t
 from headrace.expressions import keys
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.logical import nodes as lg
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.scalar import (
     CLOCK,
     CONDITIONAL,
@@ -39,14 +40,13 @@ from headrace.planner.logical.scalar import (
     refs,
     show,
 )
-from headrace.planner.logical.words import construct
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
 _ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
 _EQUAL: Final = {"=", "<>"}
 _TIMES: Final = (t.DATE, t.TIMESTAMP, t.TIMESTAMPTZ)
-"""Each is compared with a later one in the later one's type."""
+"""Two of these types are compared in the later one."""
 _PLAIN: Final = {"and", "or", "not"}
 _FIRST_ID: Final = -2_000_000
 _DIVISOR: Final = re.compile(r"[1-9][0-9]{0,6}")
@@ -70,7 +70,7 @@ _UNITS: Final = {
     "microseconds": 1, "milliseconds": 1, "second": 1, "minute": 1, "hour": 1, "day": 2,
     "week": 8, "month": 32, "quarter": 93, "year": 367,
 }  # fmt: skip
-"""Days that are more than the unit has."""
+"""Upper bounds of the days in a unit."""
 _MICROS: Final = """
     SELECT ((extract(year FROM i) * 12 + extract(month FROM i)) * 30 * 86400000000
             + extract(day FROM i) * 86400000000 + extract(hour FROM i) * 3600000000
@@ -210,7 +210,7 @@ class _Extraction:
         *,
         guarded: bool = False,
     ) -> Expr:
-        """``expr`` with columns of ``tests`` (or of ``right``, in a join) for comparisons."""
+        """Replace comparisons in ``expr`` by columns of ``tests`` (in a join, or of ``right``)."""
         if not reads_clock(expr):
             return expr
         test = self._test(expr)
@@ -269,7 +269,7 @@ class _Extraction:
         return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
 
     def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:
-        """``now() - k`` (or ``k - now()``) compared with a constant: k, now(), what to add.
+        """Return k, now() and the offset for ``now() - k`` or ``k - now()`` against a constant.
 
         Also its seconds, ``extract(epoch FROM now() - k)``, and these divided by a whole number.
         """
@@ -335,10 +335,10 @@ def _whole(value: Const, unit: int) -> int | None:
 
 
 def _slack(clock: Expr) -> int | None:
-    """How many microseconds ``clock`` may ever fall behind a value it has had; None: unknown.
+    """Return by how many microseconds at most ``clock`` may go back; None: unknown.
 
-    A time zone's clocks are put back, and a month before the 31st may be a month before the 28th:
-    a week is more than all that comes to.  What is cut off to a unit may fall back by the unit.
+    A time zone's clocks are set back, and a month before the 31st may be a month before the 28th;
+    a week is more than the sum of these.  A value truncated to a unit may go back by the unit.
     """
     if clock == CLOCK:
         return 0
@@ -370,12 +370,12 @@ def _slack(clock: Expr) -> int | None:
 
 
 def _is_subtle(call: Call) -> bool:
-    """Return whether it reads the session besides: nothing here may, but for the clock."""
+    """Return whether ``call`` is untrusted and has an argument that reads the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
 
 
 def _name(expr: Expr) -> str:
-    """How people write what ``expr`` has of the clock."""
+    """Return the SQL name of the clock function in ``expr``, for messages."""
     names = {t.DATE: "current_date", t.TIMESTAMP: "localtimestamp"}
     return f'"{names.get(expr.oid, "now()")}"'
 

@@ -24,9 +24,9 @@ from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
+from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
-from headrace.planner.logical.words import construct
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
@@ -76,9 +76,9 @@ class PhysicalBuilder:
         self._counts: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.sizes: dict[str, ExpectedSize] = {}
-        """Per node what its rows are expected to be, where that is known."""
+        """Expected rows per node, if known."""
         self.words: dict[str, str] = {}
-        """Per node what it does, for people."""
+        """Description per node, for display."""
         self._estimates = Estimates()
         self._expressions = Expressions(lowering)
         self.remotes = self._expressions.remotes
@@ -86,10 +86,10 @@ class PhysicalBuilder:
         self.pushed: list[Expr] = []
         """Pushed-down predicates of sources, as Postgres will evaluate them."""
         self.sets: list[tuple[Call, ...]] = []
-        """Every list of functions in FROM (or set-returning ones) that it will run."""
+        """Every list of functions in FROM, or of set-returning functions, that the plan runs."""
         self._step: _Step | None = None
         self._named: dict[int, tuple[str, tuple[lg.Col, ...]]] = {}
-        """Node and columns of what ``Again`` names, by number."""
+        """Node and columns of each named plan (``AgainNode``), by number."""
         self._iterations_max, self._rows_max = recursions
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
@@ -496,7 +496,7 @@ class PhysicalBuilder:
             for item in order
         )
 
-    # -- what stands in the plan once
+    # -- nodes that the plan contains once
 
     def _again(self, node: lg.AgainNode) -> _Chain:
         base, columns = self._named[node.number]

@@ -1,13 +1,13 @@
-"""What a plan will keep, and what a change of each of its tables will cost: expected, not measured.
+"""Expected state size of a plan, and expected cost of a change of each of its tables.
 
     rows of a node        Postgres' statistics (logical/estimates.py)
     state of a node       entries x (an entry's own bytes + its keys and rows)
-    a change of a table   the rows that follow from one inserted or deleted row, node by node, each
-                          at what a row takes there; an update is two
+    a change of a table   the rows that result from one inserted or deleted row, node by node, each
+                          at the cost of a row there; an update is two
 
-The figures are of ``bench costs`` (100 000 orders, one thread, calibration 5 ms): CPU µs a row in
-large batches, and a call where a batch has one row.  A table that was never analysed leaves all
-that depends on it unknown (None).
+The figures are from ``bench costs`` (100 000 orders, one thread, calibration 5 ms): CPU µs per row
+in large batches, and per call if a batch has one row.  Estimates that depend on a table that was
+never analysed are unknown (None).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headrace.planner.logical.estimates import ExpectedSize
 ENTRY_BYTES: Final = 56
 """Of an entry of a state in memory, besides its key and its row."""
 KEY_BYTES: Final = 1
-"""Of a value in a key, besides the value."""
+"""Bytes of a value in a key in addition to the value."""
 BATCH_US: Final = 300.0
-"""Of a view in any batch: decoding and its store, besides the calls of its collections."""
+"""Cost of a view per batch: decoding and its store, without the calls of its collections."""
 WRITE_US: Final = 3.3
-"""Of a row of the result table, written with many others (``bench sink``)."""
+"""Cost of a row of the result table, written with many others (``bench sink``)."""
 REMOTE_CALL_US: Final = 250.0
 """A question to Postgres, and its answer."""
 _ROW_US: Final = {
@@ -48,7 +48,7 @@ _ROW_US: Final = {
     "Temporal": 1.5,
     "Sink": 0.35,
 }
-"""Of a row that comes in."""
+"""Cost of an incoming row."""
 _CALL_US: Final = {
     "Source": 105.0,
     "Filter": 25.0,
@@ -75,7 +75,7 @@ _HEAD_US: Final = 7.0
 _MOVED_US: Final = 5.0
 """Of a row that a window function is computed for again."""
 _ASKED_US: Final = 1.0
-"""Of a row that Postgres is given, besides what Postgres itself works."""
+"""Cost of a row that is sent to Postgres, without the work of Postgres itself."""
 _REMOTE_US: Final = 2.0
 """Of a row for which Postgres computes an expression."""
 _KEPT: Final = frozenset({"min", "max", "any", "single", "remote"})
@@ -94,11 +94,11 @@ class ChangeCost:
     """Cost of one inserted or deleted row of a table."""
 
     rows: float = 0.0
-    """That come in anywhere, or are read again for it."""
+    """Rows that arrive at any node, or are read again for the change."""
     us: float = 0.0
-    """CPU µs, among many others in a batch."""
+    """CPU µs per row in a large batch."""
     alone_us: float = BATCH_US
-    """CPU µs where it is all there is in a batch."""
+    """CPU µs for the only row of a batch."""
     result_rows: float = 0.0
     by_node: dict[str, float] = field(default_factory=dict)
     """CPU µs of each node, of ``us``."""
@@ -269,7 +269,7 @@ class ExpectedCosts:
         cost.rows += rows
         cost.us += us
         call = _CALL_US.get(kind, 20.0) + (REMOTE_CALL_US if remote else 0.0)
-        # Where hardly any row comes, hardly any batch does.
+        # If rows are rare, so are batches.
         cost.alone_us += call * min(rows, 1.0) + us
         cost.by_node[node.id] = cost.by_node.get(node.id, 0.0) + us
         cost.touched[node.id] = cost.touched.get(node.id, 0.0) + rows

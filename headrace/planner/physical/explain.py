@@ -84,7 +84,7 @@ def conditions(exprs: Iterable[Expr]) -> str:
 
 
 def detail(node: Node) -> str:
-    """What the collection that does what ``node`` says is told to do."""
+    """Return the parameters of the collection that executes ``node``."""
     said = describe(node)
     if not isinstance(node, JoinNode):
         return said.partition(" ")[2]

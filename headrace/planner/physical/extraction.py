@@ -1,13 +1,13 @@
-"""Which rows of a table a view wants at all: predicates pushed down into its source.
+"""Rows of a table that a view needs: predicates pushed down into its source.
 
     Source(t) below Filter[p](Scan), Filter[q](Scan) = Source(t where p or q) below the same
 
-A source leaves out the other rows, in the extraction and in the stream, where an UPDATE that brings
-one into view tells all of it: where no needed value can be stored apart (TOAST), or the stream
-carries whole old rows.  Filters stay where they are, so no result rests on this.
+A source omits all other rows, in the extraction and in the stream.  This requires that an UPDATE
+which makes a row match has the whole row in the stream: no needed value can be stored out of line
+(TOAST), or the stream has whole old rows.  Filters stay in place, so no result depends on this.
 
-Counter-examples: a predicate that may fail on a row must not see rows that other predicates keep
-away.  Of what the clock is compared with, every row may come into view.
+Counter-examples: a predicate that may fail on a row must not read rows that other predicates
+remove.  A comparison with the clock may become true for every row.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LAST_DAY: Final = "294276-12-31"
 
 @dataclass(frozen=True, slots=True)
 class JoinKey:
-    """Two expressions that are equal where a pair of rows is."""
+    """Two expressions that are equal for each matching pair of rows."""
 
     left: Expr
     right: Expr
@@ -104,7 +104,7 @@ def _unified(
 
 
 def _one_sided(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> JoinKey | None:
-    """Return a predicate on one side as a key that equals true: so no residual is needed."""
+    """Return a predicate on one side as a key that equals true, so that no residual is needed."""
     if refs(predicate) <= left:
         return JoinKey(predicate, _TRUE)
     return JoinKey(_TRUE, predicate) if refs(predicate) <= right else None

@@ -1,10 +1,10 @@
-"""Common subplans: what two parts of a plan would compute alike is computed once.
+"""Common subplans: equal parts of a plan are computed once.
 
-    x_1(a) … x_2(a)   =   x_1(a) … x_1(a)        where x_1 and x_2 differ in their names only
+    x_1(a) … x_2(a)   =   x_1(a) … x_1(a)        if x_1 and x_2 differ only in their names
 
-A WITH query that is used twice, a view inside a view, the copy of a query's rows that a
-decorrelated subquery asks for: one node with several users, so its state is kept once.  What two
-views would compute alike is found by the worker (runtime/sharing.py).
+Examples are a WITH query that is used twice, a view inside a view, and the copy of a query's rows
+that a decorrelated subquery needs.  One node has several readers, so its state is stored once.  The
+worker finds equal parts of two views (runtime/sharing.py).
 
 Counter-example: ``sum(x)`` and ``sum(DISTINCT x)`` of one input share the input, not the groups.
 """

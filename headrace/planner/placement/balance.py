@@ -24,7 +24,7 @@ class ViewLoad:
 
 @dataclass(frozen=True, slots=True)
 class ViewMove:
-    """A view that goes to another worker."""
+    """A view that moves to another worker."""
 
     view: int
     worker: str

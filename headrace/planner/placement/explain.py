@@ -36,7 +36,7 @@ def compare_strategies(
     """Return a line per strategy: the cost of its placement, or why it has none.
 
     Raises:
-        UserError: what is given cannot be.
+        UserError: an argument is invalid.
     """
     lines = []
     for strategy in Strategy:

@@ -44,7 +44,8 @@ class PlanOperator:
 class Operators:
     """The operators of an expanded plan, inputs before readers, the sink last.
 
-    What follows from no source is not among them: it stands beside its reader and takes no slot.
+    A node without a source below it is not an operator: it is placed with its reader, without a
+    slot.
     """
 
     def __init__(self, expanded: ExpandedPlan, costs: Costs) -> None:
@@ -69,7 +70,7 @@ class Operators:
         if unread := [n for n in found if n != expanded.plan.sink.id and not self._read(n)]:
             raise BugError(f'nobody reads operator "{unread[0]}"')
         self.by_name = found
-        """All of them; in the order of the plan, as everything here."""
+        """All operators, in the order of the plan."""
 
     def _read(self, name: str) -> bool:
         return any(name in p.inputs(node) for node in self.expanded.plan.nodes)
@@ -97,12 +98,12 @@ class Operators:
 
     @property
     def sink(self) -> PlanOperator:
-        """The last one."""
+        """The last operator."""
         return self.by_name[self.expanded.plan.sink.id]
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """Those that read no other, in the order of the plan; not the sink."""
+        """Operators that read no other operator, in the order of the plan; not the sink."""
         return tuple(
             o.name for o in self.by_name.values() if not o.inputs and o.name != self.sink.name
         )

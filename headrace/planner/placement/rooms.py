@@ -63,7 +63,7 @@ class Slots:
         self._operators = operators
 
     def reserved(self) -> PlacementFailed | None:
-        """Set aside what pinned operators need; the first for which there is not enough."""
+        """Reserve the slots of pinned operators, and return the first failure."""
         if self._reserve:
             for name in self._operators.pinned:
                 if failed := self._take_pinned(self._operators.by_name[name]):

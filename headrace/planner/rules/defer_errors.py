@@ -11,18 +11,18 @@ Join(Union(Project[x = f(v)](e), Project[x = g(w)](d)), j)
 Project[CASE WHEN c THEN x END](Project[x = sqrt(v)](e))
                                       = Project[CASE WHEN c THEN sqrt(v) END](e)
 
-A row that goes away takes its error with it: the error is raised only where the value is used, in
-a result column, a predicate, a key, an order or an argument of an aggregate.  Postgres behaves the
+A row that is filtered out raises no error: the error is raised only if the value is used, in a
+result column, a predicate, a key, an order or an argument of an aggregate.  Postgres behaves the
 same way, because it pulls subqueries up before it evaluates their select lists.
 
-What moves up is kept as a list of definitions, each over the columns of the node and the
-definitions before it.  A node that uses a definition on every row has it computed below itself,
-once.  A use inside of a conditional gets the expression itself, so that the conditional guards it.
+The deferred expressions are a list of definitions, each over the columns of the node and the
+definitions before it.  A definition that a node uses on every row is computed once, below the node.
+A use inside a conditional gets the expression itself, so that the conditional guards it.
 
 Counter-examples: DISTINCT, INTERSECT and EXCEPT compare all their columns, so everything is
-computed below them.  A join without another key computes its key below.  Expressions that read the
-clock stay where ``lift_clock`` has put them.  Columns of a large type (jsonb) are not carried for
-the sake of a small part: the part that cannot fail is computed below.
+computed below them.  The only key of a join is computed below it.  Expressions that read the clock
+stay where ``lift_clock`` has put them.  Columns of a large type (jsonb) are not carried for a small
+part of them: the part that cannot fail is computed below.
 """
 
 from __future__ import annotations
@@ -249,12 +249,12 @@ class _Deferral:
         rest = tuple(p for p in node.condition if p not in plain)
         keyed = any(_separates(p, nodes.ids(left.node), nodes.ids(right.node)) for p in plain)
         if not keyed or node.kind == "full":
-            # Each side computes what the condition always reads: there is no other key.
+            # There is no other key, so each side computes the definitions that the condition reads.
             left, _ = self._computed(left, _over(rest, node.left))
             right, _ = self._computed(right, _over(rest, node.right))
         if node.kind != "inner":
             checks = reachable(left.late | right.late, reads(rest))
-            # No condition of a join can have a check for one row in it.
+            # The condition of a join cannot contain a check for one row (``single``).
             below = {i for i, (_, e) in checks.items() if any_call(e, _is_single)}
             below |= checks.keys() if node.kind == "full" else too_large(rest, checks)
             left = self._with_columns(left, below)

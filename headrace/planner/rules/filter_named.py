@@ -1,11 +1,12 @@
-"""What all readers of a named plan filter it by, the plan itself is filtered by.
+"""A filter that all readers of a named plan apply is also applied in the plan itself.
 
 Filter[p and q](Again 1), Filter[p and r](Again 1)  =  the same over Again 1 = Filter[p](x)
 
-So the plan keeps no rows that no reader wants, and ``push_filters`` moves the filter on into it.
-The filters of the readers stay where they are.
+So the plan has no rows that no reader needs, and ``push_filters`` moves the filter further down.
+The filters of the readers stay in place.
 
-Counter-examples: one reader without the filter wants all rows.  What may fail on a row stays above.
+Counter-examples: one reader without the filter needs all rows.  A predicate that may fail on a row
+stays above.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
 def _readers(
     node: Node, predicates: tuple[Expr, ...]
 ) -> Iterator[tuple[AgainNode, tuple[Expr, ...]]]:
-    """The mentions of named plans, each with the ``predicates`` of the filter right above it."""
+    """Yield the references to named plans, each with the predicates of the filter above it."""
     if isinstance(node, AgainNode):
         yield node, predicates
     below = node.predicates if isinstance(node, FilterNode) else ()

@@ -5,12 +5,12 @@ Join[a = b](Filter[a > 30](l), r) = Join[a = b](Filter[a > 30](l), Filter[b > 30
 Join[(a = 1 and b = 2) or (a = 3 and b = 4)](l, r)
     = the same of Filter[a = 1 or a = 3](l) and Filter[b = 2 or b = 4](r)
 
-Of a LEFT JOIN or an anti-join, only what is known of the left side is inferred for the right
-one: other rows there have no partner.  The same goes for what the arms of a disjunction say of
-one side.
+For a LEFT JOIN or an anti-join, predicates of the left side are inferred for the right side only:
+other rows of the right side have no match.  The same holds for predicates on one side in the arms
+of a disjunction.
 
 Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side.
-``a::text < 'x'`` says nothing of ``b`` when equal values may look different.  Under another
+``a::text < 'x'`` implies nothing for ``b`` if equal values may print differently.  Under another
 collation ``b > 'x'`` is another predicate.
 """
 

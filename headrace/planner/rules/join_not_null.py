@@ -1,11 +1,11 @@
-"""Rows whose join key is null have no partner, and go where none but partners count.
+"""Rows with a NULL join key have no match, and are removed from sides where only matches count.
 
 Join[a = b](l, r)     = Join[a = b](Filter[a IS NOT NULL](l), Filter[b IS NOT NULL](r))
 LeftJoin[a = b](l, r) = LeftJoin[a = b](l, Filter[b IS NOT NULL](r))
 
-A semi-join is as an inner join here, an anti-join as a left one.
+A semi-join is treated as an inner join, an anti-join as a left join.
 
-Counter-examples: ``a IS NOT DISTINCT FROM b`` is true of two NULLs.  The preserved side of
+Counter-examples: ``a IS NOT DISTINCT FROM b`` is true for two NULLs.  The preserved side of
 an outer join keeps its NULL keys, and so do both sides of a full join.
 """
 

@@ -1,4 +1,4 @@
-"""What is joined with one row of constants is a projection of the other side.
+"""A join with one row of constants becomes a projection of the other side.
 
 Join[c](x, Project[e](one row))     = Filter[c](Project[x, e](x))    either way round
 LeftJoin(x, Project[e](one row))    = Project[x, e](x)
@@ -6,9 +6,9 @@ SemiJoin[c](x, Project[e](one row)) = Filter[c(e)](x)
 
 ``e`` reads no column, so it is the same for each row of ``x``: ``WITH c AS (SELECT now() AS t)``.
 
-Counter-examples: a LEFT JOIN with a condition shows NULLs where it is not true.  ``e`` that may
-fail is computed for rows of ``x`` then, where the query's other joins might have left none; such a
-row stays a join of its own.
+Counter-examples: a LEFT JOIN with a condition returns NULLs if the condition is not true.  If ``e``
+may fail, the projection would compute it for rows of ``x`` that other joins of the query might
+remove, so such a row stays a join.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ Join[ts > c](Project[x, c = now()](x), y)     = Project[x, c = now(), y](Join[ts
 Project[ts > c](Project[x, c = now()](x))     = Project[ts > now()](x)
 Aggregate[count where ts > c](Project[x, c = now()](x)) = Aggregate[count where ts > now()](x)
 
-The clock stands still within a transaction, so it is the same wherever it is read.
+The clock is constant within a transaction, so it has the same value everywhere.
 
-Counter-example: a column of the right side of a LEFT JOIN is NULL where there is no partner, so
-it stays below (the join's own condition, which looks at partners only, may read the clock for it).
+Counter-example: a column of the right side of a LEFT JOIN is NULL for a row without a match, so it
+stays below.  The join's own condition, which reads only matches, may read the clock for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Clocks = dict[int, Expr]
 
 
 def apply(node: Node) -> Node:
-    """Make ``node`` read the clock itself instead of columns of it."""
+    """Replace columns of the clock in ``node`` by the clock itself."""
     match node:
         case FilterNode() if found := _clocks(node.input):
             tests = tuple(substitute(p, found) for p in node.predicates)
@@ -46,7 +46,7 @@ def apply(node: Node) -> Node:
 
 
 def _clocks(node: Node) -> Clocks:
-    """Return the columns of a projection that depend on nothing but the clock."""
+    """Return the columns of a projection that depend only on the clock."""
     if not isinstance(node, ProjectNode):
         return {}
     return {c.id: e for c, e in node.items if reads_clock(e) and not refs(e)}

@@ -1,15 +1,15 @@
-"""A window is computed over the first rows of its partitions alone, if a filter keeps only these.
+"""A window is computed only over the first rows of its partitions if a filter keeps only these.
 
 Filter[r <= n](Window[k, row_number() r](x))
     = Filter[r <= n](Window[k, row_number() r](TopK[k, n](x)))
 Filter[r <= n](Window[k, rank() r](x))
     = Filter[r <= n](Window[k, rank() r](TopK[k, n, ties](x)))
 
-A change then costs what the first n rows of its group cost, not the whole partition.
+A change then costs as much as the first n rows of its group, not as the whole partition.
 
-Counter-examples: ``count(*) OVER (PARTITION BY k)`` beside row_number() counts rows that TopK takes
-away, so every call of the window must look at rows before its own only.  ``dense_rank() <= n``
-keeps any number of rows.  ``r > n`` keeps the others.
+Counter-examples: ``count(*) OVER (PARTITION BY k)`` beside row_number() counts rows that TopK
+removes, so every call of the window must read only rows before its own.  ``dense_rank() <= n``
+keeps any number of rows.  ``r > n`` keeps the other rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BACKWARD: Final = ("row_number", "rank", "dense_rank", "lag", "first_value")
 _INTEGERS: Final = (INT2, INT4, INT8)
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 _ROWS_MAX: Final = 10_000
-"""More rows than that per group gain nothing over the partition."""
+"""Limit on rows per group: more gain nothing over the whole partition."""
 
 
 def apply(node: Node) -> Node:

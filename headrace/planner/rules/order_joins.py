@@ -2,15 +2,15 @@
 
 Join[b.y = c.y](Join[](a, b), c), a.x = c.x = Join(Join[a.x = c.x](a, c), b)[b.y = c.y]
 
-Where all tables have been analysed: always the two parts whose join is expected to be smallest,
-as long as the sum of all of them gets smaller; equal ones in the order of the query.  Else the
-order of the query is kept: from the first table on, always the next one in the text that an
-equality connects with those already joined.
+If all tables have been analysed, the two parts with the smallest expected join are joined next, as
+long as the sum of all joins gets smaller; ties are in the order of the query.  Otherwise the order
+of the query is kept: starting from the first table, the next table in the text that an equality
+connects with the tables already joined.
 
 Counter-examples: ``FROM a, b`` without any condition is a cross product and stays one.
-``(a LEFT JOIN b) JOIN c`` is not ``(a JOIN c) LEFT JOIN b`` where c's condition reads b:
-outer, semi and anti joins stay where they are, as one table; so does a join whose condition may
-fail on a row, which it must not see before others have kept that row away.
+``(a LEFT JOIN b) JOIN c`` is not ``(a JOIN c) LEFT JOIN b`` if c's condition reads b: outer, semi
+and anti joins stay in place, as one table.  So does a join whose condition may fail on a row: it
+must not read rows that other joins remove.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headrace.planner.logical.scalar import Call, Expr, raises, refs
 from headrace.planner.rules.push_filters import merge
 
 _LEAVES_MAX: Final = 24
-"""More tables than that are joined as they are written: estimating takes time."""
+"""Limit on tables: more are joined in the order of the query, as estimating takes time."""
 _GAIN: Final = 0.99
-"""A new order is to be better by so much, at least: else two orders could take turns."""
+"""Minimal improvement of a new order, so that two orders do not alternate."""
 
 
 def apply(node: Node) -> Node:

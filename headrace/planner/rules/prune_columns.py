@@ -1,13 +1,13 @@
-"""Columns that nobody reads are not carried, down to the scans.
+"""Columns that are never read are removed, down to the scans.
 
 Project[e](x) = Project[e](Project[columns that e reads](x)), pushed through every node
 
-Counter-examples: DISTINCT needs all its columns, read or not: without one of them other rows
-become equal.  The keys of a group stay for the same reason.  One column at least stays
-everywhere: ``count(*)`` counts rows, and rows need a shape.  EXCEPT and INTERSECT, also ALL, need
-all of theirs as well.  A set-returning function whose rows nobody reads still says how many
-there are.  Which of equal rows comes first in a LIMIT or a window is free, but not for two uses
-of one WITH query: ``x a JOIN x b ON a.number = b.number`` shows two halves of one row.
+Counter-examples: DISTINCT needs all its columns, read or not: without one of them more rows would
+be equal.  The keys of a group stay for the same reason.  At least one column stays in every node,
+as ``count(*)`` counts rows and rows need a shape.  EXCEPT and INTERSECT, also ALL, need all their
+columns too.  A set-returning function whose columns are not read still determines the number of
+rows.  The order of tied rows in a LIMIT or a window is free, but must agree between two uses of a
+WITH query: ``x a JOIN x b ON a.number = b.number`` shows two halves of one row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.planner.logical.scalar import Expr, refs, show
 
 
 def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
-    """Prune all plans, readers first: the first keeps its columns, others those that are read."""
+    """Prune all plans, readers first: the first keeps its columns, the rest only read columns."""
     shapes = Counter(s for plan in plans.values() for s in _shapes(plan))
     pruner = _Pruner(frozenset(s for s, count in shapes.items() if count > 1))
     root = next(iter(plans))
@@ -32,7 +32,7 @@ def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
     pruned: dict[int, nodes.Node] = {}
     for number, plan in plans.items():
         if number not in required:
-            continue  # a rule has taken its last reader away
+            continue  # a rule has removed its last reader
         read = frozenset(required[number])
         wanted = [c.id for c in plan.columns if c.id in read]
         pruned[number] = _exact(pruner.prune(plan, read), wanted)
@@ -107,7 +107,7 @@ class _Pruner:
                 below = required | _all_refs(nodes.expressions(node)) | self._ties(node)
                 return dataclasses.replace(node, input=self._side(node.input, below))
             case _:
-                # Reads all there is: SetOp does so to tell rows apart.
+                # It reads all columns: SetOp needs them to distinguish rows.
                 new = tuple(
                     _exact(self.prune(c, nodes.ids(c)), [x.id for x in c.columns])
                     for c in nodes.children(node)
@@ -131,7 +131,7 @@ class _Pruner:
         return dataclasses.replace(node, input=below, aggs=aggs)
 
     def _ties(self, node: nodes.Node) -> frozenset[int]:
-        """Return the columns that break ties, where several nodes must break them alike."""
+        """Return the columns that break ties, if several nodes must break them equally."""
         if isinstance(node, nodes.TopKNode | nodes.WindowNode) and _shape(node) in self.repeated:
             return nodes.ids(node.input)
         return frozenset()

@@ -19,12 +19,12 @@ Join[c and p](l, r)          = Join[c](Filter[p](l), r)       if p reads l alone
 LeftJoin[c and p](l, r)      = LeftJoin[c](l, Filter[p](r))   if p reads r alone; also anti
 
 Counter-examples: ``1 / b > 2`` over a join may fail on a row of ``b`` that never finds a
-partner, so what may raise stays above joins, unions and groups.  ``scale(n) = 2`` over
-DISTINCT tells equal rows apart, so only columns with one text per value go through
-DISTINCT and GROUP BY.  A group without keys exists even over no rows: nothing passes it,
-nor the empty set of GROUPING SETS.
-``b.x IS NULL`` above LEFT JOIN b is true of rows that ``Filter[x IS NULL](b)`` would not
-give.  ``ON a.y > 3`` of ``a LEFT JOIN b`` says which rows have a partner, not which stay.
+match, so a predicate that may fail stays above joins, unions and groups.  ``scale(n) = 2`` over
+DISTINCT distinguishes equal rows, so only predicates over columns with one text per value move
+below DISTINCT and GROUP BY.  A group without keys exists even for no rows, so no filter moves below
+it, or below the empty set of GROUPING SETS.
+``b.x IS NULL`` above LEFT JOIN b is true for rows that ``Filter[x IS NULL](b)`` would not
+return.  ``ON a.y > 3`` of ``a LEFT JOIN b`` decides which rows have a match, not which stay.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _project(node: nodes.FilterNode, project: nodes.ProjectNode) -> nodes.Node:
     high: list[Expr] = []
     for predicate in node.predicates:
         moved = substitute(predicate, mapping)
-        # Remote work is not done twice for the sake of an earlier filter.
+        # Filtering earlier is not worth computing a remote expression twice.
         simple = all(isinstance(mapping[i], Ref | Const) for i in refs(predicate))
         small = parts(moved) <= max(_PARTS_MAX, parts(predicate))
         if simple or (small and native(moved) and not raises(moved)):
@@ -152,7 +152,7 @@ def _join(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
 
 
 def _narrowed(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
-    """Strengthen an outer join whose padded rows ``node`` would drop again."""
+    """Narrow an outer join if ``node`` would remove its padded rows."""
     if join.kind in nodes.LEFT_ONLY:
         return join
     there = frozenset().union(*(rejects(p) for p in node.predicates))
@@ -170,7 +170,7 @@ def _narrowed(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
 def _readers(
     predicates: tuple[Expr, ...], columns: frozenset[int]
 ) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-    """(those that read nothing but ``columns`` and cannot fail, the others)."""
+    """Split into predicates that read only ``columns`` and cannot fail, and the rest."""
     low = tuple(p for p in predicates if refs(p) <= columns and not raises(p))
     return low, tuple(p for p in predicates if p not in low)
 

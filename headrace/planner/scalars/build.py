@@ -1,6 +1,6 @@
-"""Constructors of expressions: how each is spelled in SQL, which kernel computes it, what it may.
+"""Constructors of expressions, with their SQL, native kernel and evaluation properties.
 
-Whoever makes an expression, of a tree or of a plan, makes it here; casts are in ``casts``.
+Every expression made from a tree or a plan is made here; casts are in ``casts``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOOLEAN_TESTS: Final = {
     "is_unknown": "IS UNKNOWN",
     "is_not_unknown": "IS NOT UNKNOWN",
 }
-"""By BoolTestType, in its order."""
+"""SQL of the tests, in the order of BoolTestType."""
 
 Result = tuple[int, int, int]
 """Type, modifier, collation."""
@@ -36,29 +36,29 @@ BOOLEAN: Final = (t.BOOL, -1, 0)
 
 
 class Spelling(NamedTuple):
-    """Templates with one ``ARG`` per argument: exact SQL, and text for people."""
+    """Templates with one ``ARG`` per argument: exact SQL, and text for display."""
 
     sql: str
     show: str
 
 
 def same(text: str) -> Spelling:
-    """A text that stands for itself inside of others: that of a function."""
+    """Return the spelling of a text that needs no parentheses, such as a function call."""
     return Spelling(text, text)
 
 
 def enclosed(text: str) -> Spelling:
-    """A text that needs parentheses inside of others."""
+    """Return the spelling of a text that needs parentheses inside other expressions."""
     return Spelling(f"({text})", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """What Postgres does where it evaluates a call.
+    """Properties of a call when Postgres evaluates it.
 
-    ``raises``: it can fail on a row.  ``functions`` are what it runs; ``stable`` and ``untrusted``
-    say more than they do.  ``declared`` is the domain that the result is checked against.
-    ``strict``: Postgres does not evaluate the call where an argument is NULL; it is NULL then.
+    ``raises``: it can fail on a row.  ``functions`` are the functions that it runs; ``stable`` and
+    ``untrusted`` apply in addition to theirs.  ``declared`` is the domain that checks the result.
+    ``strict``: the result is NULL without evaluation if an argument is NULL.
     """
 
     raises: bool = False
@@ -82,7 +82,7 @@ def call(
     native: NativeOp | None,
     conduct: Conduct = HARMLESS,
 ) -> Expr:
-    """A call, folded when it is constant; a kernel of another result type is no kernel."""
+    """Return a call, folded if constant; a kernel of another result type is ignored."""
     oid, typmod, collation = result
     if native is not None and native.oid != oid:
         native = None
@@ -115,20 +115,20 @@ def _fold(context: QueryContext, made: Call) -> Expr:
     if refs(made) or not immutable(made) or not trusted(made):
         return made
     if made.symbol == "collate":
-        return made  # a Const says nothing of its collation
+        return made  # a Const does not record an explicit collation
     if context.catalog.types[made.oid].kind in ("c", "p"):
-        return made  # a record has no text to be read back
+        return made  # a record has no text that can be read back
     if any(not isinstance(a, Const) for a in made.args):
-        return made  # an argument could not be folded: it raises
+        return made  # an argument could not be folded because it raises
     computed = context.computed(context.sql(made, lambda _: ""))
     if computed is None:
-        # Fails at run time, if it is ever evaluated; or our SQL of it is refused later.
+        # It fails at run time if it is ever evaluated, or its SQL is refused later.
         return made
     return Const(computed[0], made.oid, made.typmod, made.collation)
 
 
 def folded(context: QueryContext, expr: Expr) -> Expr:
-    """Compute constant parts of ``expr``: rules replace columns by constants."""
+    """Compute constant parts of ``expr``, after rules have replaced columns by constants."""
     if not isinstance(expr, Call):
         return expr
     args = tuple(folded(context, a) for a in expr.args)
@@ -180,7 +180,7 @@ def _operator_raises(
     context: QueryContext, name: str, function: Function, args: tuple[Expr, ...]
 ) -> bool:
     if function.builtin and name in COMPARISONS:
-        # Rows and arrays look for the operators of their parts when they run.
+        # Rows and arrays look up the operators of their parts at run time.
         return any(comparison_raises(context, a.oid) for a in args)
     return functions.may_raise(function, args)
 
@@ -215,7 +215,7 @@ def distinct(context: QueryContext, left: Expr, right: Expr) -> Expr:
 def logic(context: QueryContext, symbol: str, args: tuple[Expr, ...]) -> Expr:
     """Return ``and``, ``or`` or ``not`` of ``args``.
 
-    Nested ones of a kind become one: Postgres' grammar does so with our SQL of them.
+    Nested operators of the same kind are merged, as Postgres' grammar does with their SQL.
     """
     if symbol != "not":
         args = tuple(
@@ -236,7 +236,7 @@ def null_test(context: QueryContext, symbol: str, arg: Expr, *, row: bool = Fals
 
 
 def boolean_test(context: QueryContext, symbol: str, arg: Expr) -> Expr:
-    """``is_true`` and its kin: never NULL."""
+    """Return the test ``symbol`` (``is_true`` and so on) of ``arg``; it is never NULL."""
     spelling = enclosed(f"{ARG} {BOOLEAN_TESTS[symbol]}")
     return _known(context, symbol, (arg,), BOOLEAN, spelling)
 
@@ -252,7 +252,7 @@ def choice(context: QueryContext, args: tuple[Expr, ...], result: Result) -> Exp
 
 
 def guarded(context: QueryContext, condition: Expr, value: Expr) -> Expr:
-    """Return ``value`` where ``condition`` is true, else NULL; it is not computed elsewhere."""
+    """Return ``value`` if ``condition`` is true, else NULL without computing ``value``."""
     args = (condition, value, Const(None, value.oid, -1, value.collation))
     return choice(context, args, (value.oid, value.typmod, value.collation))
 
@@ -266,13 +266,13 @@ def coalesce(context: QueryContext, args: tuple[Expr, ...], result: Result) -> E
 def _known(
     context: QueryContext, symbol: str, args: tuple[Expr, ...], result: Result, spelling: Spelling
 ) -> Expr:
-    """A call that fails on no row and to which collations are nothing."""
+    """Return a call that fails on no row and does not depend on collations."""
     native = resolve(symbol, context.types(args, 0))
     return call(context, symbol, args, result, spelling, native)
 
 
 def collate(context: QueryContext, arg: Expr, oid: int) -> Expr:
-    """``arg COLLATE`` that collation."""
+    """Return ``arg COLLATE`` the collation ``oid``."""
     if arg.collation == oid:
         return arg
     collation = context.catalog.collations.get(oid)
@@ -286,7 +286,7 @@ def collate(context: QueryContext, arg: Expr, oid: int) -> Expr:
 def function_of(
     context: QueryContext, oid: int, arg: Expr, result: Result, collation: int = 0
 ) -> Expr:
-    """The built-in function ``oid``, which fails on no row, of ``arg``."""
+    """Return a call of the built-in function ``oid``, which fails on no row."""
     function = context.catalog.functions[oid]
     return call(
         context,

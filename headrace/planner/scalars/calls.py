@@ -1,6 +1,6 @@
-"""Calls of functions, and what SQL calls without parentheses (``CURRENT_DATE``).
+"""Calls of functions, also of functions without parentheses (``CURRENT_DATE``).
 
-Some functions have a meaning of their own here (``_SPECIAL``): it is asked first.
+Some functions have a special translation (``_SPECIAL``), which is tried first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CLOCK: Final = (
     *("localtimestamp", "current_role", "current_user", "user", "session_user"),
     *("current_catalog", "current_schema"),
 )
-"""SQLValueFunctionOp in its order."""
+"""Names of SQLValueFunctionOp, in its order."""
 _TIMES: Final = {0: t.DATE, 3: t.TIMESTAMPTZ, 7: t.TIMESTAMP}
-"""Of these, the ones that are ``now()`` or a cast of it (``temporal.py``), by their number."""
+"""Types of the SQLValueFunctionOp that are ``now()`` or a cast of it (``temporal.py``)."""
 _READER: Final = frozenset(
     {"current_role", "current_user", "user", "session_user", "current_schema"}
 )
@@ -77,7 +77,7 @@ def _call(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         source = lowering.types(args, collation)[0]
         native = resolve_cast(source, TypeRef(result[0]))
         display = f"{ARG}::{kind}"
-    elif function.builtin and not any(names):  # named ones come in any order
+    elif function.builtin and not any(names):  # named arguments come in any order
         native = resolve(function.name, lowering.types(args, collation))
     if functions.borrowed(cast, function, args, result[0]):
         sql = f"({ARG})::{kind}"
@@ -94,14 +94,14 @@ def require_constant_defaults(lowering: Lowering, function: Function, node: Node
     """Refuse a call with fewer arguments than a user's function has, if they may vary."""
     if function.builtin or lowering.catalog.functions.constant_defaults(function.oid):
         return
-    # It would be computed when the query is planned, volatile or not.
+    # A default would be computed when the query is planned, even if volatile.
     lowering.refuse(f'default arguments of function "{function.name}"', node)
 
 
 def arguments(
     lowering: Lowering, nodes: list[Node], scope: Scope
 ) -> tuple[tuple[Expr, ...], list[str]]:
-    """Return the arguments of a call, and the quoted names of those that are named."""
+    """Return the arguments of a call, and their quoted names (empty if not named)."""
     names, inner = [], []
     for node in nodes:
         named = node.kind == "NAMEDARGEXPR"

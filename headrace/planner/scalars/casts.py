@@ -1,9 +1,9 @@
-"""Casts as expressions, also of texts to dates and times that may not read the clock.
+"""Casts as expressions, also casts of text to dates and times, which must not read the clock.
 
-``'today'::date`` is another day tomorrow.  A text that comes out of a column is nearly always a
-plain date: it is cast behind a guard that hands every text with one of the four words to the
-type's input function with a prefix that no date has.  The cast fails then, which stops the view
-with that text in the error, instead of freezing a moment::
+The value of ``'today'::date`` changes every day.  A text from a column is nearly always a plain
+date, so a guard adds an invalid prefix only to texts with one of the four words.  The cast of such
+a text then fails and stops the view with the text in the error, instead of storing a date that
+becomes wrong::
 
     (CASE WHEN x ~* 'now|today|tomorrow|yesterday' THEN '…' || x ELSE x END)::date
 """
@@ -30,7 +30,7 @@ _DEFAULT: Final = 100
 
 
 def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int) -> Expr:
-    """Return ``arg::type`` where the cast is binary or goes through the text."""
+    """Return ``arg::type`` for a cast that is binary or goes through text."""
     stable = False
     found = context.catalog.operators.cast(arg.oid, oid)
     through_text = found is None or found[1] == "i"
@@ -70,18 +70,18 @@ def whole(
     result: build.Result,
     conduct: Conduct = build.HARMLESS,
 ) -> Expr:
-    """``arg::name``, a row or an array, by Postgres."""
+    """Return ``arg::name`` of a whole row or array, evaluated by Postgres."""
     spelling = build.Spelling(f"(({ARG})::{name})", f"{ARG}::{name}")
     return build.call(context, f"cast {name}", (arg,), result, spelling, None, conduct)
 
 
 def relabelled(expr: Expr, typmod: int, collation: int) -> Expr:
-    """Return ``expr`` under another modifier and collation."""
+    """Return ``expr`` with another modifier and collation."""
     return dataclasses.replace(expr, typmod=typmod, collation=collation)
 
 
 def _guarded(context: QueryContext, text: Expr) -> Expr:
-    """``text`` where no word in it stands for the current time, else no date at all."""
+    """Return ``text`` if it has no word for the current time, else an invalid date."""
     if isinstance(text, Const) or _is_guard(text):
         return text
     plain = text if text.oid == t.TEXT else cast(context, text, t.TEXT, -1, _DEFAULT)

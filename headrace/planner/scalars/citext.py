@@ -1,13 +1,14 @@
-"""Type citext of the extension of that name: text that is equal without regard to case.
+"""Type citext of the extension of that name: case-insensitive text.
 
-Its operators compare ``lower(x)`` under the default collation, whatever the collation of ``x``,
-byte by byte.  So that is the key of a value, and equality of two is that of their keys:
+Its operators compare ``lower(x)`` under the default collation, regardless of the collation of
+``x``, byte by byte.  So that text is the key of a value, and two values are equal if their keys
+are:
 
     x = y               -> lower(x::text COLLATE "default") = lower(y::text COLLATE "default")
     NULLIF(x, y)        -> CASE WHEN x = y THEN NULL ELSE x END
-    GROUP BY x, DISTINCT, PARTITION BY, DISTINCT ON: by that text, and one of the values is shown
+    GROUP BY x, DISTINCT, PARTITION BY, DISTINCT ON: by the key, and one of the values is shown
 
-Other operators and functions of the extension are asked of Postgres.
+Other operators and functions of the extension are evaluated by Postgres.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def is_citext(catalog: Catalog, oid: int) -> bool:
 
 
 def key(context: QueryContext, expr: Expr) -> Expr:
-    """Return the text that is the same for equal values."""
+    """Return a text that is the same for equal values."""
     text: Expr
     if isinstance(expr, Const):
         text = Const(expr.text, TEXT, -1, _DEFAULT_COLLATION)
@@ -47,7 +48,7 @@ def key(context: QueryContext, expr: Expr) -> Expr:
 
 
 def comparison(context: QueryContext, function: Function, args: tuple[Expr, ...]) -> Expr | None:
-    """``args`` compared by ``function``, if that is ``=`` or ``<>`` of the extension."""
+    """Compare ``args`` by ``function`` if it is ``=`` or ``<>`` of the extension, else None."""
     symbol = _COMPARISONS.get(function.name)
     if symbol is None or context.catalog.provenance.extension("pg_proc", function.oid) != "citext":
         return None
@@ -58,7 +59,7 @@ def comparison(context: QueryContext, function: Function, args: tuple[Expr, ...]
 def equality(
     context: QueryContext, function: Function, symbol: str, args: tuple[Expr, ...]
 ) -> Expr | None:
-    """NULLIF or IS DISTINCT FROM of ``args``, if ``function`` is ``=`` of the extension."""
+    """Return NULLIF or IS DISTINCT FROM if ``function`` is ``=`` of the extension, else None."""
     equal = comparison(context, function, args)
     if equal is None or function.name != "citext_eq":
         return None

@@ -1,11 +1,11 @@
-"""``range @> now()``: whether a row's range has the clock in it, as comparisons with its bounds.
+"""``range @> now()``, whether a row's range contains the clock, as comparisons with its bounds.
 
     r @> c  =  NOT isempty(r)
                AND (lower(r) IS NULL OR lower(r) < c OR lower_inc(r) AND lower(r) = c)
                AND (upper(r) IS NULL OR c < upper(r) OR upper_inc(r) AND upper(r) = c)
 
-``temporal`` then finds comparisons of a row's value with the clock.  A range that is NULL makes the
-first part NULL and the others true, as it should.
+``temporal`` then finds comparisons of a row's value with the clock.  A NULL range makes the first
+part NULL and the others true, so the result is NULL as required.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 
 _CONTAINS: Final = {3858: (0, 1), 3860: (1, 0)}
-"""range_contains_elem, elem_contained_by_range: where the range stands, and the element."""
+"""Positions of range and element in range_contains_elem and elem_contained_by_range."""
 _LOWER, _UPPER, _ISEMPTY, _LOWER_INC, _UPPER_INC = 3848, 3849, 3850, 3851, 3852
 _BOUNDS: Final = {3908: t.TIMESTAMP, 3910: t.TIMESTAMPTZ, 3912: t.DATE}
 
 
 def contains(context: QueryContext, function: Function, args: tuple[Expr, ...]) -> Expr | None:
-    """The comparisons, if ``function`` asks whether a range contains the clock."""
+    """Return the comparisons if ``function`` tests whether a range contains the clock, or None."""
     places = _CONTAINS.get(function.oid)
     if places is None:
         return None

@@ -1,4 +1,4 @@
-"""Coercions in a tree: relabelling, casts through text, COLLATE; conversions that no tree has."""
+"""Coercions in a tree (relabelling, casts through text, COLLATE), and implicit conversions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def _relabel(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         source = lowering.type_name(arg.oid)
         lowering.refuse(f"a cast between {source} and an OID", node)
     if oid == arg.oid:
-        # Only the label changes (a domain to its base, or a modifier given up).
+        # Only the label changes (a domain to its base, or a removed modifier).
         return casts.relabelled(arg, typmod, collation)
     return casts.cast(lowering, arg, oid, typmod, collation)
 
 
 def _oid(lowering: Lowering, arg: Expr, oid: int) -> Expr | None:
-    """``arg`` as the type ``oid``, both of them int4, oid or an OID type: the same 32 bits.
+    """Return ``arg`` as type ``oid``, or None; both types are int4, oid or an OID type.
 
-    That is so for a constant, and for one of two constants by turns (``typenames``).
+    The 32 bits stay the same.  ``arg`` must be a constant, or a CASE of two constants
+    (``typenames``).
     """
     if isinstance(arg, Call) and arg.symbol == "case":
         branches = [_oid(lowering, each, oid) for each in arg.args[1:]]
@@ -70,7 +71,7 @@ def _collate(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 
 def convert(lowering: Lowering, arg: Expr, oid: int, collation: int) -> Expr:
-    """``arg`` converted as a cast does it, or UNION silently to the common type."""
+    """Convert ``arg`` as a cast does, or as UNION does implicitly to the common type."""
     if arg.oid == oid:
         return arg
     made = lowering.lower(_conversion(lowering, arg, oid), Scope(lambda *_: arg))
@@ -78,13 +79,13 @@ def convert(lowering: Lowering, arg: Expr, oid: int, collation: int) -> Expr:
 
 
 def _conversion(lowering: Lowering, arg: Expr, oid: int) -> Node:
-    """What Postgres makes of a cast of a column like ``arg``, as it would read ours."""
+    """Return Postgres' tree for a cast of a column like ``arg`` to type ``oid``."""
     kind = arg.oid, arg.collation, oid
     if kind not in lowering.conversions:
         source, target = lowering.type_name(arg.oid), lowering.type_name(oid)
         like = Ref(0, arg.oid, -1, arg.collation)
         column = lowering.sql(like, lambda _: f"NULL::{source}")
-        # Names of types and collations are quoted where they come from.
+        # Names of types and collations are already quoted.
         query = f"SELECT s.a::{target} FROM (SELECT {column} AS a) s"  # noqa: S608
         [entry] = lowering.analysed(query).nodes("targetList")
         lowering.conversions[kind] = entry.child("expr")

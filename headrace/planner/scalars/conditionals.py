@@ -1,7 +1,7 @@
-"""AND, OR, CASE, COALESCE and kin, and tests of one value.
+"""AND, OR, CASE, COALESCE and similar forms, and tests of one value.
 
-Where not every part is always evaluated, a part is lowered in a scope that knows when it is
-evaluated (``Scope.only``).
+A part that is not always evaluated is lowered in a scope that has the condition of its evaluation
+(``Scope.only``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.planner.scalars.scope import Scope
 
 
 def _in_turn(lowering: Lowering, nodes: list[Node], scope: Scope, more: str) -> tuple[Expr, ...]:
-    """Arguments of which the next is evaluated where those before it pass the test ``more``."""
+    """Lower arguments, each evaluated only if those before it pass the test ``more``."""
     args: list[Expr] = []
     for node in nodes:
         args.append(lowering.lower(node, scope))

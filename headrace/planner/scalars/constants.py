@@ -1,9 +1,9 @@
-"""Constants of a parse tree: from the server's own octets to text.
+"""Constants of a parse tree: conversion from the server's internal octets to text.
 
-A ``Const`` node holds a datum as it lies in the server's memory.  For the types listed here
-the text is worked out and handed to Postgres once more: the constant that Postgres makes
-of that text must have the very same octets, else the query is refused.  So a mistake
-here (or a server of another endianness) can refuse a query, never change it.
+A ``Const`` node holds a datum as in the server's memory.  For the types listed here the text is
+decoded and sent back to Postgres: the constant that Postgres makes of the text must have the same
+octets, else the query is refused.  So a mistake here (or a server of another endianness) can only
+refuse a query, never change it.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ class Constants:
         self._texts: dict[Key, str] = {}
 
     def load(self, trees: list[Node], text: str) -> None:
-        """Work out and prove every constant of ``trees`` that can be read.
+        """Decode and verify every readable constant of ``trees``.
 
-        ``text`` is SQL that shows them.  Constants that no function here reads (boxes, ranges,
-        jsonb), or reads wrongly, are searched for among its literals.
+        ``text`` is SQL that contains them.  Constants that no function here reads (boxes, ranges,
+        jsonb), or reads wrongly, are searched among the literals of ``text``.
         """
         unread: set[Key] = set()
         found: dict[Key, str] = {}
@@ -193,7 +193,7 @@ class Constants:
         name = self._catalog.types[oid].name
         found = [x for x in scan(text) if x.kind in ("plain", "escape")]
         cast = [x for x in found if text.startswith(f"::{name}", x.end)]
-        # A path inside JSON_VALUE and the like stands without its type.
+        # A path inside JSON_VALUE and similar is written without its type.
         for literal in dict.fromkeys(value(text, x) for x in [*cast, *found]):
             if not unread - self._texts.keys():
                 return
@@ -205,7 +205,7 @@ class Constants:
                     raise  # the connection is lost
 
     def text(self, oid: int, data: bytes) -> str | None:
-        """Output text of that constant; ``None`` if it cannot be read."""
+        """Return the output text of that constant; ``None`` if it cannot be read."""
         return self._texts.get((oid, data))
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
@@ -238,7 +238,7 @@ class Constants:
         try:
             return self._read(oid, data)
         except (struct.error, UnicodeDecodeError, ValueError, IndexError):
-            return None  # proven nothing: the query will be refused where it stands
+            return None  # the query is refused later, at the position of the constant
 
     def _read(self, oid: int, data: bytes) -> str | None:
         if oid == t.UNKNOWN:
@@ -293,8 +293,8 @@ class Constants:
 
 
 def _proven_as(oid: int) -> int:
-    """The type of which a constant is made to prove one of type ``oid``.
+    """Return the type of the constant that verifies a constant of type ``oid``.
 
-    A literal without a type (an argument of concat) is a C string: the octets of a text.
+    An untyped literal (an argument of concat) is a C string with the octets of a text.
     """
     return t.TEXT if oid == t.UNKNOWN else oid

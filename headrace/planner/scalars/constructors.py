@@ -1,7 +1,7 @@
-"""SQL/XML and SQL/JSON: expressions with a grammar of their own, written out for Postgres.
+"""SQL/XML and SQL/JSON: expressions with a special grammar, as SQL for Postgres.
 
-Every clause that the tree knows is spelled out; the proof of ``plan.py`` (our SQL, analysed
-again, is the same expression) covers what a version may add.
+Every clause of the tree is written out.  The check in ``plan.py``, that Postgres parses the
+generated SQL to the same expression, covers clauses of later versions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _make(
     *,
     raises: bool = True,
 ) -> Expr:
-    # How a value looks inside of XML or JSON depends on settings.
+    # The text of a value inside XML or JSON depends on settings.
     conduct = build.Conduct(raises=raises, stable=True)
     return build.call(context, symbol, args, result, build.enclosed(sql), None, conduct)
 
@@ -93,7 +93,7 @@ def _xml(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 
 def _sql_name(name: str) -> str:
-    """The SQL name of an XML name: ``_x0020_`` stands for the character of that code."""
+    """Return the SQL name of an XML name; ``_x0020_`` denotes the character of that code."""
     out = []
     at = 0
     while at < len(name):
@@ -132,7 +132,7 @@ def _returning(context: QueryContext, node: Node) -> tuple[str, build.Result]:
 
 
 def _json_value(lowering: Lowering, node: Node, scope: Scope) -> tuple[Expr, str]:
-    """An argument and how it is written: with FORMAT JSON where it stands so."""
+    """Return an argument and its SQL, with FORMAT JSON if the query has it."""
     if node.kind != "JSONVALUEEXPR":
         return lowering.lower(node, scope), f"({ARG})"
     form = node.node("format")

@@ -23,24 +23,24 @@ def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     result = lowering.result(node, "array_typeid", "array_collid")
     text = f"ARRAY[{', '.join([ARG] * len(args))}]"
     name = lowering.type_name(result[0])
-    # With its type, a cast around it is one of the array, as Postgres has made it;
-    # a cast of a bare constructor would become one of each element.
+    # The explicit type keeps a cast around it a cast of the array, as in the query;
+    # Postgres would turn a cast of a bare constructor into casts of the elements.
     spelling = Spelling(f"({text}::{name})", text)
-    # Inner arrays must have the same size, elements fit their domain.
+    # It fails if inner arrays differ in size, or an element violates its domain.
     conduct = Conduct(raises=node.flag("multidims") or checked)
     return build.call(lowering, "array", args, result, spelling, None, conduct)
 
 
 def elements(lowering: Lowering, node: Node, scope: Scope, most: int) -> tuple[Expr, ...] | None:
-    """The elements of a constructor of up to ``most``, or of one that is cast as a whole.
+    """Return the at most ``most`` elements of an array constructor, also below an array cast.
 
-    None: it is another array, or computing an element may fail (the array's then does, also
-    where an element before it decides).
+    Return None for any other array, or if computing an element may fail: the array then fails,
+    even if an earlier element decides the result.
     """
     if node.kind == "ARRAYCOERCEEXPR":
         items = elements(lowering, node.child("arg"), scope, most)
         cast = node.child("elemexpr")
-        # Text conversions have no collation there, which their SQL would have.
+        # Text conversions have no collation in an array cast, but their SQL would have one.
         if items is None or any(
             n.kind == "COERCEVIAIO" or n.number("funccollid") for n in cast.walk()
         ):
@@ -58,7 +58,7 @@ def elements(lowering: Lowering, node: Node, scope: Scope, most: int) -> tuple[E
 
 
 def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    """``a::type[]``: what the cast of an element needs, the cast of the array needs."""
+    """Lower ``a::type[]``; it has the requirements of the cast of an element."""
     arg = lowering.lower(node.child("arg"), scope)
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
@@ -80,7 +80,7 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 
 def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    """An element or a slice; a bound that is left out is the array's own."""
+    """Lower an element or a slice; an omitted bound is the array's own."""
     args = [lowering.lower(node.child("refexpr"), scope)]
     uppers, lowers = node.items("refupperindexpr"), node.items("reflowerindexpr")
     sql = f"({ARG})"
@@ -94,7 +94,7 @@ def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         sql += f"[{':'.join(words)}]"
     result = lowering.result(node, "refrestype", "refcollid")
     spelling = Spelling(sql, sql.replace(f"({ARG})", ARG, 1))
-    # A type of an extension has a handler of its own.
+    # A type of an extension has its own handler.
     conduct = Conduct(raises=not lowering.catalog.types[args[0].oid].builtin)
     return build.call(lowering, "subscript", args, result, spelling, None, conduct)
 

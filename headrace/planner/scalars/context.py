@@ -1,6 +1,6 @@
-"""What all of the planner knows of the query: facts of the catalog, places in its text, session.
+"""Context of a query for the whole planner: catalog, positions in its text, session.
 
-Expressions are made over it (``build``, ``casts``), and refused with it.
+Expressions are made with it (``build``, ``casts``), and unsupported ones are refused with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Position = Callable[[int], int | None]
 Find = Callable[[str], int | None]
 
 RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
-"""record and record[]: inside of expressions only."""
+"""record and record[], which exist only inside expressions."""
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _MONEY_ANYWHERE: Final = frozenset(
     {
@@ -36,11 +36,11 @@ _MONEY_ANYWHERE: Final = frozenset(
         *("is_null", "is_not_null", "is_distinct_from", "coalesce", "case"),
     }
 )
-"""What does not look at the form of a money value; everything is evaluated under C."""
+"""Operations that do not depend on the text form of money; evaluation always uses C."""
 
 
 class QueryContext:
-    """One query, for those who make expressions of it."""
+    """One query, as needed to make its expressions."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class QueryContext:
         *,
         money_plain: bool = True,
     ) -> None:
-        """``places``: of a location in the tree, and of a pattern, in the text of the query.
+        """``places`` find a location of the tree, and a pattern, in the text of the query.
 
-        ``money_plain``: lc_monetary of the query is that of the C locale.
+        ``money_plain``: lc_monetary of the query is C or POSIX.
         """
         self._conn = conn
         self.analysis = analysis
@@ -68,7 +68,7 @@ class QueryContext:
         """The database of the query."""
         return self._conn.info.dbname
 
-    # -- what cannot be maintained, and where it stands
+    # -- refusal of unsupported constructs, and their positions
 
     def refuse(
         self, what: str, node: Node | None = None, *, pattern: str = "", **more: str | None
@@ -84,7 +84,7 @@ class QueryContext:
         )
 
     def refuse_money(self, symbol: str, oids: Sequence[int]) -> None:
-        """Refuse ``symbol`` over these types if it looks at the form of money."""
+        """Refuse ``symbol`` over these types if it depends on the text form of money."""
         if t.MONEY in oids and not self._money_plain and symbol not in _MONEY_ANYWHERE:
             self.refuse("an expression over type money where lc_monetary is not C or POSIX")
 
@@ -117,7 +117,7 @@ class QueryContext:
         return self.catalog.provenance.trusted(oid)
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
-        """Types of ``args`` under an input collation, for ``native.resolve``."""
+        """Return the types of ``args`` under an input collation, for ``native.resolve``."""
         described = [(a.oid, a.typmod, constant(a)) for a in args]
         return self.catalog.type_refs(described, collation)
 
@@ -134,7 +134,7 @@ class QueryContext:
         self.refuse(reason, node, detail=detail, hint=hint)
 
     def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
-        """(type, modifier, collation) of ``node``; a record is fine inside an expression."""
+        """Return (type, modifier, collation) of ``node``; refuse pseudo-types other than record."""
         oid = self.catalog.types.base(node.number(field))
         if self.catalog.types[oid].kind == "p" and oid not in RECORDS:
             self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
@@ -153,10 +153,10 @@ class QueryContext:
 
         return to_sql(expr, reference, self.type_name)
 
-    # -- what Postgres says of a text of ours
+    # -- analysis of generated SQL by Postgres
 
     def analysed(self, query: str) -> Node:
-        """The tree of a query of our own making, ready to be lowered.
+        """Return the tree of a generated query, ready to be lowered.
 
         Raises:
             psycopg.Error: Postgres does not accept it.
@@ -167,7 +167,7 @@ class QueryContext:
         return tree
 
     def described(self, query: str) -> list[tuple[str, int, int, int]]:
-        """(name, type, typmod, collation) of the columns of a query of our own making."""
+        """Return (name, type, typmod, collation) of the columns of a generated query."""
         with self.analysis.analysing() as conn:
             return session.made_view(conn, query, "headrace_shape").columns
 
@@ -183,7 +183,7 @@ class QueryContext:
         return (text,)
 
     def fetch(self, query: LiteralString, argument: str) -> Any:
-        """Return the one value that ``query`` gives for ``argument`` under the pinned settings."""
+        """Return the value of ``query`` for ``argument`` under the pinned settings."""
         row = self._conn.execute(query, (argument,)).fetchone()
         assert row is not None, "a value"
         return row[0]

@@ -1,4 +1,4 @@
-"""The table of forms: which function lowers which kind of node."""
+"""The table of forms: the function that lowers each kind of node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which functions a maintained view may call, and which of them can fail on a row.
+"""Functions that a maintained view may call, and those that can fail on a row.
 
 Volatile functions and those that read the clock or the session are refused.  Stable built-in
-ones are allowed from a list: their results depend on settings that are captured with the
-view and on nothing else.  Immutable functions are always allowed.
+ones are allowed from a list: their results depend only on their arguments and on settings that
+are captured with the view.  Immutable functions are always allowed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STABLE: Final = frozenset(
         "getdatabaseencoding", "pg_encoding_to_char", "pg_char_to_encoding",
     }
 )  # fmt: skip
-"""Stable functions whose result depends on captured settings and nothing else."""
+"""Stable functions whose result depends on no settings but captured ones."""
 _READER: Final = re.compile(
     r"current_user|session_user|system_user|current_schemas?|getpgusername|row_security_active"
     r"|has_.*_privilege|pg_has_role|inet_(client|server)_(addr|port)|pg_.*_is_visible"
@@ -51,7 +51,7 @@ _CATALOGS: Final = re.compile(
 _POPULATES: Final = frozenset(
     {"json_populate_record", "jsonb_populate_record", "jsonb_populate_record_valid"}
 )
-"""They read texts as values: 'today' in a field is no fixed date."""
+"""Functions that read texts as values, in which 'today' is not a fixed date."""
 _STABLE_COMPARISON: Final = re.compile(
     r"(date|timestamp|timestamptz)_(eq|ne|lt|le|gt|ge|cmp)_(date|timestamp|timestamptz)"
 )
@@ -80,11 +80,11 @@ _NETWORKS: Final = (t.CIDR, t.INET)
 _REGEX: Final = re.compile(r"(text|bpchar|name)(ic)?regex(eq|ne)")
 _LIKE: Final = re.compile(r"(text|bpchar|name)(ic)?n?like|like|notlike")
 REG_TYPES: Final = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191})
-"""regproc, regclass and kin: their text is looked up in the catalogs of the moment."""
+"""regproc, regclass and so on: their text is looked up in the current catalogs."""
 
 
 _TSQUERY_COMPARISON: Final = re.compile("tsquery_(?:lt|le|eq|ne|ge|gt|cmp)")
-"""``a & (b & c)`` and ``(a & b) & c`` are different, have one text, and texts are streamed."""
+"""``a & (b & c)`` and ``(a & b) & c`` differ but have the same text, and texts are streamed."""
 
 
 def refusal(function: Function) -> str | None:
@@ -116,7 +116,7 @@ def refusal(function: Function) -> str | None:
 
 
 def remedy(function: Function) -> str | None:
-    """Return a hint on what to do about a function that is refused."""
+    """Return a hint for a refused function, or None."""
     if function.builtin and _TSQUERY_COMPARISON.fullmatch(function.name):
         return "Compare the texts: cast both sides to text."
     if function.builtin or function.kind != "f" or function.volatility == "i":
@@ -129,14 +129,14 @@ def remedy(function: Function) -> str | None:
 
 
 def doubted(function: Function) -> str | None:
-    """Why it is not known what the result of a function that is refused depends on."""
+    """Return why the dependencies of a refused function's result are unknown, or None."""
     return f"Of function {function.quoted}: {function.doubt}." if function.doubt else None
 
 
 def clock_guarded(target: int) -> bool:
-    """Return whether a text may be cast to the type if no word in it stands for the current time.
+    """Return whether a text without words for the current time may be cast to the type.
 
-    Not so for timetz, where the offset of a named zone is that of the current date.
+    This is false for timetz, as the offset of a named zone depends on the current date.
     """
     return target in _CLOCK_INPUT and target != t.TIMETZ
 
@@ -144,7 +144,7 @@ def clock_guarded(target: int) -> bool:
 def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = False) -> str | None:
     """Return why a value may not be cast through its text, or ``None``.
 
-    ``guarded``: no such text stands for the current time.
+    ``guarded``: no such text denotes the current time.
     """
     for oid in (source, target):
         if oid in REG_TYPES:
@@ -162,7 +162,7 @@ def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = Fa
 
 
 def reads_clock(catalog: Catalog, oid: int) -> bool:
-    """Return whether the input of the type takes 'now', 'today' and so on, also inside of it."""
+    """Return whether the input of the type, or of a part, accepts 'now', 'today' and so on."""
     oid = catalog.types.base(oid)
     kind = catalog.types[oid]
     if oid in _CLOCK_INPUT or oid in _CLOCK_RANGES:
@@ -171,7 +171,7 @@ def reads_clock(catalog: Catalog, oid: int) -> bool:
         return reads_clock(catalog, kind.element)
     if oid < t.FIRST_USER_OID or kind.kind == "e":
         return False
-    # What a user's base type reads is not looked into.
+    # A user-defined base type has unknown input, so it may read the clock.
     parts = catalog.types.parts(oid)
     return not parts or any(reads_clock(catalog, part) for part in parts)
 
@@ -190,10 +190,10 @@ def is_reg_type(oid: int) -> bool:
 def borrowed(
     cast: tuple[int, str] | None, function: Function, args: tuple[Expr, ...], oid: int
 ) -> bool:
-    """Return whether a cast runs a function declared for other types of the same form.
+    """Return whether a cast runs a function declared for other, binary-compatible types.
 
-    int2 becomes oid by a function that gives int4, cidr becomes text by one that takes inet: only
-    the cast itself says that in SQL.
+    A cast of int2 to oid runs a function that returns int4; a cast of cidr to text runs one that
+    takes inet.  In SQL only the cast syntax expresses that.
     """
     if cast is None or cast[0] != function.oid:
         return False
@@ -206,7 +206,7 @@ def populates_dates(catalog: Catalog, function: Function, oid: int) -> bool:
 
 
 def may_raise(function: Function, args: tuple[Expr, ...]) -> bool:
-    """Return whether a call can fail on some row, as far as we know."""
+    """Return whether a call may fail on some row."""
     if not function.builtin:
         return True
     name = function.name

@@ -1,8 +1,8 @@
-"""The driver of expressions: what a node of Postgres' tree becomes is said by the form of its kind.
+"""The driver of expression lowering: the *form* of a node's kind translates the node.
 
-Forms are functions of the modules above this one, listed in ``forms``; they come back here for the
-parts of their node.  A kind without a form is refused.  Types, collations and the functions behind
-operators are what Postgres resolved, never guessed again.
+Forms are functions of the modules above this one, listed in ``forms``; they call this module for
+the parts of their node.  A kind without a form is refused.  Types, collations and operator
+functions are those that Postgres resolved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFUSED: Final = {
 
 
 class Lowering(QueryContext):
-    """A query whose expressions are lowered; who only makes some takes the context."""
+    """A query whose expressions are lowered; code that only makes some uses the context."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Lowering(QueryContext):
         *,
         money_plain: bool = True,
     ) -> None:
-        """See ``QueryContext``; ``forms`` are by kind of node."""
+        """Arguments are as in ``QueryContext``; ``forms`` are by kind of node."""
         super().__init__(conn, analysis, catalog, constants, places, money_plain=money_plain)
         self._forms = forms
         self.known: dict[int, Expr] = {}
-        """What a node of the tree (by ``id``) is: set-returning calls of a select list."""
+        """Known expressions by ``id`` of their node: set-returning calls of a select list."""
         self.conversions: dict[tuple[int, int, int], Node] = {}
-        """What Postgres has made of casts from a type and collation to a type."""
+        """Postgres' trees of casts, by source type, source collation and target type."""
 
     def lower(self, node: Node, scope: Scope) -> Expr:
         """Return the expression of ``node``."""

@@ -1,4 +1,4 @@
-"""Operators: plain ones, NULLIF and IS DISTINCT FROM by their equality, ANY and ALL over arrays."""
+"""Operators: plain, NULLIF and IS DISTINCT FROM by their equality, ANY and ALL over arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.planner.scalars.scope import Scope
 _IN_LIST_MAX: Final = 64
 """Longest IN list that becomes a chain of native comparisons."""
 _SPECIAL: Final = (citext.comparison, clockranges.contains)
-"""What is asked first of the function behind an operator and its arguments."""
+"""Special translations of an operator's function, tried first."""
 
 
 def _operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -93,7 +93,7 @@ def _array_operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 
 def _in_list(lowering: Lowering, node: Node, scope: Scope, left: Expr, right: Node) -> Expr | None:
-    """``x IN (a, b)`` is ``x = a OR x = b``; ``NOT IN`` likewise with AND."""
+    """Return ``x IN (a, b)`` as ``x = a OR x = b`` (``NOT IN``: with AND), or None."""
     operator = lowering.catalog.operators[node.number("opno")]
     if not operator.builtin or operator.name not in ("=", "<>"):
         return None

@@ -1,16 +1,16 @@
-"""Rows, composite types and domains: from Postgres' parse tree to our expressions.
+"""Rows, composite types and domains: from Postgres' parse tree to expressions.
 
-A composite value travels as Postgres' text.  An anonymous record has no text that could be
-read back, so it exists only inside an expression that Postgres evaluates: its constructor is
-written out there, with the names of its fields (``row_to_json`` shows them)::
+A composite value is represented by its Postgres text.  An anonymous record has no text that can
+be read back, so it exists only inside an expression that Postgres evaluates.  The SQL contains its
+constructor with the field names (``row_to_json`` shows them)::
 
     ROW(a, b)                                          fields f1, f2
     (SELECT s FROM (SELECT a AS x, b AS y) s)          fields x, y
     ROW(a, b)::public.point2                           a composite type
 
-``ROW(…)::type`` makes Postgres coerce every field to its column's domain and length.  These
-coercions are taken off the fields when such a constructor is read, because its SQL makes them
-again.
+In ``ROW(…)::type`` Postgres coerces every field to its column's domain and length.  These
+coercions are removed from the fields when such a constructor is read, because its SQL repeats
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROW_OPERATORS: Final = {1: "<", 2: "<=", 3: "=", 4: ">=", 5: ">", 6: "<>"}
 """By RowCompareType."""
 _ALIAS: Final = "headrace_row"
 _RECORD_LEVELS: Final = 2
-"""How many queries deeper the fields of a named record stand."""
+"""Number of query levels between a named record and its fields."""
 
 
 def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) -> Expr:
@@ -46,14 +46,14 @@ def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) ->
         sql = f"ROW({', '.join([ARG] * len(args))})"
     else:
         fields = ", ".join(f"{ARG} AS {identifier(name)}" for name in names)
-        # Names are quoted, the rest is ours.
+        # Names are quoted, the rest is generated.
         sql = f"(SELECT {_ALIAS} FROM (SELECT {fields}) {_ALIAS})"  # noqa: S608
     show = f"ROW({', '.join([ARG] * len(args))})"
     return _row(context, args, (RECORD, -1, 0), Spelling(sql, show))
 
 
 def composite(context: QueryContext, oid: int, args: Sequence[Expr]) -> Expr:
-    """A value of composite type ``oid`` from its columns (dropped ones are left out)."""
+    """Return a value of composite type ``oid`` from its columns without the dropped ones."""
     attributes = context.catalog.types.attributes(oid)
     bare = [_bare(context, a, f) for a, f in zip(args, attributes, strict=True)]
     marks = ", ".join([ARG] * len(bare))
@@ -73,7 +73,7 @@ def is_row(expr: Expr) -> bool:
 
 
 def _bare(context: QueryContext, expr: Expr, attribute: CompositeField) -> Expr:
-    """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
+    """Remove from ``expr`` the coercion to its column, which ``ROW(…)::type`` repeats."""
     kind = context.catalog.types[attribute.oid]
     if kind.kind == "d":
         return without_domain(context, expr, kind.oid)
@@ -81,9 +81,9 @@ def _bare(context: QueryContext, expr: Expr, attribute: CompositeField) -> Expr:
 
 
 def without_domain(context: QueryContext, expr: Expr, oid: int) -> Expr:
-    """``expr`` without the coercion to type ``oid`` at its top, if that is a domain.
+    """Remove the coercion to type ``oid`` at the top of ``expr`` if that is a domain.
 
-    An array or a row of the domain makes it again.
+    An array or a row of the domain repeats it.
     """
     kind = context.catalog.types[oid]
     if kind.kind != "d":
@@ -95,7 +95,7 @@ def without_domain(context: QueryContext, expr: Expr, oid: int) -> Expr:
 
 
 def without_length(context: QueryContext, expr: Expr, oid: int, typmod: int) -> Expr:
-    """``expr`` without the explicit coercion to a length or precision at its top."""
+    """Remove the explicit coercion to a length or precision at the top of ``expr``."""
     if isinstance(expr, Call) and expr.symbol == "collate":
         # Postgres moves COLLATE above the coercion.
         inner = without_length(context, expr.args[0], oid, typmod)
@@ -172,7 +172,7 @@ def _domain(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 
 def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    """``(a, b) < (c, d)`` is ``a < c OR a = c AND b < d``; NULLs fall out the same."""
+    """Lower ``(a, b) < (c, d)`` to ``a < c OR a = c AND b < d``; NULLs give the same result."""
     symbol = _ROW_OPERATORS[node.number("rctype") or node.number("cmptype")]
     left = lowering.all(node.nodes("largs"), scope)
     right = lowering.all(node.nodes("rargs"), scope)
@@ -223,10 +223,10 @@ def _lexicographic(context: QueryContext, symbol: str, pairs: list[tuple[Expr, E
 
 
 def null_test(context: QueryContext, symbol: str, row: Call) -> Expr | None:
-    """``ROW(a, b) IS [NOT] NULL``: so is each field.
+    """Return ``ROW(a, b) IS [NOT] NULL`` as the same test of each field, or None.
 
-    None where a field is itself a row: it is asked whether it is there, not whether its fields
-    are, and SQL has no words for that.
+    None if a field is itself a row: Postgres then tests the row value and not its fields, which
+    SQL cannot express.
     """
     kinds = [context.catalog.types[a.oid].kind for a in row.args]
     if not row.args or any(k in ("c", "p") for k in kinds):
@@ -236,7 +236,7 @@ def null_test(context: QueryContext, symbol: str, row: Call) -> Expr | None:
 
 
 def named_record(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
-    """The record that this subquery in an expression is, if ``record`` has written it."""
+    """Return the record of a subquery whose SQL was written by ``record``, else None."""
     query = node.child("subselect")
     tables = query.nodes("rtable")
     targets = query.nodes("targetList")

@@ -1,6 +1,6 @@
-"""What the names and subqueries in an expression mean at its place in the query.
+"""The meaning of names and subqueries in an expression at its place in the query.
 
-Subqueries are hung at *sites*: below the node that evaluates the expression.
+Subqueries are attached at *sites*, below the node that evaluates the expression.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BindsSubqueries(Protocol):
     """Binds the subqueries in expressions of one query level."""
 
     def value(self, node: Tree, scope: Scope) -> Expr:
-        """What a subquery is to the expression around it."""
+        """Return the expression that replaces a subquery in the enclosing expression."""
 
     def filter(self, condition: Tree, scope: Scope) -> None:
         """Keep the rows of the scope's only site for which ``condition`` is true."""
@@ -39,12 +39,12 @@ class BindsSubqueries(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What column references mean, and what is known before looking into a node.
+    """The meaning of column references, and results that take precedence over a node's form.
 
-    ``outer`` is the scope of the enclosing query, at the place where this query stands in it.
-    ``above`` is what an expression of this level becomes for the queries inside of it (grouped
-    columns).  ``subqueries`` binds those in expressions; they hang at one of ``sites``.
-    ``row`` is a whole row: of which range-table entry, as which type.
+    ``outer`` is the scope of the enclosing query at the position of this query.  ``above``
+    translates an expression of this level for use in inner queries (grouped columns).
+    ``subqueries`` binds subqueries in expressions; they are attached at one of ``sites``.
+    ``row`` returns a whole row, by range-table index and type.
     """
 
     column: Callable[[int, int], Expr]
@@ -55,16 +55,16 @@ class Scope:
     subqueries: BindsSubqueries | None = None
     sites: Sites = ()
     when: tuple[tuple[str, Expr], ...] = ()
-    """Tests (``is_true`` and its kin) that are all true wherever the expression around needs the
-    value (CASE, COALESCE, AND, OR, FILTER); each is known only where those before it are true."""
+    """Tests (``is_true`` and so on) that all hold whenever the enclosing expression needs the
+    value (CASE, COALESCE, AND, OR, FILTER); a test is evaluated only if those before it hold."""
     later: frozenset[int] = frozenset()
-    """Columns that are made above the sites: window functions."""
+    """Columns that are computed above the sites: window functions."""
     depth: int = 0
-    """Levels that stand between the expression and the query that computes it (``below``)."""
+    """Number of levels between the expression and the query that computes it (``below``)."""
     row: Callable[[int, int], Expr] | None = None
 
     def only(self, test: str, expr: Expr) -> Scope:
-        """This scope for what is evaluated only where ``expr`` passes ``test``."""
+        """Return this scope for expressions evaluated only if ``expr`` passes ``test``."""
         return dataclasses.replace(self, when=(*self.when, (test, expr)))
 
     def up(self, levels: int) -> Scope | None:
@@ -75,9 +75,10 @@ class Scope:
         return found
 
     def below(self, levels: int) -> Scope:
-        """This scope as seen from expressions that stand ``levels`` queries deeper.
+        """Return this scope as seen from expressions ``levels`` queries deeper.
 
-        For what such an expression computes in *this* query (an aggregate of an outer query).
+        It is for the parts of such an expression that are computed in *this* query (an aggregate
+        of an outer query).
         """
         found = self
         for _ in range(levels):
@@ -100,7 +101,7 @@ UNIT: Final = ValuesNode((), ((),))
 
 
 def joined(left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner") -> Node:
-    """Return a join; an ``Apply`` where the right side reads the left one."""
+    """Return a join, or an ``Apply`` if the right side reads the left one."""
     if free(right) & ids(left):
         if (node := _beside(left, right, condition, kind)) is not None:
             return node
@@ -109,7 +110,7 @@ def joined(left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str 
 
 
 def _beside(left: Node, right: Node, condition: tuple[Expr, ...], kind: str) -> Node | None:
-    """``left`` joined with the functions ``right`` that read it, if that is one ``Functions``."""
+    """Return the join of ``left`` with functions ``right`` as one ``Functions``, or None."""
     if not isinstance(right, FunctionsNode) or right.input != UNIT:
         return None
     if kind == "inner":
@@ -125,7 +126,7 @@ _Hung = tuple[Node, tuple[Expr, ...], str, tuple[Expr, ...]]
 
 @dataclass(slots=True)
 class Site:
-    """A node over which expressions are lowered; what hangs here joins it, in order."""
+    """A node over which expressions are lowered; attached plans are joined to it, in order."""
 
     node: Node
 
@@ -138,7 +139,7 @@ class Site:
     ) -> None:
         """Join ``right``, which may read columns of the node.
 
-        An ``Apply`` in any case: a subquery without rows to ask for it is not evaluated.
+        The join is always an ``Apply``: a subquery that no row needs is not evaluated.
         """
         self.node = ApplyNode(self.node, right, condition, kind, asks)
 
@@ -153,7 +154,7 @@ class Site:
 
 @dataclass(slots=True)
 class LateSite:
-    """A site whose node is not known yet: groups are, when all that reads them is lowered."""
+    """A site whose node is known later: groups are complete when all their readers are lowered."""
 
     _hung: list[_Hung | Expr] = field(default_factory=list)
 
@@ -164,15 +165,15 @@ class LateSite:
         kind: str = "left",
         asks: tuple[Expr, ...] = (),
     ) -> None:
-        """See ``Site``."""
+        """Join ``right`` later, as ``Site.hang`` does."""
         self._hung.append((right, condition, kind, asks))
 
     def filter(self, predicate: Expr) -> None:
-        """See ``Site``."""
+        """Filter later, as ``Site.filter`` does."""
         self._hung.append(predicate)
 
     def over(self, node: Node) -> Node:
-        """``node`` with all that was hung here."""
+        """Apply everything attached here to ``node``."""
         site = Site(node)
         for item in self._hung:
             if isinstance(item, tuple):
@@ -186,9 +187,9 @@ Sites = tuple[Site, ...] | tuple[LateSite]
 
 
 def hung(node: Node, base: Node | None = None) -> list[Node]:
-    """The plans that ``Site.hang`` has joined to ``base``, of which ``node`` was made.
+    """Return the plans that ``Site.hang`` has joined to ``base`` to make ``node``.
 
-    ``base`` is left out: up to the first node that is no ``Apply``.
+    Without ``base``, stop at the first node that is not an ``Apply``.
     """
     found = []
     while node is not base and isinstance(node, ApplyNode):
@@ -198,7 +199,7 @@ def hung(node: Node, base: Node | None = None) -> list[Node]:
 
 
 def home(sites: Sites, read: frozenset[int]) -> Site | LateSite:
-    """The first of ``sites`` that has all columns of ``read`` that any of them has, or the last."""
+    """Return the first of ``sites`` that has all columns of ``read`` that any has, or the last."""
     known = [s for s in sites if isinstance(s, Site)]
     if len(known) > 1:
         read &= frozenset().union(*(ids(s.node) for s in known))

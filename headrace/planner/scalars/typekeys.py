@@ -1,8 +1,8 @@
-"""Which values can be keys: of GROUP BY, DISTINCT, joins, set operations.
+"""Keys of GROUP BY, DISTINCT, joins and set operations: the types that can be keys.
 
-``expressions.keys`` knows the types of Postgres; here are those that are made of others.  An
-array, row or range is equal to another exactly if their texts are, provided that this holds for
-each part: then the text is the key.
+``expressions.keys`` has the scalar types; this module adds types composed of them.  Two arrays,
+rows or ranges are equal exactly if their texts are, provided that this holds for each part.
+Then the text is the key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HINT: Final = (
 
 
 def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
-    """How values of type ``oid`` become keys, or None if they may not."""
+    """Return how values of type ``oid`` become keys, or None if they cannot."""
     kind = catalog.types[oid]
     deterministic = catalog.collations.deterministic(collation)
     known = keys.key_class(oid, kind=kind.kind, deterministic=deterministic)
@@ -57,15 +57,15 @@ def _plain(catalog: Catalog, oid: int, collation: int) -> bool:
 
 
 def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Return whether our canonical keys decide equality of the type."""
+    """Return whether canonical keys decide equality of the type."""
     return key_class(catalog, oid, collation) is not None
 
 
 def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Return whether a value of a replica identity names its row to us.
+    """Return whether values of the type can identify a row in a replica identity.
 
-    Exact looks will do where equality is looser: the values of the table are unique, and Postgres
-    logs the old ones whenever their bytes change.
+    The exact text suffices even if equality is looser: the values in the table are unique, and
+    Postgres logs the old value whenever its bytes change.
     """
     return (
         is_key(catalog, oid, collation) or citext.is_citext(catalog, oid) or is_key(catalog, oid, 0)
@@ -73,7 +73,7 @@ def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
 
 
 def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
-    """What tells whether values of ``expr`` are equal in ``construct``: itself or a value of it."""
+    """Return an expression that decides equality of ``expr`` in ``construct``."""
     if citext.is_citext(context.catalog, expr.oid):
         return citext.key(context, expr)
     row = _row_key(context, expr, construct)
@@ -86,7 +86,7 @@ def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
 
 
 def _row_key(context: QueryContext, expr: Expr, construct: str) -> Expr | None:
-    """The key of ``ROW(…)``, made of those of its columns; None for what is no such row."""
+    """Return the key of ``ROW(…)``, made from the keys of its columns; None if not such a row."""
     if not isinstance(expr, Call) or expr.symbol != ROW_SYMBOL or not expr.args:
         return None
     if expr.oid != RECORD and not _as_declared(context.catalog, expr):
@@ -96,20 +96,20 @@ def _row_key(context: QueryContext, expr: Expr, construct: str) -> Expr | None:
 
 
 def _as_declared(catalog: Catalog, row: Call) -> bool:
-    """Return whether a composite row has the values of its arguments, not coerced ones."""
+    """Return whether a composite row has its arguments' values without coercion."""
     declared = [(a.oid, a.typmod) for a in catalog.types.attributes(row.oid)]
     return [(a.oid, a.typmod) for a in row.args if isinstance(a, Ref)] == declared
 
 
 def _form(context: QueryContext, expr: Expr) -> str:
-    """How ``kernels.structures`` reads values of ``expr``; empty if their keys need no form."""
+    """Return the form by which ``kernels.structures`` reads ``expr``; empty if not needed."""
     if expr.oid in (RECORD, RECORD_ARRAY) or is_key(context.catalog, expr.oid, expr.collation):
         return ""
     return _part_form(context.catalog, expr.oid, expr.collation) or ""
 
 
 def _part_form(catalog: Catalog, oid: int, collation: int) -> str | None:
-    """The form of an array, a row or a part of them; None if values do not tell equality."""
+    """Return the form of an array, a row or a part; None if values do not decide equality."""
     base = catalog.types.base(oid)
     found = key_class(catalog, base, collation)
     if found is not None:
@@ -131,7 +131,7 @@ def _key_text(context: QueryContext, expr: Expr, form: str) -> Expr:
 
 
 def _native(context: QueryContext, name: str, args: tuple[Expr, ...]) -> Expr:
-    """A call of a function that only we have."""
+    """Return a call of a function that exists only as a native kernel."""
     marks = ", ".join([ARG] * len(args))
     result = (TEXT, -1, _DEFAULT_COLLATION)
     op = resolve(name, context.types(args, _DEFAULT_COLLATION))
@@ -139,7 +139,7 @@ def _native(context: QueryContext, name: str, args: tuple[Expr, ...]) -> Expr:
 
 
 def require_keys(context: QueryContext, node: Node, construct: str) -> None:
-    """Refuse ``construct`` over ``node`` unless each column is a key as it is."""
+    """Refuse ``construct`` over ``node`` unless each column can be a key."""
     for column in node.columns:
         require_key(context, column.ref, construct)
 

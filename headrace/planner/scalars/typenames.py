@@ -1,11 +1,10 @@
-"""``pg_typeof``, ``format_type`` and texts of OID types where they are constants.
+"""``pg_typeof``, ``format_type`` and texts of OID types as constants.
 
-That is so for types, and for relations and functions of pg_catalog, that come with Postgres.
+This is possible for types, and for relations and functions of pg_catalog, that come with Postgres.
 
-They read the catalogs, but what they find of such a type cannot change.  The value of
-``pg_typeof`` is its type's, whatever the row holds: also of a domain, which the expression itself
-is no more for us.  A type of the same name in another schema might be the one that a name means:
-then nothing is said.
+These functions read the catalogs, but such entries cannot change.  The value of ``pg_typeof``
+depends only on the declared type, also for a domain, which lowering replaces by its base type.
+If another object has the same name, the name may mean either, and there is no constant.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ _NAMES: Final[dict[int, LiteralString]] = {
     3769: _DICTIONARY,  # regdictionary
     4191: _COLLATION,  # regcollation
 }
-"""Queries for the text of a constant of an OID type, or NULL where it may change."""
+"""Queries for the text of a constant of an OID type, or NULL if it may change."""
 _FORMAT: Final = """
     SELECT format_type((a ->> 0)::oid, (a ->> 1)::int4) FROM (SELECT %s::json AS a) s"""
 
 
 def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
-    """What a call of ``pg_typeof`` is, if it is the same for ever."""
+    """Return the value of a call of ``pg_typeof`` if it never changes, else None."""
     [arg] = node.nodes("args")
     oid = type_of(arg)
     if oid is None or (known := _regtype(lowering, oid)) is None:
@@ -88,7 +87,7 @@ def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     value = lowering.lower(arg, scope)
     if not raises(value):
         return known
-    # Postgres computes the argument, which may fail; of a row IS NULL would ask its fields.
+    # Postgres computes the argument, which may fail; IS NULL of a row would test its fields.
     if value.oid == t.RECORD or lowering.catalog.types[value.oid].kind == "c":
         return None
     return build.choice(
@@ -97,9 +96,9 @@ def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
 
 
 def text_of_type(lowering: Lowering, node: Node, scope: Scope, result: build.Result) -> Expr | None:
-    """Return ``pg_typeof(…)::text`` of a value of a user's type: the name as the caller has it.
+    """Return ``pg_typeof(…)::text`` of a user-defined type: its name as the caller sees it.
 
-    The name is kept with the view, which is planned again when the type gets another one.
+    The name is stored with the view, which is planned again when the type is renamed.
     """
     if node.kind != "FUNCEXPR" or node.number("funcid") != _PG_TYPEOF:
         return None
@@ -121,7 +120,7 @@ def text_of_type(lowering: Lowering, node: Node, scope: Scope, result: build.Res
 
 
 def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
-    """What a call of ``format_type`` is, if it is the same for ever."""
+    """Return the value of a call of ``format_type`` if it never changes, else None."""
     args = lowering.all(node.nodes("args"), scope)
     if not all(isinstance(a, Const) for a in args):
         return None
@@ -135,7 +134,7 @@ def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
 
 
 def name(context: QueryContext, expr: Expr) -> str | None:
-    """The text of a constant of an OID type, if it is always the same."""
+    """Return the text of a constant of an OID type if it never changes, else None."""
     if not isinstance(expr, Const) or expr.oid not in _NAMES or expr.text is None:
         return None
     found: str | None = context.fetch(_NAMES[expr.oid], expr.text)
@@ -143,7 +142,7 @@ def name(context: QueryContext, expr: Expr) -> str | None:
 
 
 def named(context: QueryContext, expr: Expr, result: build.Result) -> Expr | None:
-    """``expr`` as a text of type ``result``, if it is a constant, or one of two by turns."""
+    """Return ``expr`` as text if it is a constant or a CASE of two constants, else None."""
     if isinstance(expr, Call) and expr.symbol == "case" and expr.oid in _NAMES:
         texts = [named(context, arg, result) for arg in expr.args[1:]]
         if len(texts) != 2 or not all(isinstance(x, Const) for x in texts):

@@ -1,8 +1,8 @@
 """Whole rows: ``t``, ``t.*`` and ``to_jsonb(t)`` become row constructors of their columns.
 
-On the side of an outer join that may be missing, a whole row is NULL where its row is missing,
-which is not a row of NULLs (``to_jsonb(t)`` shows the difference).  A mark, a column that is true
-in every row of the entry, tells the two apart: the binder makes it below the join.
+On the nullable side of an outer join, a whole row is NULL if it has no match, which differs from a
+row of NULLs (``to_jsonb(t)`` shows the difference).  The binder adds a mark below the join, a
+column that is true in every row of the entry, to distinguish the two.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _INNER, _LEFT, _FULL, _RIGHT = range(4)
 def whole_row(
     context: QueryContext, query: Tree, resolve: Resolve, varno: int, declared: int
 ) -> Expr:
-    """The whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
+    """Return the whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
     entry = query.nodes("rtable")[varno - 1]
     oid = context.catalog.types.base(declared)
     kind = context.catalog.types[oid].kind
     if kind not in ("c", "p"):
-        # A function that gives one value per row: so is its whole row.
+        # The whole row of a function that returns one value per row is the value.
         return resolve(varno, 1)
     if oid != RECORD:
         exprs = [resolve(varno, a.number) for a in context.catalog.types.attributes(oid)]
@@ -56,7 +56,7 @@ def whole_row(
 
 
 def marked(query: Tree) -> frozenset[int]:
-    """The entries of ``query`` whose whole rows may have to be told from missing ones."""
+    """Return the entries of ``query`` whose whole rows need a mark."""
     nullable = _nullable(query.child("jointree"))
     if not nullable:
         return nullable
@@ -76,7 +76,7 @@ def _columns(entry: Tree, count: int) -> Iterator[int]:
 
 
 def _nullable(item: Tree, outer: bool = False) -> frozenset[int]:
-    """Range-table entries below ``item`` whose rows an outer join may replace by NULLs."""
+    """Return the range-table entries below ``item`` whose rows an outer join may null."""
     if item.kind == "RANGETBLREF":
         return frozenset((item.number("rtindex"),)) if outer else frozenset()
     if item.kind == "JOINEXPR":

@@ -160,7 +160,7 @@ class SkipList(Snapshots):
         return self.finished_version
 
     @property
-    def residence(self) -> list[int]:
+    def residency(self) -> list[int]:
         """Per group: 0 spilled, 1 being loaded, 2 resident."""
         return [self.where[group] for group in range(256)]
 

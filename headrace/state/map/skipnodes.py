@@ -442,13 +442,13 @@ class Nodes:
         """
         node: NodeRef = node_at(self.arena, handle)
         value: ValueRef = newest(self.arena, node)
-        residence: cython.uchar = self.where[group_of_node(node)]
+        residency: cython.uchar = self.where[group_of_node(node)]
         if node.listed or value.version > self.base_txid:
             return
-        if residence == SPILLED:
+        if residency == SPILLED:
             self.remove(path, handle)
         elif is_removed(value):
-            if residence == RESIDENT:
+            if residency == RESIDENT:
                 self.remove(path, handle)
             else:
                 node.listed = 1

@@ -155,7 +155,7 @@ def lose_disk(world: LinkedWorld, name: str) -> None:
     # One after the other: those that are read together disagree meanwhile.
     world.witness.absent.set()
     begin = len(world.engine.log)
-    # Without its records nobody knows what the others' states are of (runtime/hosting.py).
+    # Without its records nobody knows what the others' states are of (runtime/worker_service.py).
     ids = set().union(*(world.ids(worker) for worker in (ALL if name == MAIN else (name,))))
     if name in world.far:
         made = world.far[name]

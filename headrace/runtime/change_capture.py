@@ -1,0 +1,188 @@
+"""Change capture: records what is written into one result table, for ``verify_view``.
+
+``verify_view`` reads a table at some txid, and the view's query at a snapshot a little later. The
+diffs between the two come from a tap. While a tap is *cutting*, every source transaction is a batch
+of its own, so that the snapshot's position is a boundary between two batches.
+
+* Invariant 1: a tap has the diffs of every txid that its view has passed since ``begin``, once.
+* Invariant 2: ``position`` answers only if no batch has transactions on both sides of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import pyarrow as pa
+import structlog
+
+from headrace import clock
+from headrace.errors import DefiniteFailure, HeadraceError, TransientError
+from headrace.forwarder.stream import Stream
+from headrace.kernels import copytext, text
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.jobs import CommitJob
+from headrace.runtime.views import View
+from headrace.types import format_lsn
+
+_log = structlog.get_logger(__name__)
+
+CUTTING_S_MAX: Final = 90.0
+"""Seconds after which a tap stops cutting: its job is probably gone."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    txid: int
+    end_lsn: int
+    transactions: int
+    instant: int
+
+
+@dataclass(slots=True)
+class _Tap:
+    view_id: int
+    path: Path
+    file: IO[bytes]
+    cutting_until: float
+    """When cutting ends at the latest, on the monotonic clock."""
+    cutting_lsn: int | None = None
+    """Position after which cutting ends; None: not known yet."""
+    batches: list[_Batch] = field(default_factory=list)
+    passed: set[int] = field(default_factory=set)
+    error: HeadraceError | None = None
+
+
+class ChangeCapture:
+    """Taps of one engine, by job; every method runs on the engine's thread."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._taps: dict[str, _Tap] = {}
+        self._told: tuple[Stream | None, bool] = (None, False)
+
+    def begin(self, job: str, view: View) -> Path:
+        """Record what is written for ``view`` from now on; return the path of the COPY text file.
+
+        Its columns are txid, weight and those of the view.
+
+        Raises:
+            DefiniteFailure: the view does not run now.
+        """
+        if not view.live:
+            raise DefiniteFailure(
+                f"view {view.target.shown} does not run: it is"
+                f" {'being resynced' if view.suspended else view.status}",
+                detail=view.message,
+            )
+        self.end(job)
+        folder = self._state.settings.tmp_dir
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"tap-{job}.copy"
+        until = clock.monotonic() + CUTTING_S_MAX
+        self._taps[job] = _Tap(view.id, path, path.open("wb"), until)
+        self.check()
+        return path
+
+    def passed(self, view: View, job: CommitJob, diffs: pa.RecordBatch | None) -> None:
+        """Record ``diffs``, which ``job`` has written into the table of ``view``."""
+        txid = job.txid
+        for tap in self._taps.values():
+            # After a rewind, a batch comes again with the same diffs.
+            if tap.view_id != view.id or txid in tap.passed or tap.error:
+                continue
+            tap.passed.add(txid)
+            tap.batches.append(_Batch(txid, job.lsn, job.transactions, job.commit_time_us))
+            if diffs is not None and diffs.num_rows:
+                try:
+                    tap.file.write(_lines(view, txid, diffs))
+                except OSError as error:
+                    # The verification fails, not the view.
+                    tap.error = TransientError(f"the tap cannot be written: {error}")
+
+    def cut_until(self, job: str, lsn: int) -> int:
+        """Stop cutting once the stream has passed ``lsn``; return the view's id.
+
+        Raises:
+            TransientError: there is no such tap (any more).
+        """
+        tap = self._tap(job)
+        tap.cutting_lsn = lsn
+        self.check()
+        return tap.view_id
+
+    def position(self, job: str, lsn: int) -> int:
+        """Return the last txid before ``lsn`` (0: none since ``begin``).
+
+        REQUIRES: the view covers ``lsn``.
+
+        Raises:
+            TransientError: a batch spans ``lsn``, or the tap is gone: begin again.
+        """
+        tap = self._tap(job)
+        if tap.error:
+            raise tap.error
+        beyond = next((b for b in tap.batches if b.end_lsn > lsn), None)
+        if beyond is not None and beyond.transactions > 1:
+            raise TransientError(
+                f"batch {beyond.txid} reaches over {format_lsn(lsn)}", sqlstate="40001"
+            )
+        tap.file.flush()
+        return max((b.txid for b in tap.batches if b.end_lsn <= lsn), default=0)
+
+    def instant(self, job: str, txid: int) -> int:
+        """Return the view's now() at ``txid``; 0 if that is not known here."""
+        return next((b.instant for b in self._tap(job).batches if b.txid == txid), 0)
+
+    def end(self, job: str) -> None:
+        """Remove the tap, if there is one."""
+        tap = self._taps.pop(job, None)
+        if tap is not None:
+            tap.file.close()
+            tap.path.unlink(missing_ok=True)
+            self.check()
+
+    def keep(self, jobs: set[str]) -> None:
+        """Remove the taps of all other jobs."""
+        for job in [job for job in self._taps if job not in jobs]:
+            self.end(job)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any tap."""
+        return bool(self._taps)
+
+    def check(self) -> None:
+        """Make the stream cut batches as the taps need; the engine calls this in each cycle."""
+        now = clock.monotonic() if self._taps else 0.0
+        stream = self._state.stream
+        # The position may still be in a backlog: cut until it has been cut into a batch.
+        received = 0
+        if self._taps and stream is not None:
+            received = max(stream.batcher.accepted, stream.batcher.idle_lsn)
+        cutting = any(
+            tap.cutting_until > now and (tap.cutting_lsn is None or received < tap.cutting_lsn)
+            for tap in self._taps.values()
+        )
+        if stream is not None and self._told != (stream, cutting):
+            if cutting or self._told == (stream, True):
+                stream.batcher.single(on=cutting)
+            self._told = (stream, cutting)
+
+    def _tap(self, job: str) -> _Tap:
+        tap = self._taps.get(job)
+        if tap is None:
+            raise TransientError("the worker was restarted meanwhile", sqlstate="40001")
+        return tap
+
+
+def _lines(view: View, txid: int, diffs: pa.RecordBatch) -> bytes:
+    schema = view.target.schema
+    count = diffs.num_rows
+    columns = [
+        pa.array([str(txid)] * count, pa.string()),
+        diffs.column(len(schema)).cast(pa.string()),
+    ]
+    columns += [text.render(diffs.column(i), f.oid) for i, f in enumerate(schema)]
+    return bytes(copytext.join(columns))

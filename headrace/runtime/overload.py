@@ -1,0 +1,183 @@
+"""Overload detection: whether the engine keeps up, and its report when it does not (A-43).
+
+A unit that takes c seconds per row keeps up with at most 1/c rows a second.  All units share one
+thread for processing and another one for writing, and each batch has fixed costs, which matter less
+in large ones.  So overload is not computed from rates, but measured: in a second, the engine works
+on the commits of s seconds.  If it never rested and s is below one, it falls behind, although its
+batches have grown as large as they can.
+
+If no batch can be taken until memory has been written to disk, the disk is overloaded.
+
+Views become less fresh under overload, but never lose rows (A-44).  This module reports it in
+``list_views()`` and the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from headrace import clock
+from headrace.runtime.batches import Outcome
+from headrace.runtime.engine_state import EngineState
+from headrace.sql import states
+
+_log = structlog.get_logger(__name__)
+
+_WINDOW_S: Final = 10.0
+"""Measured time: long enough to excuse one large transaction."""
+_LOOK_S: Final = 1.0
+HEADROOM: Final = 0.9
+"""Busy share of the time above which nothing is left for a burst."""
+_BEHIND: Final = 0.95
+"""Source seconds per second; below this rate the engine falls behind."""
+_HELD: Final = 0.5
+"""Share of the time without taking batches above which the disk is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Work done in some period."""
+
+    passed_s: float
+    """Length of the period."""
+    covered_s: float
+    """Source time covered by the commits that were worked on."""
+    worked_s: float
+    """Busy time of the busiest thread."""
+    held_s: float = 0.0
+    """Time in which no batch could be taken before a checkpoint was written."""
+
+    @property
+    def needed(self) -> float:
+        """Seconds of work for a second of the source."""
+        return self.worked_s / self.covered_s if self.covered_s else 0.0
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the engine falls behind although it does not rest."""
+        busy = self.worked_s >= HEADROOM * self.passed_s
+        # In the middle of one batch nothing can be said.
+        return busy and 0 < self.covered_s < _BEHIND * self.passed_s
+
+    @property
+    def held(self) -> bool:
+        """Whether the engine falls behind because of the disk."""
+        return self.held_s >= _HELD * self.passed_s
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Work done between two looks."""
+
+    began: float
+    covered_s: float = 0.0
+    processed_s: float = 0.0
+    written_s: float = 0.0
+    held_s: float = 0.0
+    units: Counter[int] = field(default_factory=Counter)
+    """Microseconds by unit ID."""
+
+
+class OverloadDetector:
+    """Overload detection of one engine; every method runs on its thread."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._slices: deque[_Slice] = deque([_Slice(clock.monotonic())])
+        self._last_us = 0
+        self._written_s = 0.0
+        self._said: bool | None = None
+        """Whether overload is reported; None: unknown, as an earlier process may have done so."""
+
+    def worked(self, outcome: Outcome, seconds: float) -> None:
+        """Count a processed batch."""
+        now = self._slices[-1]
+        now.processed_s += seconds
+        instant = outcome.frames.instant
+        if self._last_us:
+            now.covered_s += max(instant - self._last_us, 0) / 1e6
+        self._last_us = max(self._last_us, instant)
+        for unit_id in outcome.touched:
+            unit = self._state.unit(unit_id)
+            if unit is not None and unit.bound is not None:
+                now.units[unit_id] += round(unit.bound.taken_s * 1e6)
+
+    def held(self, seconds: float) -> None:
+        """Count seconds in which no batch could be taken before a checkpoint was written."""
+        self._slices[-1].held_s += seconds
+
+    def rewind(self) -> None:
+        """Restart the measurements, as batches are replayed and the source's time jumps back."""
+        self._last_us = 0
+        self._slices = deque([_Slice(clock.monotonic())])
+
+    def load(self) -> Workload:
+        """Return the work done in the last seconds."""
+        first = self._slices[0]
+        return Workload(
+            clock.monotonic() - first.began,
+            sum(s.covered_s for s in self._slices),
+            max(sum(s.processed_s for s in self._slices), sum(s.written_s for s in self._slices)),
+            sum(s.held_s for s in self._slices),
+        )
+
+    def look(self, written_s: float) -> None:
+        """Report the begin or end of an overload; called in each cycle of the engine.
+
+        ``written_s``: total seconds of writing so far.
+        """
+        self._slices[-1].written_s += written_s - self._written_s
+        self._written_s = written_s
+        now = clock.monotonic()
+        if now < self._slices[-1].began + _LOOK_S:
+            return
+        load = self.load()
+        if load.passed_s >= _WINDOW_S or self._said is None:
+            self._say(load)
+        self._slices.append(_Slice(now))
+        while now - self._slices[0].began > _WINDOW_S:
+            self._slices.popleft()
+
+    def _say(self, load: Workload) -> None:
+        over = (load.overloaded or load.held) and load.passed_s >= _WINDOW_S
+        if over == self._said:
+            return
+        conn = self._state.owner.conn
+        if not over:
+            states.end_overload(conn)
+            if self._said:
+                _log.info("overload has ended")
+            self._said = False
+            return
+        if load.held:
+            checkpoints = self._state.checkpoints
+            why = checkpoints.error.message if checkpoints.error else "there is more than it bears"
+            states.tell_overload(
+                conn, f"nothing is taken before what is in memory is on disk: {why}"
+            )
+            _log.warning("disk overloaded", reason=why)
+        else:
+            view = self._costliest()
+            text = f"changes take {load.needed:.1f} s of work per second" + (
+                f", most of it view {view}" if view else ""
+            )
+            states.tell_overload(conn, text)
+            _log.warning("overloaded", needed=round(load.needed, 2), costliest=view)
+        self._said = True
+
+    def _costliest(self) -> str:
+        """Return the name of the costliest view, or '' if writing takes longer than processing."""
+        if sum(s.written_s for s in self._slices) > sum(s.processed_s for s in self._slices):
+            return ""
+        units: Counter[int] = Counter()
+        for each in self._slices:
+            units.update(each.units)
+        for unit_id, _ in units.most_common(1):
+            unit = self._state.unit(unit_id)
+            views = self._state.views_of(unit) if unit is not None else []
+            return views[0].target.shown if views else ""
+        return ""

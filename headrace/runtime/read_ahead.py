@@ -1,0 +1,58 @@
+"""Read-ahead: batches retained locally need not wait for the views (``wal_retention = local``).
+
+    source ──► batcher ──► retained queue ──► dataflows
+                  └───────────────────────────────▲      while they keep pace
+
+While views keep pace, a batch is processed when it is taken.  If a view or the sink is slow, the
+batcher fills.  Once it is half full, batches are recorded and put into the queue of retained
+batches first, and taken from there in their turn.  So the next checkpoint can confirm batches that
+have not been processed yet.
+
+Processing is as in a replay: the batch has its txid, and ends where it was recorded.
+
+* Invariant: after the first batch that was read ahead, all later ones are taken after it.
+
+Read-ahead is off while a view reads the clock, because the time that passes between two batches is
+decided when the second one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from headrace.forwarder.batcher import Backlog, Batch
+from headrace.forwarder.stream import Stream
+from headrace.process import faults
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.positions import BatchRecord
+
+_AT_ONCE: Final = 64
+"""Maximum number of batches per step, so that processing gets its turn."""
+
+
+class ReadAhead:
+    """Read-ahead of one engine; every method runs on its thread."""
+
+    def __init__(
+        self, state: EngineState, record: Callable[[int, int, Batch], BatchRecord]
+    ) -> None:
+        """Create it; ``record`` records how a batch is cut (``Intake.record``)."""
+        self._state = state
+        self._record = record
+
+    def step(self, stream: Stream) -> None:
+        """Put waiting batches into the queue, if there are many."""
+        for _ in range(_AT_ONCE):
+            if not self._state.retained.taking or self._state.reads_clock:
+                return
+            if not stream.relieve(self._keep):
+                return
+
+    def _keep(self, batch: Batch) -> Backlog | None:
+        """Record a batch and put it into the queue; None: there is no room for it."""
+        retained = self._state.retained
+        batch.txid = self._state.next_txid
+        kept = retained.put(self._record(batch.txid, 0, batch), batch)
+        faults.point(faults.BATCH_AHEAD)
+        return retained.backlog(batch.txid - 1) if kept else None

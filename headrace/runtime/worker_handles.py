@@ -1,0 +1,464 @@
+"""Other workers, which hold the states of views that are placed there and run their collections.
+
+    intake ─► Crew: begin, rows …, end ─► worker_service.py ─► diffs, done ─► Outcome ─► sink
+
+Only the coordinator takes batches, records, commits and confirms.  It treats such a view like any
+other, but the view is processed elsewhere, in parallel with its own views.  A worker makes states
+durable as of marks from the coordinator.  When it comes back, it reports its durable marks, and the
+batches after them are replayed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from psycopg.conninfo import conninfo_to_dict
+
+from headrace import clock, errors
+from headrace.collections import plan
+from headrace.errors import BugError, OutOfReach, RowsLost, TransientError
+from headrace.network.ends import End, Far, Near
+from headrace.network.link import FlightLink, Joining
+from headrace.network.messages import (
+    AbortBatch,
+    BeginBatch,
+    Deploy,
+    Drop,
+    EndBatch,
+    Greeting,
+    Replan,
+    TableRows,
+    ToWorker,
+    UnitRecord,
+    Work,
+)
+from headrace.process import keys
+from headrace.runtime.batches import LOST_MAX, Outcome
+from headrace.runtime.edges import TableDiffs
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.incoming import Frames
+from headrace.runtime.positions import StateMark
+from headrace.runtime.remote_worker import RemoteStore, RemoteWorker, Sending, lost
+from headrace.runtime.shared import PER_VIEW_MAX, Shared
+from headrace.runtime.views import Unit, View
+from headrace.sql import links, meta, nodes
+from headrace.sql.links import LinkFacts
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_S: Final = 0.25
+_LOOK_S: Final = 3.0
+"""Seconds between reads of the catalog's entries on links."""
+_SENT_S: Final = 0.2
+"""Seconds for which the engine waits for states to arrive on another machine."""
+_PATIENCE_S: Final = 1.0
+"""Seconds to wait for a worker's answer, unless its last answer was late."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One worker's part of a batch."""
+
+    host: RemoteWorker
+    link: FlightLink
+    units: list[Unit]
+    tables: set[int]
+    rows: int = 0
+    lost: OutOfReach | None = None
+
+
+@dataclass(slots=True)
+class WorkerHandle:
+    """The workers that take part in a batch; used on the engine's thread."""
+
+    frames: Frames
+    parts: list[_Part]
+    needed_by: dict[int, int]
+    """For each unit, the ID of the view that needs it."""
+    units: list[Unit] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.units = [unit for part in self.parts for unit in part.units]
+
+    def put(self, chunk: list[TableDiffs] | None) -> None:
+        """Send changes to the workers that read their tables; None: there are no more."""
+        for part in self.parts:
+            if chunk is None:
+                _send(part, EndBatch(self.frames.txid, part.rows))
+                continue
+            for frame in chunk:
+                if frame.table_oid in part.tables:
+                    batch = frame.diffs.batch
+                    part.rows += batch.num_rows
+                    _send(part, TableRows(frame.table_oid), batch)
+
+    def collect(self, outcome: Outcome) -> None:
+        """Add the workers' results to ``outcome``.
+
+        Raises:
+            TransientError: nothing is lost; the whole batch must be processed again.
+        """
+        for part in self.parts:
+            try:
+                self._collect(part, outcome)
+            except OutOfReach as error:
+                outcome.failed |= {unit.id: error for unit in part.units}
+        stopped = self.frames.stopped
+        outcome.failed |= {
+            unit.id: stopped[view_id]
+            for unit in self.units
+            if (view_id := self.needed_by[unit.id]) in stopped
+        }
+        for unit in self.units:
+            if isinstance(unit, Shared):
+                self._hand_on(unit, outcome)
+
+    def _hand_on(self, part: Shared, outcome: Outcome) -> None:
+        """Hand the output of a view's part to its reader, and queue it.
+
+        Raises:
+            NoRoom: it cannot be stored now.
+        """
+        frames, diffs = self.frames, outcome.diffs.pop(part.id, None)
+        if part.id in outcome.failed or diffs is None:
+            return
+        outcome.sent[part.id] = [diffs]
+        part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
+
+    def _collect(self, part: _Part, outcome: Outcome) -> None:
+        if part.lost is not None:
+            raise part.lost
+        host = part.host
+        host.awaited_s = clock.monotonic()
+        try:
+            done, diffs = part.link.results(self.frames.txid, self.frames.attempt)
+        finally:
+            host.awaited_s = None
+        host.large, host.crowded = done.large, done.crowded
+        host.memory_bytes = done.memory_bytes
+        if done.trouble is not None:
+            error = errors.from_wire(done.trouble)
+            if isinstance(error, RowsLost) and self.frames.attempt >= LOST_MAX:
+                error = BugError(f"rows are lost in every attempt: {error.message}")
+            if isinstance(error, TransientError):
+                raise error
+            outcome.failed |= {unit.id: error for unit in part.units}
+            return
+        outcome.touched |= set(done.touched)
+        outcome.diffs |= diffs
+        outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
+
+    def abort(self) -> None:
+        """Give up the batch on all workers."""
+        for part in self.parts:
+            part.link.interrupt()
+            _send(part, AbortBatch())
+
+
+def _send(part: _Part, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
+    if part.lost is None:
+        try:
+            part.link.send(word, batch)
+        except OutOfReach as error:
+            part.lost = error
+
+
+class WorkerHandles:
+    """The other workers of one engine; all but ``interrupt`` on its thread."""
+
+    def __init__(self, state: EngineState, poke: Callable[[], None]) -> None:
+        """Create it; ``poke`` wakes the engine's thread, and may be called on any."""
+        self._state = state
+        self._poke = poke
+        self.due = math.inf
+        """When to call ``look`` again, on the monotonic clock."""
+        self._lost: set[str] | None = None
+        """Workers declared lost for good; None: not read yet."""
+
+    # --- views come and go
+
+    def mark(self, unit: Unit, among: Iterable[View] = ()) -> StateMark | None:
+        """Restore a unit on its worker; return its durable mark there, or None without states.
+
+        ``among``: views that are placed there too and not in the book yet.
+
+        Raises:
+            OutOfReach: the worker is out of reach.
+            Deadly: the worker crashes because of the view.
+        """
+        host, link = self._reached(unit.placed, [unit, *among])
+        if unit.id in host.guilty:
+            host.guilty.discard(unit.id)
+            raise self._state.suspects.error()
+        found = host.marks.pop(unit.id, None)
+        if found is None:
+            return None
+        mark = StateMark(*found)
+        self._restore(unit, host, link, mark)
+        return mark
+
+    def reach(self, worker: str) -> None:
+        """Raise OutOfReach if a worker is out of reach."""
+        self._reached(worker, ())
+
+    def deploy(self, unit: Unit, runs: Sequence[Path], mark: StateMark) -> None:
+        """Have the worker take in the staged states of a unit, or of the view that it is a part of.
+
+        The states are durable afterwards.
+
+        REQUIRES: no checkpoint is under way.
+
+        Raises:
+            HeadraceError: the worker's error.
+            OutOfReach: the worker is gone, or the states are on their way to another machine.
+        """
+        host, link = self._reached(unit.placed, ())
+        partly = isinstance(unit, Shared)
+        # A part has sent nothing yet (``Shared.told``).
+        at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
+        if host.taken.get(unit.id) == at:  # done at an attempt that failed for another part
+            self._restore(unit, host, link, mark)
+            return
+        names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
+        number = link.number()
+        link.send(Deploy(number, _record(unit), names, at, partly))
+        link.answer(number)
+        if partly:
+            host.taken[unit.id] = at
+        self._restore(unit, host, link, mark)
+
+    def _sent(
+        self, unit: Unit, host: RemoteWorker, link: FlightLink, runs: Sequence[Path]
+    ) -> list[str]:
+        """Return the names of the staged states on the worker, once they have been sent.
+
+        Raises:
+            OutOfReach: they are on their way; the engine does not wait for that.
+        """
+        sending = host.sending.get(unit.id)
+        if sending is None or sending.link is not link:
+            sending = host.sending[unit.id] = Sending(link, runs, self._poke)
+        try:
+            there = sending.there(_SENT_S)
+        except (OutOfReach, OSError):
+            del host.sending[unit.id]
+            raise
+        if not there:
+            raise OutOfReach(f'the view\'s states are on their way to worker "{host.name}"')
+        del host.sending[unit.id]
+        return sending.names
+
+    def replan(self, unit: Unit) -> None:
+        """Send a worker the new plan of a unit; a worker out of reach gets it when it is back.
+
+        REQUIRES: nothing is in flight.
+        """
+        host = self._state.hosts.get(unit.placed)
+        if host is not None and host.link is not None and unit.id in host.units:
+            with contextlib.suppress(OutOfReach):
+                host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.told()))
+
+    def drop(self, unit_id: int) -> None:
+        """Drop a unit; a worker that is out of reach is told when it is back.
+
+        Parts of a view that were about to be taken in are dropped with it.
+        """
+        for host in self._state.hosts.values():
+            for gone in (host.units | host.sending.keys()) & self._with_parts(unit_id):
+                host.sending.pop(gone, None)
+                if gone not in host.units:
+                    continue
+                host.units.discard(gone)
+                host.taken.pop(gone, None)
+                host.marks.pop(gone, None)
+                host.commits.pop(gone, None)
+                if host.link is not None:
+                    with contextlib.suppress(OutOfReach):
+                        host.link.send(Drop(gone))
+
+    def _with_parts(self, unit_id: int) -> set[int]:
+        if unit_id < 0:
+            return {unit_id}
+        first = unit_id * PER_VIEW_MAX
+        parts = {-number for number in range(first, first + PER_VIEW_MAX)}
+        return {unit_id} | parts - self._state.subplans.keys()
+
+    def interrupt(self, view: View) -> None:
+        """Interrupt the work on a view; callable from any thread."""
+        for unit in (view, *self._state.parts_of(view)):
+            store = unit.store
+            if isinstance(store, RemoteStore) and store.up:
+                store.link.interrupt([unit.id])
+
+    def at_work(self) -> str | None:
+        """Describe the worker that the engine waits for, and how long; callable from any thread."""
+        for host in list(self._state.hosts.values()):
+            since = host.awaited_s
+            if since is not None:
+                return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
+        return None
+
+    def works(self) -> list[Work]:
+        """Return what units do on workers that the engine waits for; callable from any thread."""
+        return [
+            work
+            for host in list(self._state.hosts.values())
+            if host.awaited_s is not None and host.link is not None
+            for work in host.link.at
+        ]
+
+    def close(self) -> None:
+        """Close the links to all workers."""
+        for host in self._state.hosts.values():
+            if host.link is not None:
+                host.link.close()
+            joining, host.joining = host.joining, None
+            if joining is not None and joining.wait(0.0):
+                with contextlib.suppress(OutOfReach):
+                    joining.made()[0].close()
+
+    # --- batches
+
+    def begin(self, units: Sequence[Unit], frames: Frames) -> WorkerHandle:
+        """Have workers begin a batch for ``units``, which are placed there."""
+        parts: dict[str, _Part] = {}
+        for unit in units:
+            store = unit.store
+            if not isinstance(store, RemoteStore):
+                raise BugError(f"unit {unit.id} has no states on worker {unit.placed}")
+            part = parts.get(unit.placed)
+            if part is None:
+                part = parts[unit.placed] = _Part(store.host, store.link, [], set())
+            part.units.append(unit)
+            part.tables |= {spec.table_oid for spec in unit.own.sources}
+            unit.begin(frames.txid)
+        at = (frames.txid, frames.attempt, frames.instant, frames.oldest_us)
+        for part in parts.values():
+            word = BeginBatch(*at, [unit.id for unit in part.units], part.host.told())
+            _send(part, word)
+        needed_by = {u.id: u.first if isinstance(u, Shared) else u.id for u in units}
+        return WorkerHandle(frames, list(parts.values()), needed_by)
+
+    # --- links
+
+    def look(self) -> None:
+        """Apply the catalog's entries on links and on the workers at their other ends.
+
+        A worker that is back no longer counts as lost.
+        """
+        conn = self._state.owner.conn
+        if self._lost is None:
+            self._lost = nodes.lost(conn)
+        if not (self._state.hosts or self._lost) or clock.monotonic() < self.due < math.inf:
+            return
+        self.due = clock.monotonic() + _LOOK_S
+        if self._lost:
+            self._lost = nodes.lost(conn)
+        for name in sorted(self._lost):
+            self._state.hosts.setdefault(name, RemoteWorker(name)).slow = True
+            with contextlib.suppress(OutOfReach):
+                self.reach(name)
+        up = [(h, h.link) for h in self._state.hosts.values() if h.link is not None and h.link.up]
+        said = links.said(conn) if up else {}
+        for host, link in up:
+            link.sender.override(said.get(host.name, LinkFacts()).bytes_per_s)
+            if isinstance(link.end, Far):
+                found = nodes.where_placed(conn, host.name)
+                if found is None or found[1] != link.end.other:
+                    link.close("another one has joined in its name, or its token is void")
+
+    def lose(self, worker: str) -> None:
+        """Declare a worker lost for good, until it is back (``look``)."""
+        nodes.lose(self._state.owner.conn, worker)
+        self._lost = (self._lost or set()) | {worker}
+        _log.warning("worker lost", worker=worker)
+
+    # --- inside
+
+    def _reached(self, name: str, units: Iterable[Unit]) -> tuple[RemoteWorker, FlightLink]:
+        """Return a worker and its link; a new link begins with all units that are placed there.
+
+        Raises:
+            OutOfReach: the worker is out of reach.
+        """
+        host = self._state.hosts.setdefault(name, RemoteWorker(name))
+        if host.link is not None and host.link.up:
+            return host, host.link
+        there = {unit.id: unit for unit in (*self._state.units, *units) if unit.placed == name}
+        if host.joining is None:
+            if clock.monotonic() < host.retry_at:
+                raise lost(name)
+            host.retry_at = clock.monotonic() + _RETRY_S
+            end = self._end(name)
+            if end is None:
+                raise lost(name)
+            host.lost_again()
+            owner = self._state.owner
+            records = [_record(unit) for unit in there.values()]
+            host.plans = {unit.id: unit.plan for unit in there.values()}
+            greeting = Greeting(records, self._login(end), self._state.lineage, owner.epoch)
+            said = links.said(owner.conn).get(name, LinkFacts()).bytes_per_s
+            host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
+        if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
+            host.slow = True
+            raise lost(name)
+        joining, host.joining = host.joining, None
+        link, joined = joining.made()
+        host.link, host.pid, host.slow = link, joined.pid, False
+        host.marks, host.guilty = dict(joined.marks), set(joined.guilty)
+        host.units = set(joined.marks)
+        host.commits.clear()
+        host.taken.clear()
+        host.large = host.crowded = False
+        if self._lost is None or name in self._lost:
+            nodes.find(self._state.owner.conn, name)
+            self._lost = self._lost and self._lost - {name}
+        for gone in host.units - there.keys():
+            self.drop(gone)  # since the worker was asked
+        for unit_id in host.units & there.keys():
+            if host.plans.get(unit_id) != there[unit_id].plan:
+                self.replan(there[unit_id])
+        _log.info("worker joined", worker=name, pid=joined.pid, views=sorted(joined.marks))
+        return host, link
+
+    def _end(self, name: str) -> End | None:
+        """Return where a worker listens; None: it does not."""
+        settings = self._state.settings
+        path = settings.flight_socket(name)
+        if path.exists():
+            return Near(path)
+        conn = self._state.owner.conn
+        found = nodes.where_placed(conn, name)
+        if found is None:
+            return None
+        own = keys.kept(settings.keys_dir)
+        # The worker takes no other certificate, and gets this one when it registers next.
+        meta.put(conn, "certificate", own.certificate.decode())
+        return Far(*found, own)
+
+    def _login(self, end: End) -> tuple[str, str] | None:
+        """Return the evaluating role's login for a remote worker; a local one has it already."""
+        dsn = self._state.settings.eval_dsn
+        if not end.far or not dsn:
+            return None
+        parts = conninfo_to_dict(dsn)
+        return str(parts.get("user") or ""), str(parts.get("password") or "")
+
+    def _restore(self, unit: Unit, host: RemoteWorker, link: FlightLink, mark: StateMark) -> None:
+        host.units.add(unit.id)
+        unit.restore(RemoteStore(host, link, unit.id, mark.txid), mark)
+
+
+def _record(unit: Unit) -> UnitRecord:
+    owner = unit.owner if isinstance(unit, View | Shared) else ""
+    return UnitRecord(
+        *(unit.id, plan.to_json(unit.plan), unit.settings, unit.start_lsn),
+        *(owner, unit.limits, unit.target.shown if isinstance(unit, View) else ""),
+    )

@@ -1,0 +1,522 @@
+"""A worker's side of ``worker_handles.py``: states and collections of the units placed here.
+
+    reader thread:   words ─► inbox            (urgent messages are handled at once)
+    session thread:  inbox ─► dataflows ─► diffs and answers ─► coordinator
+
+It decides nothing: txids, commits and marks come from the coordinator (``worker_handles.py``), and
+results go back there.  The worker has its own state database and checkpoints.
+
+* Invariant 1: a session begins with the durable marks.  Work in flight of the last session is
+  forgotten, because the coordinator sends everything after the marks again.
+* Invariant 2: the coordinator says when which snapshot is written (``snapshots.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+from psycopg.conninfo import make_conninfo
+
+from headrace import clock, errors, events
+from headrace.collections import plan, subplans
+from headrace.collections.dataflow import Dataflow
+from headrace.config import Settings, turns_dir
+from headrace.errors import BugError, HeadraceError, Interrupted
+from headrace.expressions.pool import Pool
+from headrace.network.ends import Near
+from headrace.network.messages import (
+    AbortBatch,
+    Alive,
+    AskClock,
+    AskRows,
+    AskStats,
+    BatchDone,
+    BeginBatch,
+    Bye,
+    Commits,
+    Deploy,
+    Drop,
+    Export,
+    GoBack,
+    Greeted,
+    Greeting,
+    Replan,
+    Reply,
+    TakeSnapshot,
+    UnitDiffs,
+    UnitRecord,
+    Work,
+    WriteSnapshot,
+)
+from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
+from headrace.runtime import positions
+from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.counted import numbers
+from headrace.runtime.crash_attribution import CrashAttribution
+from headrace.runtime.positions import Meta, StateMark
+from headrace.runtime.row_transfer import GivenUp, Inbox, Latest, SentFrames
+from headrace.runtime.snapshots import ReportedCheckpoints
+from headrace.runtime.views import Unit
+from headrace.state import files
+from headrace.state.rocks import RocksDatabase
+
+_log = structlog.get_logger(__name__)
+
+_TEND_S: Final = 0.005
+"""Seconds between slices of the memory regulator's work when there is no batch."""
+_REST_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Placed(Unit):
+    """A unit that is placed here."""
+
+    owner: str = ""
+
+    @property
+    def whose(self) -> str:
+        """See ``View``."""
+        return f"owner {self.owner}"
+
+
+class WorkerService:
+    """The units of one worker process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Open the state database; ``settings`` are the worker's own."""
+        self._settings = settings
+        self._files: Final = settings.tmp_dir / "sent"
+        _empty(self._files)
+        self._db: Final = _opened(settings)
+        self._suspects: Final = CrashAttribution(settings.run_dir)
+        self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
+        self._processor = _processor(settings, self._suspects, self._evaluators)
+        self._units: dict[int, Placed] = {}
+        self._writing: Final = ThreadPoolExecutor(1, "headrace-host-checkpoint")
+        self._snapshots: Final = ReportedCheckpoints(self._db, self._writing)
+        self._answers: deque[Reply] = deque()
+        self._inbox = Inbox()
+        """Inbox of the current session."""
+        self._closed = False
+        self._latest: Final = Latest()
+        self._turn: Final = threading.Lock()
+        """Held by the session that runs."""
+        self._port: FlightPort | None = None
+
+    @property
+    def units(self) -> set[int]:
+        """IDs of the units that are placed here; for any thread."""
+        return set(self._units.copy())
+
+    def status(self) -> dict[str, Any]:
+        """Return the status for health requests; callable from any thread."""
+        return {"memory_bytes": self._db.memory_bytes}
+
+    def listen(self, end: Near) -> None:
+        """Accept coordinators at ``end``; called once.
+
+        Raises:
+            OSError: the host cannot listen there.
+        """
+        self._port = FlightPort(end, self._serve, self._interrupt, self._files)
+
+    def close(self) -> None:
+        """End the worker and give up what is under way."""
+        self._suspects.close()
+        self._interrupt(())
+        self._inbox.close()
+        with self._turn:
+            self._closed = True
+            self._processor.close()
+            self._writing.shutdown()
+            self._evaluators.close()
+            self._db.close()
+        if self._port is not None:
+            self._port.shutdown()
+
+    # --- sessions
+
+    def _serve(self, session: FlightSession) -> None:
+        """Read the session's messages; another thread handles them until the session ends."""
+        inbox, ended = Inbox(), threading.Event()
+        threads = [
+            threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
+            threading.Thread(
+                target=_beat,
+                args=(session, ended, lambda: list(self._processor.works())),
+                name="headrace-beat",
+            ),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._read(session, inbox)
+        finally:
+            inbox.put(None)
+            ended.set()
+            session.wake()
+            # Messages sent after this thread has left would be lost.
+            for thread in threads:
+                thread.join()
+
+    def _work(self, session: FlightSession, inbox: Inbox) -> None:
+        with self._turn:
+            if self._closed:
+                inbox.close()
+            self._inbox = inbox
+            try:
+                self._run(session, inbox)
+            except Ended:
+                _log.info("session ended")
+            except HeadraceError as error:
+                _log.exception("session ended", reason=error.message)
+            except Exception:  # noqa: BLE001  the coordinator begins another one
+                _log.exception("session ended by a bug")
+            finally:
+                inbox.close()
+                self._reset()
+        with contextlib.suppress(Ended):
+            session.send(Bye())
+
+    def _read(self, session: FlightSession, inbox: Inbox) -> None:
+        try:
+            while True:
+                word, batch = session.receive()
+                if isinstance(word, Greeting):
+                    self._latest.begin(word.epoch)
+                    before = self._inbox
+                    if before is not inbox:
+                        # The earlier session's link may have been cut without notice.
+                        self._interrupt(())
+                        before.close()
+                inbox.put((word, batch))
+        except Ended:
+            self._interrupt(())
+
+    def _run(self, session: FlightSession, inbox: Inbox) -> None:
+        worked_s = 0.0
+        while True:
+            wait_s = _TEND_S if self._db.regulate(worked_s) else _REST_S
+            worked_s = 0.0
+            self._end_checkpoint()
+            while self._answers:
+                session.send(self._answers.popleft())
+            found = inbox.get(wait_s)
+            if found is None:
+                continue
+            word, _ = found
+            match word:
+                case BeginBatch():
+                    began = clock.monotonic()
+                    self._batch(session, word, inbox)
+                    worked_s = clock.monotonic() - began
+                case Greeting():
+                    session.send(self._join(word))
+                case TakeSnapshot():
+                    self._snapshot(word)
+                case WriteSnapshot() | AskStats() | Export():
+                    self._lagging_units(word)
+                case Deploy() | GoBack() | AskClock() | AskRows():
+                    session.send(self._answered(word))
+                case Drop():
+                    self._drop(word.unit)
+                case Replan():
+                    self._commit(word.commits)
+                    self._unit(word.unit).compute(plan.from_json(word.plan))
+                case AbortBatch() | Alive():
+                    pass
+                case _:
+                    raise BugError(f"{word!r} outside of a batch")
+
+    def _reset(self) -> None:
+        """Forget everything in flight."""
+        self._finish_checkpoint()
+        self._answers.clear()
+        for unit in self._units.values():
+            unit.release()
+        self._units.clear()
+        _empty(self._files)
+
+    def _interrupt(self, units: Sequence[int]) -> None:
+        for unit in list(self._units.values()):
+            if (not units or unit.id in units) and unit.bound is not None and unit.bound.inside:
+                unit.bound.cancel(
+                    Interrupted("the view was interrupted by a command", sqlstate="57014")
+                )
+
+    def _lagging_units(self, word: WriteSnapshot | AskStats | Export) -> None:
+        """Handle a request from another thread of the coordinator, also during a batch."""
+        match word:
+            case WriteSnapshot():
+                wake = self._inbox.put
+                self._snapshots.write(word.number, lambda: wake((Alive(), None)))
+            case Export():
+                self._export(word)
+            case AskStats():
+                self._answers.append(self._answered(word))
+
+    # --- units come and go
+
+    def _join(self, word: Greeting) -> Greeted:
+        if word.login is not None:
+            user, password = word.login
+            dsn = make_conninfo(self._settings.source, user=user, password=password)
+            if dsn != self._settings.eval_dsn:
+                self._settings = self._settings.replace(eval_dsn=dsn)
+                self._processor.close()
+                self._processor = _processor(self._settings, self._suspects, self._evaluators)
+        marks = positions.views(self._db)
+        listed = {record.id for record in word.units}
+        known = positions.get_lineage(self._db) == word.lineage
+        for gone in (marks.keys() | self._db.views()) - (listed if known else set()):
+            self._drop(gone)
+        if not known:
+            # The coordinator has lost its records, so these txids are meaningless.
+            _log.info("states dropped", units=sorted(marks))
+            marks, meta = {}, Meta()
+            positions.put_lineage(meta, word.lineage)
+            self._db.put_meta(meta, sync=True)
+        for record in word.units:
+            unit = self._units[record.id] = _made(record)
+            mark = marks.get(record.id)
+            if mark is not None:
+                unit.restore(self._db.view(unit.id, mark.txid), mark)
+        guilty = sorted(self._suspects.guilty & listed)
+        self._suspects.stopped()
+        found = {i: (m.txid, m.lsn, m.sink_txid) for i, m in marks.items() if i in listed}
+        return Greeted(found, guilty, os.getpid())
+
+    def _answered(self, word: Deploy | GoBack | AskClock | AskRows | AskStats) -> Reply:
+        try:
+            match word:
+                case Deploy():
+                    return Reply(word.call, self._deploy(word))
+                case GoBack():
+                    return Reply(word.call, self._back(word))
+                case AskClock():
+                    flow = self._unit(word.unit).flow(self._settings, self._evaluators)
+                    return Reply(word.call, _clock(flow, word))
+                case AskRows():
+                    return Reply(word.call, int(self._unit(word.unit).has_rows(word.sources)))
+                case AskStats():
+                    found = numbers(self._unit(word.unit))
+                    return Reply(word.call, text=msgspec.json.encode(found).decode())
+        except (HeadraceError, OSError) as error:
+            return _failed(word.call, error)
+
+    def _deploy(self, word: Deploy) -> int:
+        self._finish_checkpoint()
+        unit, mark = _made(word.unit), StateMark(*word.mark)
+        known = self._units.pop(unit.id, None)
+        if known is not None:
+            known.release()
+        runs = [self._files / run for run in word.runs]
+        keep = partial(subplans.keeps, unit.plan) if word.partly else None
+        self._db.ingest(unit.id, runs, keep)
+        for run in runs:
+            if run.parent == self._files:
+                run.unlink(missing_ok=True)
+        meta: Meta = {}
+        positions.put_view(meta, unit.id, mark)
+        self._db.put_meta(meta, sync=True)
+        unit.restore(self._db.view(unit.id, mark.txid), mark)
+        self._units[unit.id] = unit
+        _log.info("unit deployed", view=unit.id, txid=mark.txid)
+        return mark.txid
+
+    def _export(self, word: Export) -> None:
+        """Export a unit's states on the checkpoint thread, while the unit does not change."""
+        self._finish_checkpoint()
+
+        def export() -> None:
+            try:
+                path, leave = self._files / word.path, set(word.leave)
+                self._db.export(word.unit, path, lambda s: subplans.owner(s) not in leave)
+                path.touch()  # it may have none
+            except (HeadraceError, OSError) as error:
+                self._answers.append(_failed(word.call, error))
+            else:
+                self._answers.append(Reply(word.call))
+            self._inbox.put((Alive(), None))
+
+        self._writing.submit(export)
+
+    def _drop(self, unit_id: int) -> None:
+        self._finish_checkpoint()
+        unit = self._units.pop(unit_id, None)
+        if unit is not None:
+            unit.release()
+        meta: Meta = {}
+        positions.put_view(meta, unit_id, None)
+        self._db.put_meta(meta, sync=False)
+        self._db.drop_view(unit_id)
+
+    def _back(self, word: GoBack) -> int:
+        self._commit(word.commits)
+        self._finish_checkpoint()
+        unit = self._unit(word.unit)
+        unit.back(word.txid)
+        return unit.processed
+
+    def _commit(self, commits: Commits) -> None:
+        for unit_id, txids in commits.items():
+            unit = self._units.get(unit_id)
+            if unit is None or unit.store is None:
+                continue
+            for txid in txids:
+                unit.commit(StateMark(txid, 0, 0))
+        if commits:
+            self._suspects.passed(max(txids[-1] for txids in commits.values()))
+
+    def _unit(self, unit_id: int) -> Placed:
+        unit = self._units.get(unit_id)
+        if unit is None or unit.store is None:
+            raise BugError(f"unit {unit_id} is not placed here")
+        return unit
+
+    # --- batches
+
+    def _batch(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
+        self._commit(word.commits)
+
+        frames = SentFrames(word, inbox, self._lagging_units)
+        trouble: HeadraceError | None = None
+        outcome = Outcome(frames)
+        try:
+            units = [self._unit(unit_id) for unit_id in word.units]
+            outcome = self._processor.run(units, frames)
+            for unit_id, error in outcome.failed.items():
+                outcome.failed[unit_id] = self._processor.blame(self._unit(unit_id), error, frames)
+        except GivenUp:
+            return
+        except HeadraceError as error:
+            trouble = error
+            try:
+                frames.rest()
+            except GivenUp:
+                return
+        for unit_id, diffs in outcome.diffs.items():
+            if unit_id not in outcome.failed and trouble is None:
+                session.send_rows(UnitDiffs(unit_id), diffs)
+        session.send(self._done(word, outcome, trouble))
+
+    def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
+        return BatchDone(
+            word.txid,
+            word.attempt,
+            sorted(outcome.touched),
+            {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
+            None if trouble is None else errors.to_wire(trouble),
+            self._db.checkpoint_due,
+            self._db.crowded,
+            self._db.memory_bytes,
+        )
+
+    # --- checkpoints
+
+    def _snapshot(self, word: TakeSnapshot) -> None:
+        self._commit(word.commits)
+        self._finish_checkpoint()
+        meta: Meta = {}
+        stores = []
+        marks = {unit_id: StateMark(*mark) for unit_id, mark in word.marks.items()}
+        for unit_id, mark in marks.items():
+            unit = self._unit(unit_id)
+            unit.commit(mark)
+            positions.put_view(meta, unit_id, mark)
+            stores.append((unit.here, mark.txid))
+        self._snapshots.take(word.number, stores, meta, marks)
+
+    def _end_checkpoint(self, *, wait: bool = False) -> None:
+        """Handle a checkpoint that was written; leave one that is not to be written yet."""
+        found = self._snapshots.ended(wait=wait)
+        if found is None:
+            return
+        number, marks, error = found
+        if error is not None:
+            self._answers.append(_failed(number, error))
+            return
+        for unit_id, mark in marks.items():
+            if unit_id in self._units:
+                self._units[unit_id].checkpointed(mark)
+        self._answers.append(Reply(number))
+
+    def _finish_checkpoint(self) -> None:
+        """Finish the checkpoint under way, and give up a snapshot that is not to be written yet."""
+        self._end_checkpoint(wait=True)
+        self._snapshots.give_up()
+
+
+def _opened(settings: Settings) -> RocksDatabase:
+    """Open the state database; set a damaged one aside and create a new one."""
+    try:
+        return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
+    except errors.StateDamaged as error:
+        aside = files.set_aside(settings.state_dir)
+        of_before = isinstance(error, errors.OtherFormat)
+        told = {"reason": str(error), "set_aside": str(aside)}
+        if of_before:
+            _log.warning("state of another version", **told)
+        else:
+            _log.error("state damaged", **told)
+        return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
+
+
+def _processor(settings: Settings, suspects: CrashAttribution, evaluators: Pool) -> Processor:
+    grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+    return Processor(settings, suspects, _unaltered, evaluators, grants)
+
+
+def _empty(folder: Path) -> None:
+    """Empty the folder of sent files; files of an earlier session are not used."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _made(record: UnitRecord) -> Placed:
+    events.know_view(record.id, record.name)
+    return Placed(
+        *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
+        record.owner,
+        limits=record.limits,
+    )
+
+
+def _clock(flow: Dataflow, word: AskClock) -> int:
+    match word.what:
+        case "near":
+            return flow.near(word.instant)
+        case "crossing":
+            return int(flow.crossing(word.instant))
+        case "now":
+            return flow.now or 0
+
+
+def _failed(call: int, error: BaseException) -> Reply:
+    if isinstance(error, OSError):
+        error = errors.StateDamaged(f"the view's staged state cannot be read: {error}")
+    known = error if isinstance(error, HeadraceError) else BugError(repr(error))
+    return Reply(call, error=errors.to_wire(known))
+
+
+def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
+    """Return nothing: the coordinator checks for altered definitions."""
+    return {}
+
+
+def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
+    with contextlib.suppress(Ended):
+        session.beat(ended, at)

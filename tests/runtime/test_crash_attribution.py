@@ -1,0 +1,126 @@
+"""Which view the worker dies of, by what its marks say after each death."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import BugError, TransientError
+from headrace.runtime.crash_attribution import LOADING, CrashAttribution
+
+DIES = """
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread
+from headrace.runtime.crash_attribution import Suspects
+made = Suspects(Path(sys.argv[1]))
+marked = []
+def work(unit, txid):
+    with made.during(unit, txid):
+        marked[0].set()
+        Event().wait()
+for mark in sys.argv[2:]:
+    marked[:] = [Event()]
+    Thread(target=work, args=map(int, mark.split('@')), daemon=True).start()
+    marked[0].wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def die(folder: Path, *marks: str) -> None:
+    """A worker is killed while its threads work for ``unit@txid``."""
+    done = subprocess.run([sys.executable, "-c", DIES, str(folder), *marks], check=False)
+    assert done.returncode == -9
+
+
+def test_deaths_amid_a_view_that_was_alone_name_it(tmp_path):
+    die(tmp_path, "1@7", "2@7")
+    assert not CrashAttribution(tmp_path).sequential(7)
+    die(tmp_path, "2@7", "3@8")
+    made = CrashAttribution(tmp_path)
+    assert made.sequential(7) and made.sequential(8) and not made.sequential(9)
+    for _ in range(3):
+        made = CrashAttribution(tmp_path)
+        assert made.sequential(7) and not made.guilty
+        die(tmp_path, "2@7")
+    made = CrashAttribution(tmp_path)
+    assert made.guilty == {2}
+    assert not made.sequential(7), "the others go on as ever"
+    assert CrashAttribution(tmp_path).guilty == {2}, "until the catalog says so"
+    made.stopped()
+    assert not CrashAttribution(tmp_path).guilty
+
+
+def test_deaths_at_other_batches_say_nothing(tmp_path):
+    for txid in range(5, 12):
+        die(tmp_path, f"2@{txid}")
+        made = CrashAttribution(tmp_path)
+        assert not made.guilty and not made.sequential(txid)
+
+
+def test_a_batch_that_was_committed_is_not_what_they_died_of(tmp_path):
+    die(tmp_path, "2@7")
+    die(tmp_path, "2@7")
+    made = CrashAttribution(tmp_path)
+    made.passed(6)
+    assert made.sequential(7)
+    made.passed(7)
+    assert not made.sequential(7)
+    die(tmp_path, "2@7")
+    assert not CrashAttribution(tmp_path).guilty
+
+
+def test_kills_that_meet_now_this_now_that_view_name_nobody(tmp_path):
+    for unit in (2, 2, 2, 2, 3, 2, 2, 3):
+        die(tmp_path, f"{unit}@7")
+        made = CrashAttribution(tmp_path)
+        assert not made.guilty
+    assert made.sequential(7)
+
+
+def test_a_death_amid_no_view_says_nothing(tmp_path):
+    for _ in range(6):
+        die(tmp_path)
+    made = CrashAttribution(tmp_path)
+    assert not made.guilty and not made.sequential(1)
+
+
+def test_views_that_are_taken_in_are_found_too(tmp_path):
+    for _ in range(5):
+        die(tmp_path, f"-4@{LOADING}")
+    assert CrashAttribution(tmp_path).guilty == {-4}
+
+
+def test_who_is_asked_to_end_does_not_die_of_its_work(tmp_path):
+    for _ in range(6):
+        made = CrashAttribution(tmp_path)
+        with suppress(BugError), made.during(2, 7):
+            made.close()
+            raise BugError("killed here, it would leave no mark")
+    with made.during(2, 7):
+        pass
+    assert not CrashAttribution(tmp_path).sequential(7)
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"), [(TransientError("away"), False), (BugError("no"), True)]
+)
+def test_what_ends_the_process_counts_as_a_death(tmp_path, error, counts):
+    for _ in range(5):
+        made = CrashAttribution(tmp_path)
+        with suppress(type(error)), made.during(2, 7):
+            raise error
+    assert CrashAttribution(tmp_path).guilty == ({2} if counts else set())
+
+
+def test_a_damaged_record_is_forgotten(tmp_path):
+    die(tmp_path, "2@7")
+    for _ in range(4):
+        (tmp_path / "worker.deaths").write_text('{"txids": 3}')
+        die(tmp_path, "2@7")
+    assert not CrashAttribution(tmp_path).guilty

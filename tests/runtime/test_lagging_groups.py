@@ -1,0 +1,401 @@
+"""The side lane: a commit group that takes long is processed beside the others (A-37 … A-44)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from unittest import mock
+
+import pytest
+
+from headrace.process.bounds import Bound
+from headrace.runtime import lagging_groups
+from headrace.runtime.batches import Outcome
+from headrace.runtime.lagging_queue import NAME, LaggingQueue
+from headrace.runtime.views import Unit
+from headrace.storage.blocks import NoRoom
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
+from tests.compared import differs
+from tests.runtime import test_sharing
+from tests.runtime.disturbances import locked, told
+from tests.runtime.harness import settle
+from tests.runtime.test_sharing import SUMS, change, create
+from tests.waiting import PATIENCE_S, again_and_again, wait_until
+
+TABLES = test_sharing.TABLES
+QUICK = "SELECT id, n FROM orders"
+SLOW = "SELECT o.item, count(*) AS dear FROM orders o GROUP BY o.item"
+MS = 15
+"""What makes a group slow here."""
+
+
+@pytest.fixture(autouse=True)
+def dear(monkeypatch) -> None:
+    """Views with a column of that name take longer than that, as the lane is told; others nothing.
+
+    The lane judges by times that are given here, so the machine's speed decides nothing.
+    """
+    judge = lagging_groups.LaggingGroups.classify
+
+    def judged(side: lagging_groups.LaggingGroups, outcome: Outcome, worked_s: float) -> None:
+        side._commits.writes = {}
+        units = filter(None, map(side._book.unit, outcome.touched))
+        given = {unit.bound: 1.3 * MS / 1000 for unit in units if _is_dear(unit)}
+        with mock.patch.object(Bound, "taken_s", property(lambda bound: given.get(bound, 0.0))):
+            judge(side, outcome, sum(given.values()))
+
+    monkeypatch.setattr(lagging_groups.LaggingGroups, "judge", judged)
+
+
+def _is_dear(unit: Unit) -> bool:
+    return any(field.name == "dear" for field in unit.plan.sink.schema)
+
+
+@pytest.fixture
+def stay(monkeypatch) -> None:
+    """Who was slow once stays aside."""
+    monkeypatch.setattr(lagging_groups, "_STAY_S", 3_600.0)
+
+
+@pytest.fixture
+def visiting(monkeypatch) -> set[str]:
+    """Who was slow once is aside for a moment, again and again; the groups that ever were."""
+    monkeypatch.setattr(lagging_groups, "_STAY_S", 0.05)
+    monkeypatch.setattr(lagging_groups, "_STAY_S_MAX", 0.05)
+    monkeypatch.setattr(lagging_groups, "_SLOW_TIMES", 1)
+    put, groups = lagging_groups.LaggingGroups._set_lagging, set[str]()
+
+    def noted(side: lagging_groups.LaggingGroups, group: str, *slowest) -> None:
+        put(side, group, *slowest)
+        groups.update(side._book.side.groups)
+
+    monkeypatch.setattr(lagging_groups.LaggingGroups, "_put_aside", noted)
+    return groups
+
+
+def put_in_group(source, name: str, group: str) -> None:
+    source.execute(
+        "UPDATE headrace.views SET options = jsonb_build_object('commit_group', %s::text)"
+        " WHERE view_name = %s",
+        (group, name),
+    )
+
+
+def grouped(running, source, dsn: str, group: str, name: str, query: str) -> int:
+    """A view of a commit group."""
+    return create(running, dsn, name, query, between=lambda: put_in_group(source, name, group))
+
+
+def aside(running, source, group: str) -> None:
+    """Change things until a group is put aside."""
+    rng = random.Random(1)
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng)
+        settle(running, source)
+        if running.book.side.groups == {group}:
+            return
+    pytest.fail(f"group {group} is not put aside")
+
+
+@contextlib.contextmanager
+def standing_still(source) -> Iterator[None]:
+    """What is written beside the others is not written."""
+    [(pid,)] = source.execute(
+        "SELECT pid FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'headrace lane'"
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def check(running, source, **queries: str) -> None:
+    settle(running, source)
+    for name, query in queries.items():
+        assert differs(source, name, query) == [], name
+
+
+def test_a_slow_group_holds_up_no_other(source, database, start, stay):
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    with standing_still(source):
+        for n in range(100, 130):
+            source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+        assert running.book.side.kept
+        assert running.book.position.txid > running.book.views[1].mark.txid
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert running.book.side.groups == {"reports"}
+
+
+def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
+    running = start(lane_ms=MS)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    lengths = []
+    train = LaggingQueue.coalesced
+
+    def spied(side: LaggingQueue, last: int):
+        found = train(side, last)
+        lengths.append(len(found))
+        return found
+
+    monkeypatch.setattr(LaggingQueue, "train", spied)
+    works = running.book.views[slow].works
+    with standing_still(source):
+        for n in range(100, 140):
+            source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert sum(lengths) >= 40
+    assert max(lengths) > 10
+    assert running.book.views[slow].works - works <= len(lengths) < 20
+
+
+def test_who_is_quick_again_comes_back(source, database, start, visiting):
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    wait_until(lambda: not running.book.side.groups, "it is back, though nothing happens")
+    wait_until(lambda: running.book.queues.get(NAME) is None, "its queue is given up")
+    rng = random.Random(2)
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_what_is_shared_between_the_lanes(source, database, start, visiting):
+    """One group reads what the main lane sends; later it keeps that for itself, and back."""
+    running = start(lane_ms=MS)
+    slow = "SELECT name, s AS dear FROM (" + SUMS + ") x"
+    over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
+    grouped(running, source, database, "reports", "slow", slow)
+    grouped(running, source, database, "reports", "over", over)
+    create(running, database, "sums", SUMS)
+    rng = random.Random(3)
+    for n in range(30):
+        change(source, rng, 3)
+        settle(running, source)
+        if n % 10 == 0:
+            wait_until(lambda: not running.book.side.groups, "they are back")
+    assert "reports" in visiting
+    check(running, source, slow=slow, over=over, sums=SUMS)
+    [sums] = [v.id for v in running.book.views.values() if v.target.table_name == "sums"]
+    running.on(lambda: running.engine.lifecycle.pause(sums))
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, slow=slow, over=over)
+    running.on(lambda: running.engine.lifecycle.resume(sums))
+    for _ in range(20):
+        change(source, rng, 3)
+    check(running, source, slow=slow, over=over, sums=SUMS)
+
+
+def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, start, stay):
+    running = start(lane_ms=MS, checkpoint_txids=1)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    rng = random.Random(4)
+    view = running.book.views[slow]
+    for _ in range(5):
+        before = view.durable.txid
+        change(source, rng, 3)
+        wait_until(lambda b=before: view.durable.txid > b, "its state is durable")
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
+    """Killed at any moment, the stream still has what its state lacks."""
+    running = start(lane_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    rng = random.Random(6)
+    left_out = 0
+
+    def look() -> None:
+        nonlocal left_out
+        book = running.book
+        view = book.views[slow]
+        left_out += book.side.left_out
+        if view.durable.txid < book.position.txid:
+            assert book.confirmed <= book.needs(view.durable)
+
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng, 3)
+        for _ in range(20):
+            running.engine.submit(look, quiet=False).result(PATIENCE_S)
+        if left_out > 20:
+            break
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
+)
+def test_it_goes_on_after_anything(source, database, start, visiting, seed):
+    """Pauses, locks, lost connections, stops, while groups go back and forth."""
+    rng = random.Random(seed)
+    changes = {"lane_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
+    running = start(**changes)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    more = "SELECT name, s AS dear FROM (" + SUMS + ") x"
+    grouped(running, source, database, "more", "more", more)
+    create(running, database, "quick", QUICK)
+    create(running, database, "sums", SUMS)
+    for _ in range(25):
+        change(source, rng, 3)
+        what = rng.choice(("nothing", "pause", "lock", "lose", "stop", "settle"))
+        if what == "pause":
+            told(running, partial(running.engine.lifecycle.pause, slow))
+            change(source, rng, 2)
+            told(running, partial(running.engine.lifecycle.resume, slow))
+        elif what == "lock":
+            with locked(database, rng.choice(("slow", "quick", "more"))):
+                change(source, rng, 2)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+        elif what == "lose":
+            source.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE %s",
+                (rng.choice(("headrace lane%", "headrace sink%", "headrace stream%")),),
+            )
+        elif what == "stop":
+            running.stop()
+            running = start(**changes)
+        elif what == "settle":
+            settle(running, source)
+    assert visiting
+    wait_until(
+        lambda: all(view.live for view in list(running.book.views.values())), "all go on again"
+    )
+    check(running, source, quick=QUICK, slow=SLOW, more=more, sums=SUMS)
+
+
+def test_who_reads_the_clock_stays(source, database, start, stay):
+    running = start(lane_ms=MS)
+    slow = SLOW.replace("GROUP BY", "WHERE now() > '2020-01-01' GROUP BY")
+    grouped(running, source, database, "reports", "slow", slow)
+    create(running, database, "quick", QUICK)
+    rng = random.Random(5)
+    for _ in range(10):
+        change(source, rng, 2)
+        settle(running, source)
+        assert not running.book.side.groups
+    check(running, source, quick=QUICK, slow=slow)
+
+
+def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay):
+    running = start(lane_ms=MS, clock_interval_ms=20)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    source.execute(
+        "CREATE TABLE due (id int PRIMARY KEY, at timestamptz);"
+        "INSERT INTO due SELECT i, clock_timestamp() + i * interval '1 s'"
+        " FROM generate_series(1, 3) i"
+    )
+    grouped(running, source, database, "reports", "late", "SELECT id FROM due WHERE at < now()")
+    wait_until(lambda: not running.book.side.groups, "they are back")
+    wait_until(
+        lambda: source.execute("SELECT count(*) FROM late").fetchone() == (3,),
+        "time has passed, though nothing has happened",
+    )
+    rng = random.Random(6)
+    for _ in range(10):
+        change(source, rng, 2)
+    check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypatch):
+    """All go on in one lane then."""
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    put, failed = Queue.put, []
+
+    def full(queue: Queue, *frame):
+        if queue.name == NAME and len(failed) < 1:
+            failed.append(frame)
+            raise NoRoom("the queues hold as much as they may")
+        return put(queue, *frame)
+
+    monkeypatch.setattr(Queue, "put", full)
+    rng = random.Random(7)
+    for _ in range(10):
+        change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert failed
+    assert not running.book.side.groups
+    assert running.book.queues.get(NAME) is None
+
+
+@pytest.mark.parametrize("error", [NoRoom("they hold as much as they may"), OSError(28, "full")])
+def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, error):
+    """Nor after a rewind for who was aside: all go on in one lane."""
+    running = start(lane_ms=MS)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    make, failed = Storage.make, []
+
+    def full(storage: Storage, name: str):
+        if name == NAME:
+            failed.append(name)
+            raise error
+        return make(storage, name)
+
+    monkeypatch.setattr(Storage, "make", full)
+    rng = random.Random(7)
+    running.on(running.engine.rewind_soon)
+    for _ in range(10):
+        change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert not running.book.side.groups
+    before = running.book.reconnects
+    # As if nobody had been refused: the way in from a batch.
+    running.on(lambda: setattr(running.engine._lane, "_refused_until", 0.0))
+    wait_until(lambda: (change(source, rng, 3), len(failed) > 1)[1], "it is tried once more")
+    check(running, source, quick=QUICK, slow=SLOW)
+    assert len(failed) == 2
+    assert not running.book.side.groups
+    assert running.book.reconnects == before
+
+
+def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
+    """With the row that it fails of; the rest of its train goes on without it."""
+    running = start(lane_ms=MS)
+    bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
+    failing = grouped(running, source, database, "reports", "bad", bad)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    with standing_still(source):
+        for n in range(5):
+            source.execute("INSERT INTO orders VALUES (%s, 91, 7)", (900 + n,))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+        source.execute("INSERT INTO orders VALUES (990, 92, 0)")
+        source.execute("INSERT INTO orders VALUES (991, 93, 3)")
+    view = running.book.views[failing]
+    wait_until(lambda: view.status == "error", lambda: f"it is {view.status}")
+    assert "division by zero" in view.message
+    check(running, source, quick=QUICK, slow=SLOW)
+    # Not what came with the row, nor later; what came before may have been in its train.
+    found = {item for (item,) in source.execute("SELECT item FROM bad")}
+    assert found <= {91}
+    change(source, random.Random(9), 5)
+    check(running, source, quick=QUICK, slow=SLOW)

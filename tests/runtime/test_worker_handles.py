@@ -1,0 +1,377 @@
+"""Views that are placed on another worker: as exact as any, whichever process is killed when."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from headrace import clock
+from headrace.errors import OutOfReach
+from headrace.network import link
+from headrace.network.ends import Near
+from headrace.network.messages import Greeting
+from headrace.process import faults
+from headrace.runtime.remote_worker import RemoteWorker
+from headrace.sql.status import Status
+from tests.compared import status_of
+from tests.runtime import hosted, test_sharing
+from tests.runtime.disturbances import locked, told
+from tests.runtime.harness import settings_for, settle
+from tests.runtime.hosted import HostProcess, hosting, place, reached
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create
+from tests.waiting import PATIENCE_S, again_and_again, wait_until
+
+TABLES = test_sharing.TABLES
+
+
+def placed(running, source, dsn: str, name: str, query: str, worker: str = "w1", **more) -> int:
+    """A view that is placed on another worker."""
+    return create(running, dsn, name, query, between=lambda: place(source, name, worker), **more)
+
+
+@pytest.fixture
+def worker(database, tmp_path) -> Iterator[HostProcess]:
+    """Worker "w1", a process of its own."""
+    with hosted.process(settings_for(database, tmp_path / "data"), "w1") as process:
+        yield process
+
+
+def goes(running, source, *views: int) -> None:
+    """Random changes, until views that are placed elsewhere go on."""
+    for view in views:
+        reached(running, view)
+    change(source, random.Random(5), 3)
+
+
+def test_a_placed_view_follows(source, database, start):
+    running = start()
+    with hosting(running.settings, "w1"):
+        view = placed(running, source, database, "sums", SUMS)
+        create(running, database, "most", MOST)
+        for n in range(20):
+            change(source, random.Random(n), 3)
+        check(running, source, sums=SUMS, most=MOST)
+        assert running.book.hosts["w1"].units == {view}
+        assert view not in running.book.db.views()
+        running.stop()
+
+
+def test_others_do_not_notice_that_a_worker_is_killed(source, database, start, worker):
+    running = start()
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    create(running, database, "most", MOST)
+    change(source, random.Random(1), 10)
+    check(running, source, sums=SUMS, most=MOST)
+    before = running.book.reconnects
+    worker.kill()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    assert "cannot be reached" in status_of(source, "sums")[2]
+    change(source, random.Random(2), 10)
+    check(running, source, most=MOST)
+    worker.start()
+    goes(running, source, view)
+    check(running, source, sums=SUMS, most=MOST)
+    assert status_of(source, "sums")[0] == Status.RUNNING
+    assert running.book.reconnects == before
+    running.stop()
+
+
+def test_an_engine_comes_back_without_the_worker(source, database, start, worker):
+    running = start()
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    change(source, random.Random(1), 10)
+    check(running, source, sums=SUMS)
+    running.stop()
+    worker.kill()
+    change(source, random.Random(2), 5)
+    running = start()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    change(source, random.Random(3), 5)
+    running.stop()
+    running = start()
+    worker.start()
+    goes(running, source, view)
+    check(running, source, sums=SUMS)
+    running.stop()
+
+
+def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, monkeypatch):
+    monkeypatch.setattr(link, "SILENCE_S", 5.0)
+    running = start()
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    create(running, database, "most", MOST)
+    change(source, random.Random(1), 5)
+    check(running, source, sums=SUMS, most=MOST)
+    worker.kill(signal.SIGSTOP)
+    change(source, random.Random(2), 5)
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    check(running, source, most=MOST)
+    # It is asked again and again, and nobody waits for its answer.
+    outpost = running.book.hosts["w1"]
+    wait_until(lambda: outpost.slow, "it does not answer")
+    for _ in range(20):
+        assert not running.engine.submit(lambda: outpost.link.up).result(1)
+        change(source, random.Random(3))
+    check(running, source, most=MOST)
+    worker.kill(signal.SIGCONT)
+    goes(running, source, view)
+    check(running, source, sums=SUMS, most=MOST)
+    running.stop()
+
+
+def test_a_row_that_cannot_be_computed_is_told(source, database, start, worker):
+    running = start()
+    worker.wait()
+    query = "SELECT id, 100 / n AS q FROM orders"
+    placed(running, source, database, "quotients", query)
+    placed(running, source, database, "sums", SUMS)
+    source.execute("INSERT INTO orders VALUES (1000, 1, 0)")
+    wait_until(lambda: status_of(source, "quotients")[0] == Status.ERROR, "it has stopped")
+    status = status_of(source, "quotients")
+    assert status[1] == "22012"
+    assert "id = 1000" in str(status[2]) or "1000" in str(
+        source.execute("SELECT * FROM headrace.views WHERE view_name = 'quotients'").fetchone()
+    )
+    change(source, random.Random(2), 5)
+    check(running, source, sums=SUMS)
+    running.stop()
+
+
+def test_a_view_that_is_dropped_leaves_the_worker(source, database, start):
+    running = start()
+    with hosting(running.settings, "w1") as host:
+        view = placed(running, source, database, "sums", SUMS)
+        other = placed(running, source, database, "most", MOST)
+        change(source, random.Random(1), 5)
+        check(running, source, sums=SUMS, most=MOST)
+        source.execute("DELETE FROM headrace.views WHERE id = %s", (view,))
+        running.on(lambda: running.engine.lifecycle.drop(view))
+        wait_until(lambda: host.units == {other}, "it is gone")
+        change(source, random.Random(1), 5)
+        check(running, source, most=MOST)
+        running.stop()
+
+
+def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, worker, tmp_path):
+    """After some deaths it is known which one it is."""
+    running = start()
+    worker.wait()
+    bad = placed(running, source, database, "bad", "SELECT id, n FROM orders WHERE n > 100")
+    good = placed(running, source, database, "sums", SUMS)
+    change(source, random.Random(1), 3)
+    check(running, source, sums=SUMS)
+    worker.kill()
+    (tmp_path / faults.ROWS_TAKEN).write_text(f"{bad} ")
+    source.execute("INSERT INTO orders VALUES (1000, 1, 1000)")
+    deaths = 0
+    for _ in again_and_again(PATIENCE_S):
+        if status_of(source, "bad")[0] == Status.ERROR:
+            break
+        worker.start(HEADRACE_FAULT_DIR=str(tmp_path))
+        deaths += 1
+        wait_until(
+            lambda: worker.dead or status_of(source, "bad")[0] == Status.ERROR, "it dies of it"
+        )
+    assert 5 <= deaths <= 7
+    assert "died while processing" in status_of(source, "bad")[2]
+    reached(running, good)
+    change(source, random.Random(2), 3)
+    check(running, source, sums=SUMS)
+    running.stop()
+
+
+def test_a_damaged_state_is_set_aside(source, database, start, worker):
+    """And the views there stop, to be filled anew."""
+    running = start()
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    create(running, database, "most", MOST)
+    change(source, random.Random(1), 3)
+    check(running, source, sums=SUMS, most=MOST)
+    running.on(running.engine.durability.finish)
+    shutil.rmtree(running.settings.staging_dir / str(view))
+    worker.kill()
+    state = running.settings.of_worker("w1").state_dir
+    manifest = next(state.glob("MANIFEST-*"))
+    manifest.write_bytes(manifest.read_bytes()[:20])
+    worker.start()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
+    assert status_of(source, "sums")[1] == "55H04"
+    assert list(state.parent.glob("state.damaged-*"))
+    change(source, random.Random(2), 3)
+    check(running, source, most=MOST)
+    running.stop()
+
+
+def test_a_view_waits_for_its_worker_before_it_begins(source, database, start, worker):
+    worker.kill()
+    running = start()
+    view = placed(running, source, database, "sums", SUMS, adopt=False)
+    running.on(lambda: running.engine.lifecycle.adopt(view))
+    change(source, random.Random(1), 5)
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    worker.start()
+    goes(running, source, view)
+    check(running, source, sums=SUMS)
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
+)
+def test_it_goes_on_after_anything(source, database, start, worker, seed):
+    """Kills and stops of either side, lost connections, locks, pauses."""
+    rng = random.Random(seed)
+    changes = {"lock_timeout_ms": 100, "checkpoint_txids": 3}
+    running = start(**changes)
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    clock = "SELECT id, n FROM orders WHERE now() > '2020-01-01' AND n < 100"
+    late = placed(running, source, database, "late", clock)
+    create(running, database, "most", MOST)
+    for _ in range(20):
+        change(source, rng, 3)
+        what = rng.choice(("nothing", "kill", "pause", "lock", "lose", "stop", "settle", "both"))
+        if what in ("kill", "both"):
+            worker.kill()
+            change(source, rng, 2)
+            worker.start()
+        if what in ("stop", "both"):
+            running.stop()
+            running = start(**changes)
+        if what == "pause":
+            told(running, lambda r=running: r.engine.lifecycle.pause(view))
+            change(source, rng, 2)
+            told(running, lambda r=running: r.engine.lifecycle.resume(view))
+        elif what == "lock":
+            with locked(database, rng.choice(("sums", "most"))):
+                change(source, rng, 2)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+        elif what == "lose":
+            name = rng.choice(("headrace sink%", "headrace stream%", "headrace%"))
+            source.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE %s",
+                (name,),
+            )
+        elif what == "settle":
+            settle(running, source)
+    reached(running, view)
+    reached(running, late)
+    wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on again")
+    check(running, source, sums=SUMS, late=clock, most=MOST)
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+)
+def test_three_workers_go_on_after_anything(source, database, start, tmp_path, seed):
+    """Views of one transaction on three workers, of which any is killed or stopped at any time."""
+    rng = random.Random(seed)
+    changes = {"checkpoint_txids": 3}
+    running = start(**changes)
+    with (
+        hosted.process(running.settings, "w1") as one,
+        hosted.process(running.settings, "w2") as two,
+    ):
+        for worker in (one, two):
+            worker.wait()
+        views = {
+            placed(running, source, database, name, query, worker)
+            for name, query, worker in (("sums", SUMS, "w1"), ("most", MOST, "w2"))
+        }
+        create(running, database, "rows", ROWS)
+        for _ in range(12):
+            change(source, rng, 3)
+            what = rng.choice(("kill", "kill", "stop", "halt", "settle", "both"))
+            victim = rng.choice((one, two))
+            if what in ("kill", "both"):
+                victim.kill()
+                change(source, rng, 2)
+                victim.start()
+            if what == "halt":
+                victim.kill(signal.SIGSTOP)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+                victim.kill(signal.SIGCONT)
+            if what in ("stop", "both"):
+                running.stop()
+                running = start(**changes)
+            if what == "settle":
+                settle(running, source)
+        for view in views:
+            reached(running, view)
+        check(running, source, sums=SUMS, most=MOST, rows=ROWS)
+        running.stop()
+
+
+@pytest.mark.slow
+def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
+    """The one before it may not know: its link is cut without a word, or it was stopped."""
+    settings = settings_for(database, tmp_path / "data")
+    with hosting(settings, "w1"), contextlib.ExitStack() as stack:
+
+        def linked(epoch: int) -> link.FlightLink:
+            made = link.FlightLink("w1", Near(settings.flight_socket("w1")), lambda: None)
+            stack.callback(made.close)
+            made.join(Greeting([], epoch=epoch))
+            return made
+
+        first = linked(5)
+        # Again, by a link that nobody has ended; it does not wait for the other one's end.
+        again = linked(5)
+        wait_until(lambda: not first.up, "the first one is let go")
+        with pytest.raises(OutOfReach):
+            linked(4)
+        assert again.up, "nobody minds who was refused"
+        later = linked(6)
+        wait_until(lambda: not again.up, "it is let go")
+        with pytest.raises(OutOfReach):
+            linked(5)
+        assert later.up
+
+
+def test_patience_grows_with_a_worker_that_is_silent_again_and_again():
+    outpost = RemoteWorker("w1")
+    seen = []
+    for silent, lasted in (
+        *((False, 0), (True, 1), (True, 1), (False, 9), (True, 1), (True, 1), (True, 1)),
+        *((True, 1), (True, 400)),
+    ):
+        outpost.link = SimpleNamespace(silent=silent, begun=clock.monotonic() - lasted)
+        outpost.lost_again()
+        seen.append(outpost.patience_s)
+    assert seen == [5, 10, 20, 20, 40, 60, 60, 60, 5]
+
+
+def test_marks_beside_records_that_are_lost_are_void(source, database, start, worker):
+    """The writer's disk is lost: a txid means other rows then, and states elsewhere are no use."""
+    running = start()
+    worker.wait()
+    placed(running, source, database, "sums", SUMS)
+    change(source, random.Random(1), 30)
+    check(running, source, sums=SUMS)
+    running.stop()
+    shutil.rmtree(running.settings.state_dir)
+    running = start()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
+    assert status_of(source, "sums")[1] == "55H02"
+    # What is placed there from now on is known by the new records, also after a restart.
+    placed(running, source, database, "most", MOST)
+    change(source, random.Random(2), 5)
+    check(running, source, most=MOST)
+    running.stop()
+    running = start()
+    change(source, random.Random(3), 5)
+    check(running, source, most=MOST)
+    running.stop()

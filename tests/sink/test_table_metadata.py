@@ -1,0 +1,19 @@
+"""What users have made of a result table is given to the one that takes its place."""
+
+from __future__ import annotations
+
+import psycopg
+
+from headrace.sink.table_metadata import TableMetadata
+
+
+def test_an_index_is_one_statement(database):
+    """On a connection that prepares nothing, too: those of populations are such."""
+    with psycopg.connect(database, autocommit=True, prepare_threshold=None) as conn:
+        conn.execute("CREATE TABLE r (a int); CREATE TABLE bait (a int)")
+        indexes = (("good", "USING btree (a)"), ("bad", "USING btree (a); DROP TABLE public.bait"))
+        TableMetadata(known=True, indexes=indexes).restore(conn, "public", "r")
+        found = conn.execute(
+            "SELECT relname FROM pg_class WHERE relname IN ('good', 'bad', 'bait') ORDER BY 1"
+        ).fetchall()
+    assert found == [("bait",), ("good",)]
