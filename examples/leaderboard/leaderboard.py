@@ -36,7 +36,7 @@ def prepare(conn: psycopg.Connection) -> None:
 
 
 def board(conn: psycopg.Connection) -> list[str]:
-    """The lines to show."""
+    """Return the lines to show."""
     rows = conn.execute(
         "SELECT rank() OVER (ORDER BY total DESC), name, total, games FROM leaderboard"
         " ORDER BY total DESC, id"
@@ -47,7 +47,7 @@ def board(conn: psycopg.Connection) -> list[str]:
 
 
 def boards(conn: psycopg.Connection, wait_s: float | None = None) -> Iterator[list[str]]:
-    """The board, and again after each change; ends when nothing has come for ``wait_s``."""
+    """Yield the board, and again after each change; end when none comes for ``wait_s``."""
     conn.execute("LISTEN headrace_leaderboard")
     yield board(conn)
     while True:

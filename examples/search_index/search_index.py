@@ -96,7 +96,7 @@ class SearchIndex:
         return len(new)
 
     def search(self, words: str) -> list[tuple[int, str]]:
-        """Number and title of the documents that have all ``words``, the best first."""
+        """Return number and title of the documents that have all ``words``, the best first."""
         found = self._index.execute(
             "SELECT id, title FROM documents WHERE documents MATCH ? ORDER BY rank, id", (words,)
         )
