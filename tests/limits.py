@@ -218,4 +218,4 @@ def read(paths: list[Path]) -> dict[Path, ast.AST]:
 
 
 # Sentences whose clause has a pronoun for its subject (tests/test_prose.py); they may only fall.
-PROSE = {"headrace": 70, "tests": 765, "pages": 480}
+PROSE = {"headrace": 40, "tests": 765, "pages": 105}
