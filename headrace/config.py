@@ -233,7 +233,7 @@ class Settings:
     a quarter of it; 0: no limit."""
 
     spark_master: str = "local[2]"
-    """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
+    """Spark master for populations; a cluster needs ``staging_dir_override`` on shared storage."""
     spark_threshold_rows: int = 0
     """Rows of all tables together from which a population runs on Spark; 0: if they do not fit into
     ``population_memory_bytes``, and from 100 000 on if ``spark_master`` is a cluster."""

@@ -1,7 +1,7 @@
 """Edges: the queue contract between an output and its successors.
 
 One queue per output, one tail per successor: a message is kept until every successor has
-pulled it (A-4, A-5).  For now it is in memory, and the producer must ask ``room`` first.
+pulled it (A-4, A-5).  It is in memory: the frames of batches in flight, which the pipeline limits.
 
 * Invariant 1: messages come out in the order they were put, once per successor.
 * Invariant 2: after TimeEnd(t) nothing at or before t may be put.
@@ -32,12 +32,10 @@ Frame = TableDiffs | Diffs | TimeEnd
 
 
 class Edge:
-    """A bounded in-memory queue with one tail per successor; safe between threads."""
+    """An in-memory queue with one tail per successor; safe between threads."""
 
-    def __init__(self, name: str, rows_max: int = 1_000_000) -> None:
-        """Create it; ``room`` is false while more than ``rows_max`` rows wait."""
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._rows_max = rows_max
         self._lock = threading.Lock()
         self._frames: deque[Frame] = deque()
         self._first = 0
@@ -109,12 +107,6 @@ class Edge:
             for frame in out:
                 self._count(successor, frame)
         return out
-
-    @property
-    def room(self) -> bool:
-        """Whether the producer may put more."""
-        with self._lock:
-            return self._rows < self._rows_max
 
     def statistics(self) -> dict[str, int]:
         """Return counters."""

@@ -49,12 +49,11 @@ def test_frames_of_an_old_attempt_are_dropped_and_counted():
     assert edge.statistics()["dropped"] == 1
 
 
-def test_room_ends_at_the_limit_and_a_leaver_keeps_nothing():
-    edge = Edge("e", rows_max=3)
+def test_a_successor_that_leaves_keeps_nothing():
+    edge = Edge("e")
     edge.open(["a", "b"], 0)
     edge.put(diffs(1, rows=3))
-    assert not edge.room
     edge.pull("a")
-    assert not edge.room
+    assert edge.statistics()["rows"] == 3
     edge.leave("b")
-    assert edge.room
+    assert edge.statistics()["rows"] == 0
