@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 70
-METHODS_MAX = 25
+FUNCTION_LINES_MAX = 80
+"""A constructor that wires the parts of an engine lists them; the formatter gives each argument of a
+long call a line."""
+METHODS_MAX = 30
+"""13 classes had exactly 25, the limit until then: it packed code instead of splitting it."""
 PARAMETERS_MAX = 7
 PROSE_COLUMNS_MAX = 100
 SMALL_MAX = 600

@@ -76,8 +76,12 @@ class Stream:
         self._stopping = False
         self._opener = None if token is None else Opener(token)
         origin = Origin(
-            *(settings.source, "headrace stream", settings.slot_name, settings.publication_name),
-            *(settings.spool_dir, settings.memory.transaction),
+            settings.source,
+            "headrace stream",
+            settings.slot_name,
+            settings.publication_name,
+            settings.spool_dir,
+            settings.memory.transaction,
             messages=token is not None,
         )
         self._receiver = Receiver(origin, source, start_lsn, self._on_keepalive, expected)

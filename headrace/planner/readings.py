@@ -77,7 +77,9 @@ def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
         columns = [str(name) for name in called.items("colnames") if isinstance(name, str)]
         oid = entry.number("relid")
         yield Relation(
-            *(called.text("aliasname") or "", oid, names.get(oid, str(oid))),
+            called.text("aliasname") or "",
+            oid,
+            names.get(oid, str(oid)),
             {name: number for number, name in enumerate(columns, 1) if name},
         )
 

@@ -209,7 +209,12 @@ def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:
         SourceColumn(numbers[f.name], f.name, f.oid, f.typmod, f.collation) for f in node.schema
     )
     source = SourceSpec(
-        *(node.id, node.table_oid, row[0], row[1], columns, ()),
+        node.id,
+        node.table_oid,
+        row[0],
+        row[1],
+        columns,
+        (),
         full_identity=True,
         pushdown=node.pushdown,
         schema=node.schema,

@@ -388,7 +388,12 @@ class Population:
         planned = self._planned
         if mode == choice.SPARK:
             rows = self._context.spark.populate(
-                *(self._job, planned.physical, snapshot, sizes, planned.settings, staged),
+                self._job,
+                planned.physical,
+                snapshot,
+                sizes,
+                planned.settings,
+                staged,
                 _whose(self._dsn, self._planned_under),
             )
             return rows, _nothing  # the executors have written the states

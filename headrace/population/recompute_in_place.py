@@ -85,7 +85,12 @@ def _source(target: ResultTable, keeping: Common) -> SourceSpec:
         for place, f in zip(places, fields, strict=True)
     )
     return SourceSpec(
-        *(keeping.top, target.oid, target.schema_name, target.table_name, columns, ()),
+        keeping.top,
+        target.oid,
+        target.schema_name,
+        target.table_name,
+        columns,
+        (),
         full_identity=True,
         schema=tuple(fields),
     )

@@ -95,7 +95,9 @@ class Engine:
         state, drain, rewind_soon = self.state, self.drain, self.rewind_soon
         self.watermark: Final = Watermark(state)
         self._sink: Final = SinkThread(
-            *(state.pipeline, state.suspects, self._poke),
+            state.pipeline,
+            state.suspects,
+            self._poke,
             watermark=self.watermark,
             coverage=Coverage(state, lambda: self._ticker.passed),
         )
@@ -111,16 +113,19 @@ class Engine:
             state, self.durability, self.sharing, self.hosts, drain
         )
         self.leaving: Final = Leaving(
-            *(state, self.durability, self.watch, self.sharing, self.waits, self.hosts),
+            state,
+            self.durability,
+            self.watch,
+            self.sharing,
+            self.waits,
+            self.hosts,
             drain,
         )
         loading = Loading(
             state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
         )
         self._healing: Final = Retries(state, self.leaving, rewind_soon)
-        self._commits: Final = Commits(
-            *(state, self.leaving, self.waits, self.taps, self._lateness)
-        )
+        self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
         self._intake: Final = Intake(
             state, self.watch, self.leaving, self._commits, self.hosts, drain
         )
@@ -128,7 +133,11 @@ class Engine:
             state, loading, self.leaving, rewind_soon, self.hosts.lose
         )
         self._lane: Final = LaggingGroups(
-            *(state, self._intake, self._commits, self.taps, self._lateness),
+            state,
+            self._intake,
+            self._commits,
+            self.taps,
+            self._lateness,
             self._intake.beside(self._altered),
             self._poke,
         )

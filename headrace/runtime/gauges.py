@@ -176,9 +176,16 @@ class Gauges:
             histograms[name].note(seconds)
         self.batches.append(
             BatchNumbers(
-                *(job.txid, job.attempt, round(today.timestamp() * 1e6)),
-                *(job.transactions, rows, views),
-                *(phases["process"] * 1e3, phases["wait"] * 1e3, write_s * 1e3, fresh_ms),
+                job.txid,
+                job.attempt,
+                round(today.timestamp() * 1e6),
+                job.transactions,
+                rows,
+                views,
+                phases["process"] * 1e3,
+                phases["wait"] * 1e3,
+                write_s * 1e3,
+                fresh_ms,
                 tuple(changed),
             )
         )
@@ -210,7 +217,10 @@ class Gauges:
     def totals(self) -> Totals:
         """Return the totals of all views; callable from any thread."""
         return Totals(
-            *(self._transactions, self._rows, self._errors, self._restarts),
+            self._transactions,
+            self._rows,
+            self._errors,
+            self._restarts,
             {name: made.told() for name, made in self._histograms.items()},
         )
 

@@ -113,15 +113,15 @@ def _of_subplan(
         tail, behind = held.behind.get(reader.id, (None, None))
         out.append(
             QueueRow(
-                *(
-                    shared.id,
-                    "subplan",
-                    reader.id,
-                    nodes,
-                    _views(state, reader),
-                    *_about(held, storage),
-                ),
-                *(tail, reader.processed, behind),
+                shared.id,
+                "subplan",
+                reader.id,
+                nodes,
+                _views(state, reader),
+                *_about(held, storage),
+                tail,
+                reader.processed,
+                behind,
                 *_standing(table, queue.name, reader.id),
             )
         )
@@ -133,7 +133,15 @@ def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table)
     reader = state.retained.READER
     tail, behind = held.behind.get(reader, (None, None))
     return QueueRow(
-        *(0, "stream", 0, (), None, *_about(held, storage), tail, state.taken.txid, behind),
+        0,
+        "stream",
+        0,
+        (),
+        None,
+        *_about(held, storage),
+        tail,
+        state.taken.txid,
+        behind,
         *_standing(table, queue.name, reader),
     )
 
@@ -144,8 +152,15 @@ def _of_lagging(state: EngineState, queue: Queue, storage: Storage, table: Table
     views = state.aside
     processed = min((view.processed for view in views), default=held.last_txid)
     return QueueRow(
-        *(0, "lane", 0, (), tuple(view.id for view in views), *_about(held, storage)),
-        *(tail, processed, behind),
+        0,
+        "lane",
+        0,
+        (),
+        tuple(view.id for view in views),
+        *_about(held, storage),
+        tail,
+        processed,
+        behind,
         *_standing(table, queue.name, lagging_queue.NAME),
     )
 

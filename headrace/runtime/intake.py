@@ -74,7 +74,11 @@ class Intake:
         """Return a second processor on the same thread pool; ``altered``: see ``Processor``."""
         state = self._state
         return Processor(
-            *(state.settings, state.suspects, altered, state.evaluators, state.grants),
+            state.settings,
+            state.suspects,
+            altered,
+            state.evaluators,
+            state.grants,
             self._processor.pool,
         )
 
@@ -111,7 +115,11 @@ class Intake:
             side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
         job = self.finished(
-            *(outcome, behind, [*needed, *late], batch.end_lsn, batch.transactions),
+            outcome,
+            behind,
+            [*needed, *late],
+            batch.end_lsn,
+            batch.transactions,
             began_s=began_s,
         )
         state.taken = Position(txid, max(batch.end_lsn, state.taken.lsn))
@@ -153,10 +161,17 @@ class Intake:
             if view.processed == frames.txid
         ]
         return CommitJob(
-            *(frames.txid, frames.attempt, end_lsn, transactions, frames.instant, tuple(parts)),
+            frames.txid,
+            frames.attempt,
+            end_lsn,
+            transactions,
+            frames.instant,
+            tuple(parts),
             tuple(shared.id for shared in needed if shared.processed == frames.txid),
             sum(diffs.nbytes for diffs in outcome.diffs.values()),
-            *(frames.oldest_us, began_s, clock.monotonic()),
+            frames.oldest_us,
+            began_s,
+            clock.monotonic(),
         )
 
     def pass_time(self, instant: int) -> None:

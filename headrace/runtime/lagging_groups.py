@@ -160,7 +160,7 @@ class LaggingGroups:
         side.working = frozenset(unit.id for unit in units)
         transactions = sum(kept.transactions for kept in coalesced)
         self._train = _CoalescedBatch(
-            *(frames, taking, needed, coalesced[-1].end_lsn, transactions, clock.monotonic())
+            frames, taking, needed, coalesced[-1].end_lsn, transactions, clock.monotonic()
         )
         self._future = self._thread.submit(self._processor.run, taking, frames, needed)
         self._future.add_done_callback(lambda _: self._poke())

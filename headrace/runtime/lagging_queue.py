@@ -143,8 +143,14 @@ class LaggingQueue:
             return
         self.kept.append(
             LaggingBatch(
-                *(txid, attempt, end_lsn, transactions, frames.instant, frames.oldest_us),
-                *(self._size, dict(frames.stopped)),
+                txid,
+                attempt,
+                end_lsn,
+                transactions,
+                frames.instant,
+                frames.oldest_us,
+                self._size,
+                dict(frames.stopped),
             )
         )
         self._size = 0

@@ -77,7 +77,11 @@ def _of_unit(state: EngineState, unit: Unit) -> list[CollectionNumbers]:
         numbers = counted.get(node.id, _NOTHING)
         out.append(
             CollectionNumbers(
-                *(owner, node.id, kind(type(node)).lower(), unit.placed or MAIN, node.id in inputs),
+                owner,
+                node.id,
+                kind(type(node)).lower(),
+                unit.placed or MAIN,
+                node.id in inputs,
                 sum(numbers.get("rows_in", ())),
                 numbers.get("rows_out", 0),
                 numbers.get("busy_ns", 0) / 1e9,

@@ -108,7 +108,9 @@ def _of_unit(
         last = below and node.id == unit.own.sink.input
         queue = _queue(state, view, unit) if isinstance(unit, Shared) and last else (None, None)
         yield StatsRow(
-            *(names.get(node.id, node.id), p.kind(type(node)).lower(), shared),
+            names.get(node.id, node.id),
+            p.kind(type(node)).lower(),
+            shared,
             unit.placed or MAIN,
             sum(known.get("rows_in", ())),
             known.get("rows_out", 0),

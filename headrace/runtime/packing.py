@@ -79,8 +79,13 @@ class Descriptions:
 def pack(record: BatchRecord, batch: Batch, described: list[bytes]) -> Iterator[list[bytes]]:
     """Return the messages to put for a batch, in pieces."""
     info = _INFO.pack(
-        *(record.start_lsn, record.end_lsn, record.commit_time_us),
-        *(batch.transactions, batch.messages, len(described), int(batch.spooled)),
+        record.start_lsn,
+        record.end_lsn,
+        record.commit_time_us,
+        batch.transactions,
+        batch.messages,
+        len(described),
+        int(batch.spooled),
     )
     out, size = [info, *described], 0
     for chunk in batch.chunks():

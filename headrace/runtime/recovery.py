@@ -100,7 +100,11 @@ class Recovery:
         state.retained.rewind()
         plan = replay.plan(state)
         stream = state.stream = Stream(
-            *(state.settings, state.owner.conn, plan.stream_lsn, plan.cuts, state.identity),
+            state.settings,
+            state.owner.conn,
+            plan.stream_lsn,
+            plan.cuts,
+            state.identity,
             plan.backlog,
             origins.token(state.owner.conn),
         )

@@ -222,8 +222,13 @@ def read(
 def put(meta: Meta, shared: Shared) -> None:
     """Add the record of a subplan."""
     record = _Record(
-        *(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature),
-        *(shared.placed, shared.owner, shared.limits),
+        plan.to_json(shared.plan),
+        shared.settings,
+        shared.start_lsn,
+        shared.signature,
+        shared.placed,
+        shared.owner,
+        shared.limits,
         None if shared.coming is None else plan.to_json(shared.coming),
     )
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)

@@ -432,8 +432,10 @@ def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
 
 def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:
     return lambda params: engine.moving.place(
-        *(int(_need(params, "view_id")), str(_need(params, "worker"))),
-        *(dict(_need(params, "parts")), _job(_need(params, "job"))),
+        int(_need(params, "view_id")),
+        str(_need(params, "worker")),
+        dict(_need(params, "parts")),
+        _job(_need(params, "job")),
     )
 
 

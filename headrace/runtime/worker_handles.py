@@ -459,6 +459,11 @@ class WorkerHandles:
 def _record(unit: Unit) -> UnitRecord:
     owner = unit.owner if isinstance(unit, View | Shared) else ""
     return UnitRecord(
-        *(unit.id, plan.to_json(unit.plan), unit.settings, unit.start_lsn),
-        *(owner, unit.limits, unit.target.shown if isinstance(unit, View) else ""),
+        unit.id,
+        plan.to_json(unit.plan),
+        unit.settings,
+        unit.start_lsn,
+        owner,
+        unit.limits,
+        unit.target.shown if isinstance(unit, View) else "",
     )

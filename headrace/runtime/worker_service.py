@@ -489,7 +489,10 @@ def _empty(folder: Path) -> None:
 def _made(record: UnitRecord) -> Placed:
     events.know_view(record.id, record.name)
     return Placed(
-        *(record.id, plan.from_json(record.plan), record.settings, record.start_lsn),
+        record.id,
+        plan.from_json(record.plan),
+        record.settings,
+        record.start_lsn,
         record.owner,
         limits=record.limits,
     )

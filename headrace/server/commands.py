@@ -222,7 +222,7 @@ class Commands:
         caller, settings, options = row.owner, row.settings, row.options
         await self._create_view(
             VERBS["create_view"],
-            CreateView(*(name, query, options), caller=caller, settings=settings, unasked=True),
+            CreateView(name, query, options, caller=caller, settings=settings, unasked=True),
             lambda line: _log.info("population", view=name, line=line),
         )
 

@@ -145,7 +145,10 @@ class Commander:
         worker = self._supervisor.worker.peer
         self._waits = SessionWaits(settings.source, worker, mends)
         self._commands = Commands(
-            *(self._builder, self._waits, worker, settings.commands_per_role_max),
+            self._builder,
+            self._waits,
+            worker,
+            settings.commands_per_role_max,
             self._supervisor.see,
         )
         self._direct = Direct(settings, self._commands)

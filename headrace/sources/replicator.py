@@ -161,8 +161,12 @@ class _Session:
         self._described: dict[int, bytes] = {}
         """Forwarded descriptions of tables, by OID in the source."""
         origin = Origin(
-            *(row.dsn, f"headrace carrier {row.name}", row.slot, row.slot),
-            *(settings.spool_dir, settings.memory.transaction),
+            row.dsn,
+            f"headrace carrier {row.name}",
+            row.slot,
+            row.slot,
+            settings.spool_dir,
+            settings.memory.transaction,
         )
         identity = Identity(row.system_id, row.timeline)
         password_files.check(row.dsn)

@@ -73,8 +73,18 @@ def made(
     body_bytes = 0 if body is None else len(body)
     offset, gap, schema = place
     head = _HEADER.pack(
-        *(_MAGIC, header.kind, 0, header.attempt, schema, gap, offset, header.txid),
-        *(body_bytes, header.rows, header.commit_us, header.table_oid),
+        _MAGIC,
+        header.kind,
+        0,
+        header.attempt,
+        schema,
+        gap,
+        offset,
+        header.txid,
+        body_bytes,
+        header.rows,
+        header.commit_us,
+        header.table_oid,
     )
     filling = _PADDING[: -body_bytes % ALIGN]
     found = crc32c.crc32c(head)

@@ -147,7 +147,7 @@ class Storage:
         self._hints_file = -1
 
     def _queue(self, number: int, name: str, found: dict[int, int] | None) -> Queue:
-        return Queue(*(number, name, self.pool, self._schemas, self._hints[number]), found)
+        return Queue(number, name, self.pool, self._schemas, self._hints[number], found)
 
     def _recover(self) -> None:
         path = self.folder / "names"

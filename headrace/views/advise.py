@@ -128,17 +128,23 @@ def _changes(tables: Sequence[WeighedTable]) -> Iterator[Row]:
     for table in tables:
         if table.cost is None:
             yield row(
-                *("change", table.name, "nobody knows: a table of the query was never analysed"),
-                *(None, "µs", "Run ANALYZE on the tables of the query."),
+                "change",
+                table.name,
+                "nobody knows: a table of the query was never analysed",
+                None,
+                "µs",
+                "Run ANALYZE on the tables of the query.",
             )
             continue
         cost = table.cost
         yield row(
-            *("change", table.name),
+            "change",
+            table.name,
             f"one row inserted or deleted (an update is two): {_count(cost.rows)} rows are touched,"
             f" {_count(cost.result_rows)} of the result change; in a transaction of its own"
             f" {cost.alone_us:.0f} µs of CPU",
-            *(cost.us, "µs"),
+            cost.us,
+            "µs",
         )
 
 
@@ -245,7 +251,11 @@ def _sharing(
         size = sum(s.bytes for s in saved if s is not None) if None not in saved else None
         subject = f"{name}: {suggestions.label(planned.physical, planned.physical.node(name))}"
         yield row(
-            *("sharing", subject, f"it is kept already for view {view_name}", size, "bytes"),
+            "sharing",
+            subject,
+            f"it is kept already for view {view_name}",
+            size,
+            "bytes",
             "It costs nothing more, unless option sharing is switched off.",
         )
 
@@ -268,7 +278,11 @@ def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[
             continue
         for point in points.of_view(conn, view.id):
             yield row(
-                *("point", view.shown, f'it is connection point "{point.name}"', None, None),
+                "point",
+                view.shown,
+                f'it is connection point "{point.name}"',
+                None,
+                None,
                 f"""'{{"from": "{point.name}"}}' has its rows come from there, and nothing below"""
                 " of it is computed or kept again.",
             )
@@ -285,7 +299,9 @@ def _measured(context: JobContext, job: Job, view: ViewRow) -> Iterator[Row]:
         rows_in = each["rows_in"]
         if rows_in:
             yield row(
-                *("measured", f"{each['node']}: {each['collection']}"),
+                "measured",
+                f"{each['node']}: {each['collection']}",
                 f"{rows_in} rows came in and {each['rows_out']} went out, of each that came in",
-                *(each["busy_us"] / rows_in, "µs"),
+                each["busy_us"] / rows_in,
+                "µs",
             )

@@ -198,7 +198,10 @@ class _Statement:
             conditions.append(self._moved(part, column, key))
         text = self._query(kept, columns, more)
         return Suggested(
-            *(text, " AND ".join(conditions), tuple(dict.fromkeys(keys)), exact),
+            text,
+            " AND ".join(conditions),
+            tuple(dict.fromkeys(keys)),
+            exact,
             ordered="order" in self._clauses,
         )
 

@@ -344,8 +344,10 @@ class Resync(Population):
         )
         if oid is None or not there:
             wanted = NewTable(
-                *(ViewName(stored.schema, stored.name), planned.columns),
-                *(key, self._owner.name),
+                ViewName(stored.schema, stored.name),
+                planned.columns,
+                key,
+                self._owner.name,
                 TableMetadata.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)

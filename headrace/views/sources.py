@@ -85,8 +85,15 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
             try:
                 start = remote.prepare(there, settings, slot, tables)
                 row = SourceRow(
-                    *(name, request.dsn, slot, who.system_id, who.timeline),
-                    *(remote.published(there, slot), format_lsn(start), "starting", None),
+                    name,
+                    request.dsn,
+                    slot,
+                    who.system_id,
+                    who.timeline,
+                    remote.published(there, slot),
+                    format_lsn(start),
+                    "starting",
+                    None,
                 )
                 _enter(conn, row, tables)
             except BaseException:

@@ -269,7 +269,11 @@ def _weighed(
     _, tables = weighed(conn, planned)
     if any(table.cost is None for table in tables):
         said = row(
-            *("why not", name, "nobody knows what its view would cost", None, None),
+            "why not",
+            name,
+            "nobody knows what its view would cost",
+            None,
+            None,
             "Run ANALYZE on its tables.",
         )
         return Judged(-1.0, [*head, said])
@@ -279,11 +283,13 @@ def _weighed(
     lines = [
         *head,
         row(
-            *("as a view", name),
+            "as a view",
+            name,
             f"of a processor: changes of its tables take {100 * most:.2g} % if they come one by one"
             f" ({100 * least:.2g} % in large batches), its calls, which read a table then,"
             f" {100 * each.reading:.2g} %",
-            *(100 * then, "%"),
+            100 * then,
+            "%",
         ),
         row("saving", name, "of a processor, at least", 100 * saved, "%"),
     ]

@@ -172,7 +172,7 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     leaves = _left_open(conn, rebuilt)
     read = tuple(_tables_read(conn, rebuilt))
     return _Subject(
-        *(view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves), read
+        view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves, read
     )
 
 

@@ -35,7 +35,7 @@ class Terms:
         routine: Routine,
         fixed: Callable[[Sequence[Variable], str, Node], object],
     ) -> None:
-        """Take ``fixed``, which raises an error if a text has table names that could mean other tables."""
+        """Take ``fixed``, which raises if a text has table names that could mean other tables."""
         self._catalog = catalog
         self._twins = twins
         self._routine = routine
