@@ -1,0 +1,54 @@
+"""What users and their tools call, before and after: functions, settings, HTTP paths and metrics.
+
+``surface.txt`` was written at the commit before issue 30, by this test with ``REWRITE=1``.  What
+differs from it is listed here, and is in the changelog.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from pathlib import Path
+
+import psycopg
+
+from headrace.config import Settings
+from headrace.server import metrics
+from headrace.sql import install
+
+HERE = Path(__file__).parent
+BEFORE = HERE / "surface.txt"
+APP = HERE.parents[1] / "headrace" / "console" / "app.py"
+ROUTINES = """
+SELECT prokind::text || ' ' || proname || '(' || pg_get_function_arguments(oid) || ')'
+  FROM pg_proc WHERE pronamespace = 'headrace'::regnamespace"""
+GONE = {"setting admin_database"}
+"""``clients()``, ``end_client()``, ``settings()`` and ``reload()`` took the admin database's place."""
+NEW = {
+    *("clients", "client_stats", "settings", "end_client", "reload"),
+    *("show_clients", "show_client_stats", "show_settings"),
+}
+
+
+def surface(conn: psycopg.Connection) -> set[str]:
+    """Return a line for each thing that users can name."""
+    install.install(conn)
+    lines = {f"sql {row[0]}" for row in conn.execute(ROUTINES).fetchall()}
+    lines |= {f"setting {field.name}" for field in dataclasses.fields(Settings)}
+    lines |= {f"metric {m.name} {' '.join(m.labels)}".strip() for m in metrics.TABLE}
+    for node in ast.walk(ast.parse(APP.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Route":
+            lines.add(f"http {ast.literal_eval(node.args[0])}")
+    return lines
+
+
+def test_what_users_call_differs_only_as_documented(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as conn:
+        now = surface(conn)
+    if os.environ.get("REWRITE"):
+        BEFORE.write_text("\n".join(sorted(now)) + "\n")
+    before = set(BEFORE.read_text().splitlines())
+    assert len(before) > 200
+    assert before - now == GONE
+    assert {line.split("(")[0].split()[-1] for line in now - before} == NEW
