@@ -55,7 +55,7 @@ ELSEWHERE = {
     *("resume_view", "alter_view", "rename_view", "set_history", "set_latency", "set_owner"),
     *("create_connection_point", "drop_connection_point", "resync_view", "set_placement"),
     *("add_worker", "create_worker_token", "remove_worker", "add_link", "drop_link"),
-    *("add_source", "drop_source", "create_logical_table", "fail_batch"),
+    *("add_source", "drop_source", "create_logical_table", "fail_batch", "end_client", "reload"),
 }
 """Verbs that change something: each has tests of its own."""
 CALLED = {"drain_worker", "wait_for"}

@@ -68,7 +68,7 @@ class World:
         self.names += queries
         self.classify(queries)
 
-    def judge(self, queries: dict[str, str]) -> None:
+    def classify(self, queries: dict[str, str]) -> None:
         for name, query in queries.items():
             self.source.execute(f"CREATE VIEW judge_{name} AS {query}")
 

@@ -130,7 +130,7 @@ class Play:
         assert queue.base == min(tail for tail, _ in tails.values()) or queue.base == 0
         assert all(queue.base <= t <= h <= queue.front for t, h in tails.values())
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """What is durable leaves memory where that is too full."""
         if synced := self.random.random() < 0.8:
             self.storage.sync()
