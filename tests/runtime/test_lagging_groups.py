@@ -50,7 +50,7 @@ def dear(monkeypatch) -> None:
         with mock.patch.object(Bound, "taken_s", property(lambda bound: given.get(bound, 0.0))):
             judge(side, outcome, sum(given.values()))
 
-    monkeypatch.setattr(lagging_groups.LaggingGroups, "judge", judged)
+    monkeypatch.setattr(lagging_groups.LaggingGroups, "classify", judged)
 
 
 def _is_dear(unit: Unit) -> bool:
@@ -75,7 +75,7 @@ def visiting(monkeypatch) -> set[str]:
         put(side, group, *slowest)
         groups.update(side._book.side.groups)
 
-    monkeypatch.setattr(lagging_groups.LaggingGroups, "_put_aside", noted)
+    monkeypatch.setattr(lagging_groups.LaggingGroups, "_set_lagging", noted)
     return groups
 
 
@@ -151,7 +151,7 @@ def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, mo
         lengths.append(len(found))
         return found
 
-    monkeypatch.setattr(LaggingQueue, "train", spied)
+    monkeypatch.setattr(LaggingQueue, "coalesced", spied)
     works = running.book.views[slow].works
     with standing_still(source):
         for n in range(100, 140):
