@@ -361,7 +361,7 @@ def typed(call: ast.Call) -> set[str]:
 
 
 def by_import(tree: ast.Module) -> list[str]:
-    """Calls made while a module is imported that no two processes may share (the nursery forks)."""
+    """Calls made while a module is imported that no two processes may share (the fork server forks)."""
     out, left = [], list[ast.AST](tree.body)
     while left:
         node = left.pop()

@@ -150,7 +150,7 @@ class EmbeddedEngine:
         self.start()
 
     def child(self, module: str) -> int | None:
-        """Return the process id of the child that runs ``module``, or of ``nursery``, or None.
+        """Return the process id of the child that runs ``module``, or of ``fork server``, or None.
 
         It reads /proc; for tests and the demo, which kill one process.
         """

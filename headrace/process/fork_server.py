@@ -1,6 +1,6 @@
 """The fork server: imports the modules of the commander's child processes once, and forks them.
 
-    commander ──socket──► nursery ──fork──► worker
+    commander ──socket──► fork server ──fork──► worker
         ▲                    │ └────fork──► builder
         └── began, ended ────┘
 
@@ -102,10 +102,10 @@ def title(name: str) -> str:
 class Born:
     """The commander's handle of a child process; ``returncode`` is as in ``subprocess``."""
 
-    def __init__(self, pid: int, nursery: ForkServer) -> None:
+    def __init__(self, pid: int, fork_server: ForkServer) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._ended = asyncio.Event()
 
     async def wait(self) -> None:
@@ -115,7 +115,7 @@ class Born:
     def signal(self, number: signal.Signals) -> None:
         """Send the child a signal, if it lives."""
         if self.returncode is None:
-            self._nursery.order(_Signal(self.pid, number))
+            self._fork_server.order(_Signal(self.pid, number))
 
     def end(self, status: int) -> None:
         """Record that the child has ended."""
@@ -184,7 +184,7 @@ class ForkServer:
                 self._hear(_NEWS.decode(line))
         self._process.kill()
         status = await asyncio.to_thread(self._process.wait)
-        self._lost(f"the nursery ended with status {status}")
+        self._lost(f"the fork server ended with status {status}")
 
     def _hang_up(self) -> None:
         """Close the connection to a dead fork server, which a child's copy may keep open."""
@@ -385,7 +385,7 @@ class _Forker:
 
 def main() -> int:
     """Run the fork server; return the exit status of this process or of the forked child."""
-    setproctitle.setproctitle(title("nursery"))
+    setproctitle.setproctitle(title("fork server"))
     for number in _SIGNALS:
         # Ctrl-C reaches the whole group, even during the imports: the commander ends this process.
         signal.signal(number, signal.SIG_IGN)

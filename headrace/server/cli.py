@@ -225,20 +225,20 @@ def _start(arguments: argparse.Namespace) -> int:
         _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
         return 1
     # The fork server imports the rest while this process imports the server.
-    with ForkServer(fork=True) as nursery:
+    with ForkServer(fork=True) as fork_server:
         from headrace.server import main as server
 
-        return server.run(settings, nursery, lambda: settings_of(arguments))
+        return server.run(settings, fork_server, lambda: settings_of(arguments))
 
 
 def _worker(settings: Settings) -> int:
     from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
-    with ForkServer(fork=True) as nursery:
+    with ForkServer(fork=True) as fork_server:
         from headrace.server import remote_worker
 
-        return remote_worker.run(settings, nursery)
+        return remote_worker.run(settings, fork_server)
 
 
 def _check(settings: Settings) -> int:

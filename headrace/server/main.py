@@ -56,7 +56,7 @@ def version() -> str:
 
 
 def run(
-    settings: Settings, nursery: ForkServer, again: Callable[[], Settings] | None = None
+    settings: Settings, fork_server: ForkServer, again: Callable[[], Settings] | None = None
 ) -> int:
     """Run until a signal; return the exit status.
 
@@ -68,7 +68,7 @@ def run(
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
         settings, database = prepare(settings)
-        commander = Commander(settings, database, nursery)
+        commander = Commander(settings, database, fork_server)
         if again is not None:
             commander.reloads(loaded, again)
         return uvloop.run(commander.run())
@@ -139,9 +139,9 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
 class Commander:
     """All parts of the running server."""
 
-    def __init__(self, settings: Settings, database: str, nursery: ForkServer) -> None:
+    def __init__(self, settings: Settings, database: str, fork_server: ForkServer) -> None:
         self._settings = settings
-        self._supervisor = Supervisor(settings, nursery, self._before_builder)
+        self._supervisor = Supervisor(settings, fork_server, self._before_builder)
         worker = self._supervisor.worker.peer
         self._waits = SessionWaits(settings.source, worker, mends)
         self._commands = Commands(

@@ -19,7 +19,7 @@ from headrace.server.supervisor import Child
 from headrace.state import formats
 
 
-def run(settings: Settings, nursery: ForkServer) -> int:
+def run(settings: Settings, fork_server: ForkServer) -> int:
     """Run until a signal; return the exit status.
 
     Raises:
@@ -43,18 +43,18 @@ def run(settings: Settings, nursery: ForkServer) -> int:
         settings.run_dir.mkdir(mode=0o700, exist_ok=True)
         link = joined.Joined(settings)
         try:
-            uvloop.run(_stand(settings, nursery))
+            uvloop.run(_stand(settings, fork_server))
         finally:
             link.close()
     return 0
 
 
-async def _stand(settings: Settings, nursery: ForkServer) -> None:
+async def _stand(settings: Settings, fork_server: ForkServer) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     name = f"worker {settings.worker}"
-    child = Child(name, nursery, settings.worker_socket, settings, _nothing, "host")
+    child = Child(name, fork_server, settings.worker_socket, settings, _nothing, "host")
     child.start()
     try:
         stopped, ready = asyncio.create_task(stop.wait()), asyncio.create_task(child.peer())

@@ -44,7 +44,7 @@ class Child:
     def __init__(
         self,
         name: str,
-        nursery: ForkServer,
+        fork_server: ForkServer,
         socket: Path,
         settings: Settings,
         on_up: OnUp,
@@ -56,7 +56,7 @@ class Child:
         """
         self.name = name
         self._kind = kind or name
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.restarts = 0
         self.problem = ""
         self._socket = socket
@@ -143,7 +143,7 @@ class Child:
     async def _run_once(self) -> None:
         """Start a process, connect, and return when it has ended."""
         self._socket.unlink(missing_ok=True)
-        process = await self._nursery.begin(self._kind, self._settings)
+        process = await self._fork_server.begin(self._kind, self._settings)
         self._process = process
         _log.info("child started", child=self.name, pid=process.pid)
         try:
@@ -187,19 +187,19 @@ class Child:
 class Supervisor:
     """The worker and the builder of one engine."""
 
-    def __init__(self, settings: Settings, nursery: ForkServer, before_builder: OnUp) -> None:
+    def __init__(self, settings: Settings, fork_server: ForkServer, before_builder: OnUp) -> None:
         """Take ``before_builder``, which cleans up after a dead builder."""
         self._before_builder = before_builder
         self._settings = settings
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.others: dict[str, Child] = {}
         """Further processes, named like ``worker w1`` or ``source eu``."""
         self._seeing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
         socket = settings.worker_socket
-        self.worker = Child("worker", nursery, socket, settings, self._worker_up)
+        self.worker = Child("worker", fork_server, socket, settings, self._worker_up)
         socket = settings.builder_socket
-        self.builder = Child("builder", nursery, socket, settings, self._builder_up)
+        self.builder = Child("builder", fork_server, socket, settings, self._builder_up)
 
     def start(self) -> None:
         """Start both; ``ready`` waits for them."""
@@ -261,7 +261,7 @@ class Supervisor:
         worker = kind == "worker"
         own = self._settings.of_worker(name) if worker else self._settings.of_carrier(name)
         module = "host" if worker else "carrier"
-        child = Child(title, self._nursery, own.worker_socket, own, _nothing, module)
+        child = Child(title, self._fork_server, own.worker_socket, own, _nothing, module)
         own.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return child
 

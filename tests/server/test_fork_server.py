@@ -1,4 +1,4 @@
-"""Children are forked by the nursery: how they end is told, and nobody outlives it."""
+"""Children are forked by the fork server: how they end is told, and nobody outlives it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.config import Settings
 from headrace.process.fork_server import ForkServer
 from tests.waiting import PATIENCE_S, wait_until
 
-PROCESSES = ("nursery", "worker", "builder")
+PROCESSES = ("fork server", "worker", "builder")
 
 
 def test_how_children_end_is_told(tmp_path):
     # Nobody is there: the worker tries again and again.
     settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
 
-    async def main(nursery: ForkServer) -> None:
+    async def main(fork_server: ForkServer) -> None:
         numbers = (signal.SIGKILL, signal.SIGTERM)
-        both = await asyncio.gather(*(nursery.begin("worker", settings) for _ in numbers))
+        both = await asyncio.gather(*(fork_server.begin("worker", settings) for _ in numbers))
         assert both[0].pid != both[1].pid
         for born, number in zip(both, numbers, strict=True):
             born.signal(number)  # at once: it waits until somebody takes it
@@ -31,24 +31,24 @@ def test_how_children_end_is_told(tmp_path):
         assert both[0].returncode == -signal.SIGKILL
         assert both[1].returncode in (0, -signal.SIGTERM)
 
-    with ForkServer() as nursery:
-        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+    with ForkServer() as fork_server:
+        asyncio.run(asyncio.wait_for(main(fork_server), PATIENCE_S))
 
 
 def test_another_takes_its_place(tmp_path):
     settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
 
-    async def main(nursery: ForkServer) -> None:
-        born = await nursery.begin("builder", settings)
+    async def main(fork_server: ForkServer) -> None:
+        born = await fork_server.begin("builder", settings)
         born.signal(signal.SIGSTOP)
-        os.kill(nursery.pid, signal.SIGKILL)
+        os.kill(fork_server.pid, signal.SIGKILL)
         await born.wait()
         assert born.returncode == -signal.SIGKILL
-        again = await nursery.begin("worker", settings)
+        again = await fork_server.begin("worker", settings)
         assert (again.pid != born.pid, again.returncode) == (True, None)
 
-    with ForkServer() as nursery:
-        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+    with ForkServer() as fork_server:
+        asyncio.run(asyncio.wait_for(main(fork_server), PATIENCE_S))
 
 
 def test_its_end_is_noticed_also_while_a_child_keeps_the_line(tmp_path, monkeypatch):
@@ -62,15 +62,15 @@ def test_its_end_is_noticed_also_while_a_child_keeps_the_line(tmp_path, monkeypa
 
     monkeypatch.setattr(socket, "socketpair", pair)
 
-    async def main(nursery: ForkServer) -> None:
-        born = await nursery.begin("builder", settings)
-        os.kill(nursery.pid, signal.SIGKILL)
+    async def main(fork_server: ForkServer) -> None:
+        born = await fork_server.begin("builder", settings)
+        os.kill(fork_server.pid, signal.SIGKILL)
         await born.wait()
         assert born.returncode == -signal.SIGKILL
-        assert (await nursery.begin("worker", settings)).returncode is None
+        assert (await fork_server.begin("worker", settings)).returncode is None
 
-    with ForkServer() as nursery:
-        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+    with ForkServer() as fork_server:
+        asyncio.run(asyncio.wait_for(main(fork_server), PATIENCE_S))
     assert kept
 
 
@@ -83,12 +83,12 @@ def test_engine_goes_on_without_its_nursery(database, start_engine):
             before = [engine.child(name) for name in PROCESSES]
             # Not of the group's Ctrl-C, and not of somebody's kill.
             for number in (signal.SIGINT, signal.SIGTERM):
-                os.kill(engine.child("nursery"), number)
+                os.kill(engine.child("fork server"), number)
             source.execute("INSERT INTO t VALUES (1)")
             count = "SELECT count(*) FROM v"
             wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
             assert [engine.child(name) for name in PROCESSES] == before
-            os.kill(engine.child("nursery"), signal.SIGKILL)
+            os.kill(engine.child("fork server"), signal.SIGKILL)
             # They hear of it a moment later: a call in between would die with them, as it may.
             wait_until(
                 lambda: not {engine.child(name) for name in PROCESSES} & {*before, None},
