@@ -16,7 +16,7 @@ from bench import cpu
 from bench.scenario import Figures, Options, Scenario
 from headrace.config import Settings
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.runtime import pipelined
+from headrace.runtime import pipelined_commit
 from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
@@ -100,18 +100,18 @@ class _Bench:
         while len(self._parts) < views:
             self._make_view(len(self._parts) + 1)
         best: dict[str, Figures] = {}
-        usual = pipelined.ROWS_MAX
+        usual = pipelined_commit.ROWS_MAX
         try:
             for turn in range(_ROUNDS * len(_WAYS)):
                 way = list(_WAYS)[turn % len(_WAYS)]
-                pipelined.ROWS_MAX = _WAYS[way]  # type: ignore[misc]
+                pipelined_commit.ROWS_MAX = _WAYS[way]  # type: ignore[misc]
                 self._write(views, rows)
                 found = self._round(views, rows)
                 now = best.setdefault(way, found)
                 if _total(found) < _total(now):
                     best[way] = found
         finally:
-            pipelined.ROWS_MAX = usual  # type: ignore[misc]
+            pipelined_commit.ROWS_MAX = usual  # type: ignore[misc]
         for way, line in best.items():
             yield {"views": views, "rows": rows, "way": way, **line}
 

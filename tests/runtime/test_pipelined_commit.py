@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.errors import FencedError, RightEnded, SinkBlocked, SinkTableError, TransientError
 from headrace.process import faults
-from headrace.runtime import pipelined, writing
+from headrace.runtime import pipelined_commit, writing
 from headrace.runtime.ownership import Owner
 from headrace.sql import progress
 from headrace.types import arrow_schema
@@ -66,7 +66,7 @@ def test_what_a_table_is_known_for_takes_one_round_trip(conn, owner, sink, caref
     assert (a.rows, b.rows, c.rows) == ([2, 3], [4], [1, 2])
     assert a.stored[1] == b.stored[1]
     assert (a.stored[0], b.stored[0], c.stored[0]) == (3, 3, 2)
-    many = [1] * (pipelined.ROWS_MAX + 1)
+    many = [1] * (pipelined_commit.ROWS_MAX + 1)
     write(sink, owner, 4, a.part(*many))
     assert careful == [1, 1, 4]
     assert len(a.rows) == 2 + len(many)
@@ -77,7 +77,7 @@ def test_what_is_large_is_written_view_by_view(conn, owner, sink, careful, monke
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     parts = [a.part(*range(100)), b.part(*range(100))]
-    monkeypatch.setattr(pipelined, "BYTES_MAX", sum(part.diffs.nbytes for part in parts))
+    monkeypatch.setattr(pipelined_commit, "BYTES_MAX", sum(part.diffs.nbytes for part in parts))
     write(sink, owner, 2, *parts)
     assert careful == [1]
     write(sink, owner, 3, a.part(*range(101)), b.part(*range(100)))
@@ -359,7 +359,7 @@ def test_what_always_fails_is_not_tried_each_time(conn, owner, sink, careful, mo
         tried.append(work.txid)
         return False
 
-    monkeypatch.setattr(pipelined.PipelinedCommit, "_sent", bad)
+    monkeypatch.setattr(pipelined_commit.PipelinedCommit, "_sent", bad)
     for txid in range(2, 40):
         write(sink, owner, txid, a.part(txid))
     assert len(a.rows) == 39

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.postgres import failures, pipelined
 from headrace.postgres.pipelined import Pipelined, Sent
-from headrace.sink import pipelined
+from headrace.sink import pipelined_write
 from headrace.sink.writer import SinkWriter
 from tests.proxy import Proxy
 from tests.sink.test_keyed import COLUMNS
@@ -32,7 +32,7 @@ class Table:
     def write(self, *rows) -> None:
         write = self.writer.pipelined(self.target, diffs(self.target, list(rows)))
         assert write is not None
-        sent = [Sent(b"BEGIN"), *pipelined.fence([write]), *write.statements, Sent(b"COMMIT")]
+        sent = [Sent(b"BEGIN"), *pipelined_write.fence([write]), *write.statements, Sent(b"COMMIT")]
         answers = self.pipeline.exchange(sent)
         assert [answer.count for answer in answers[3:-1]] == list(write.wanted)
 
