@@ -215,6 +215,10 @@ class SinkTableError(DefiniteFailure):
     sqlstate = "55H03"
 
 
+class ResultTableAltered(SinkTableError):
+    """A user has altered the result table; undoing that lets the view go on."""
+
+
 class StateDamaged(DefiniteFailure):
     """Files of the state are missing or damaged; none of them is used."""
 

@@ -17,7 +17,6 @@ from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
-from headrace.sink import table
 from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import Status
@@ -134,7 +133,7 @@ def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
     """Return ``error`` with the call that repairs ``view`` as its hint, if it had a vague one."""
     if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
-    elif error.hint == table.UNDO:
+    elif isinstance(error, errors.ResultTableAltered):
         hint = views.resync_hint(view, "Undo that")
     elif error.hint is not None and error.hint.endswith(errors.THEN_RESYNC):
         hint = views.resync_hint(view, error.hint.removesuffix(errors.THEN_RESYNC))

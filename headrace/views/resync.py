@@ -22,7 +22,7 @@ import psycopg
 from headrace.collections import plan
 from headrace.errors import (
     HeadraceError,
-    SinkTableError,
+    ResultTableAltered,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -213,9 +213,8 @@ def _hinting() -> Iterator[None]:
     """Adapt the hint of an error about an altered table to a call."""
     try:
         yield
-    except SinkTableError as error:
-        if error.hint == table.UNDO:
-            error.hint = "Undo that and call again, or drop the table and call again."
+    except ResultTableAltered as error:
+        error.hint = "Undo that and call again, or drop the table and call again."
         raise
 
 
