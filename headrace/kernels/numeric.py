@@ -369,7 +369,7 @@ def _compute(
             continue
         kinds[i] = 6
         slow += 1
-        if ka[i] != 1 or kb[i] != 1 or op == 3:
+        if ka[i] != 1 or kb[i] != 1:
             continue
         x = ma[i]
         y = mb[i]

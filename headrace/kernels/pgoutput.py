@@ -29,11 +29,6 @@ from headrace.errors import ContinuityLost
 from headrace.kernels import buffers
 from headrace.kernels.cells import Cells
 
-INSERT: Final = 0
-UPDATE: Final = 1
-DELETE: Final = 2
-TRUNCATE: Final = 3
-
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
 

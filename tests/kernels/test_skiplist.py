@@ -96,8 +96,7 @@ class Counter(Both):
 
     def see(self) -> None:
         for snapshot in self.slow.snapshots:
-            self.read_many(self.some(), snapshot)
-            self.snapshot_size(snapshot)
+            self.entries(snapshot)
 
     def iterate(self) -> None:
         if self.slow.snapshots:

@@ -312,10 +312,6 @@ class ReferenceSkipList:
             chunk = keys[at : at + CHUNK], values[at : at + CHUNK]
             yield through(*chunk) if through else chunk
 
-    def survivors(self, snapshot: int, through: Through | None = None) -> int:
-        """How many entries ``entries`` with the same arguments gives (F-21: the first pass)."""
-        return sum(len(keys) for keys, _ in self.entries(snapshot, through))
-
     def claim(self, key: bytes) -> bool:
         """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
         if self.nodes[key].claimed:

@@ -13,15 +13,13 @@ from typing import Any
 
 import cython
 from cython.cimports.headrace.state.map.skipreads import is_open
-from cython.cimports.headrace.state.map.skipslices import Batch, Page, value_bytes
+from cython.cimports.headrace.state.map.skipslices import Page
 from cython.cimports.headrace.state.map.skiptypes import (
-    CLAIMED,
     DONE,
     NO_MEMORY,
     NOT_RUNNING,
     SLICE_KEYS,
     NodeRef,
-    Path,
     ValueRef,
     is_removed,
     links,
@@ -44,29 +42,6 @@ class Snapshots(Writes):
         if snapshot not in self.sizes:
             raise BugError(f"snapshot {snapshot} is not running")
         return 0
-
-    def snapshot_size(self, snapshot: int) -> int:
-        """Return the number of entries when the snapshot was taken (F-15)."""
-        self._is_running(snapshot)
-        return self.sizes[snapshot]
-
-    def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
-        """Return the values in a snapshot: those of the greatest version below it (F-9)."""
-        self._is_running(snapshot)
-        batch: Batch = Batch(keys)
-        path = cython.declare(Path)
-        value: ValueRef
-        handle: cython.uint
-        i: cython.size_t
-        out: list[Any] = []
-        self.start(cython.address(path))
-        for i in range(batch.count):
-            handle = self.seek(cython.address(path), batch.slices[i])
-            value = cython.NULL
-            if handle:
-                value = self.belonging(node_at(self.arena, handle), snapshot)
-            out.append(value_bytes(value) if value else None)
-        return out
 
     def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
         """Yield the entries of a snapshot in key order, in chunks; prune visited nodes (F-6).
@@ -117,8 +92,7 @@ class Snapshots(Writes):
                 value = self.belonging(node, snapshot)
                 if value and not is_removed(value) and not page.add(node, value):
                     result = NO_MEMORY
-                if not node.marks & CLAIMED:
-                    self.prune_finished(node)
+                self.prune_finished(node)
                 position[0] = handle
             self.mutex.release()
             if handle == 0:
@@ -127,28 +101,3 @@ class Snapshots(Writes):
             if page.full():
                 break
         return result
-
-    def survivors(self, snapshot: int, through: Through | None = None) -> int:
-        """Count the entries that ``entries`` yields for the same arguments (F-21: first pass)."""
-        return sum([len(keys) for keys, _ in self.entries(snapshot, through)])
-
-    def claim(self, key: bytes) -> bool:
-        """Reserve a node for pruning by the caller; False if it is reserved already (F-7)."""
-        is_open(self)
-        node: NodeRef = self._node(key)
-        if node.marks & CLAIMED:
-            return False
-        node.marks |= CLAIMED
-        return True
-
-    def unclaim(self, key: bytes) -> None:
-        """Release a claimed node."""
-        is_open(self)
-        node: NodeRef = self._node(key)
-        node.marks &= ~CLAIMED
-
-    def _node(self, key: bytes) -> NodeRef:
-        handle: cython.uint = self._handle(key)
-        if handle == 0:
-            raise KeyError(key)
-        return node_at(self.arena, handle)

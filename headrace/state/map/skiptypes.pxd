@@ -15,8 +15,7 @@ cdef enum:
     BYTES_MAX = 268435455  # of a key or a value: 28 bits
     REMOVED = 268435456  # flags in the rest of Value.length
     NEGATIVE = 536870912
-    HELD = 1  # flags of Node.marks: in the list of nodes to prune after the checkpoint …
-    CLAIMED = 2  # … and reserved for pruning by a caller
+    HELD = 1  # flag of Node.marks: in the list of nodes to prune after the checkpoint
     SPILLED = 0  # residency of a group
     LOADING = 1
     RESIDENT = 2
