@@ -13,8 +13,8 @@ from headrace.views.crash_loop_guard import DEATHS_MAX, CrashLoopGuard
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from headrace.views.crash_loop_guard import Poison
-with Poison(Path(sys.argv[1])).filling(sys.argv[2], unasked=False):
+from headrace.views.crash_loop_guard import CrashLoopGuard
+with CrashLoopGuard(Path(sys.argv[1])).filling(sys.argv[2], unasked=False):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
