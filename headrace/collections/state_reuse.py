@@ -61,7 +61,7 @@ def find(
     """Return the common part of two plans, each with its session settings.
 
     Raises:
-        NotKept: there is none, or the rest cannot be computed from the result table.
+        NotReusable: there is none, or the rest cannot be computed from the result table.
     """
     before, after = _apart(old[0]), _apart(new[0])
     if before.temporal or after.temporal:
@@ -118,7 +118,7 @@ def _divided(whole: p.PhysicalPlan, common: set[str]) -> tuple[str, p.PhysicalPl
     """Return the one common node that ``whole`` is computed from, and the plan above it.
 
     Raises:
-        NotKept: there is none, or there are several.
+        NotReusable: there is none, or there are several.
     """
     tops = subplans.largest(whole, common)
     upper = subplans.over_feeds(whole, tops)

@@ -294,7 +294,7 @@ class Numbered:
         """Check the number of the next message.
 
         Raises:
-            WordLost: it has another number.
+            MessageLost: it has another number.
         """
         number, _ = _HEAD.unpack_from(message)
         if number != self._last + 1:

@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Elsewhere(Protocol):
-    """The other workers' part of a batch (``hosts.Crew``)."""
+    """The other workers' part of a batch (``worker_handles.WorkerHandle``)."""
 
     @property
     def units(self) -> Sequence[Unit]:

@@ -55,7 +55,7 @@ class _Tap:
 
 
 class ChangeCapture:
-    """Taps of one engine, by job; every method runs on the engine's thread."""
+    """Change captures of one engine, by job; every method runs on the engine's thread."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state

@@ -68,7 +68,7 @@ class StateReusingAlter(ViewAlteration):
         """Return the nodes that the old and the new query have in common.
 
         Raises:
-            NotKept: there are none, or their states cannot be kept.
+            NotReusable: there are none, or their states cannot be kept.
         """
         if self._moves:
             raise NotReusable("it gets another owner")
@@ -107,7 +107,7 @@ class StateReusingAlter(ViewAlteration):
         """Give the states to the altered view; return its number of rows.
 
         Raises:
-            NotKept: the states cannot be kept.
+            NotReusable: the states cannot be kept.
         """
         staged.make()
         self._told = self._ask(found)
@@ -130,7 +130,7 @@ class StateReusingAlter(ViewAlteration):
         """Suspend the view with durable states; return the worker's description of them.
 
         Raises:
-            NotKept: the worker cannot provide them.
+            NotReusable: the worker cannot provide them.
         """
         about = {"view_id": self._view.id, "job": self._job.name, "nodes": sorted(found.nodes)}
         told: dict[str, Any] = self._worker.call("keep", about)
@@ -173,7 +173,7 @@ class StateReusingAlter(ViewAlteration):
         return oid
 
     def _check_facts(self, conn: Connection) -> None:
-        """Raise NotKept if the objects that the states were made of have changed."""
+        """Raise NotReusable if the objects that the states were made of have changed."""
         view_id = self._view.id
         before = watched.load(conn, [view_id]).get(view_id)
         if before is None or before.get("ended"):

@@ -17,8 +17,8 @@ import os, signal, sys
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
-from headrace.runtime.crash_attribution import Suspects
-made = Suspects(Path(sys.argv[1]))
+from headrace.runtime.crash_attribution import CrashAttribution
+made = CrashAttribution(Path(sys.argv[1]))
 marked = []
 def work(unit, txid):
     with made.during(unit, txid):
