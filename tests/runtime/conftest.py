@@ -29,7 +29,7 @@ def source(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Co
 def start(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Running]]:
-    """Function that starts an engine; what still runs at the end is stopped, faults are over."""
+    """Yield a function that starts an engine; stop running engines and disarm faults at the end."""
     ready = getattr(request.module, "READY", True)
     with starting(database, tmp_path / "data", ready=ready) as run:
         yield run

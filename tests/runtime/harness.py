@@ -84,9 +84,9 @@ class Running:
 
 @contextlib.contextmanager
 def starting(dsn: str, folder: Path, *, ready: bool = True) -> Iterator[Callable[..., Running]]:
-    """Function that starts an engine; what still runs at the end is stopped.
+    """Yield a function that starts an engine; stop the engines that still run at the end.
 
-    ``ready``: it returns once the first stream has started.
+    With ``ready``, the function returns once the first stream has started.
     """
     started: list[Running] = []
 
@@ -128,7 +128,7 @@ def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
 def source_plan(
     conn: psycopg.Connection, name: str, *, filtered: Expr | None = None
 ) -> plan.PhysicalPlan:
-    """All columns of a table (with primary key ``id``), perhaps filtered or mapped."""
+    """Return a plan of all columns of a table (primary key ``id``), perhaps filtered or mapped."""
     rows = conn.execute(
         "SELECT attnum, attname, atttypid::int, atttypmod, attcollation::int"
         " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
@@ -214,7 +214,7 @@ def create_view(
 def populate(
     dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
 ) -> tuple[int, pa.RecordBatch, dict[str, Any]]:
-    """(consistent point, first result, facts) of a snapshot of a temporary slot."""
+    """Return (consistent point, first result, facts), read in the snapshot of a temporary slot."""
     info = connect.conninfo(dsn, name="population", replication=True)
     flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
     with psycopg.connect(info, autocommit=True) as slot:

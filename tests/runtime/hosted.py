@@ -21,13 +21,13 @@ from tests.waiting import wait_until
 
 
 def settings_of(settings: Settings, name: str) -> Settings:
-    """Those of another worker of the engine with ``settings``."""
+    """Return the settings of another worker of the engine with ``settings``."""
     return settings.of_worker(name)
 
 
 @contextlib.contextmanager
 def hosting(settings: Settings, name: str) -> Iterator[WorkerService]:
-    """A worker on threads of this process."""
+    """Run a worker on threads of this process."""
     own = settings_of(settings, name)
     for folder in (own.run_dir, settings.run_dir):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class HostProcess:
         )
 
     def wait(self) -> None:
-        """Until it listens."""
+        """Wait until the worker listens."""
         path = self.settings.flight_socket(self._name)
         wait_until(path.exists, "it listens")
 
@@ -74,7 +74,7 @@ class HostProcess:
 
 @contextlib.contextmanager
 def process(settings: Settings, name: str) -> Iterator[HostProcess]:
-    """A worker as a process of its own."""
+    """Run a worker as a separate process."""
     made = HostProcess(settings, name)
     made.start()
     try:

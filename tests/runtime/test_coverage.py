@@ -18,7 +18,7 @@ NOON = clock.from_postgres(0).timestamp()
 
 @pytest.fixture
 def told(monkeypatch) -> list[Any]:
-    """What was stored; the server's WAL ends where ``ends`` says."""
+    """Collect the rows that are stored; the server's WAL ends at ``ends``."""
     stored: list[Any] = []
     monkeypatch.setattr(coverage.covered, "put", lambda _, rows: stored.extend(rows))
     return stored

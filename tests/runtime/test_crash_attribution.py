@@ -33,7 +33,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die(folder: Path, *marks: str) -> None:
-    """A worker is killed while its threads work for ``unit@txid``."""
+    """Kill a worker while its threads work for ``unit@txid``."""
     done = subprocess.run([sys.executable, "-c", DIES, str(folder), *marks], check=False)
     assert done.returncode == -9
 

@@ -1,4 +1,4 @@
-"""Views that are cut: parts on other workers, the rest here; exact, whichever process is killed when."""
+"""Views with parts on other workers: results are exact whichever process is killed, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOTH = f"SELECT a.name, a.s, b.m FROM ({SUMS}) a FULL JOIN ({MOST}) b ON a.s = b
 
 
 def cut(running, conn, dsn: str, name: str, query: str, workers: dict[str, str], **more) -> int:
-    """A view of which other workers have parts, by the kind of their last nodes."""
+    """Create a view and place parts on other workers, by the kind of each part's last node."""
     placed = {}
 
     def place() -> None:
@@ -248,7 +248,7 @@ def test_a_part_that_was_taken_in_goes_with_a_view_that_never_ran(
 
 @pytest.mark.slow
 def test_a_damaged_state_is_set_aside(source, database, start, worker):
-    """And the view stops, to be filled anew; what it had on the other worker goes."""
+    """The view stops and must be populated again; its state on the other worker is removed."""
     running = start()
     with hosting(running.settings, "w2") as other:
         worker.wait()
@@ -375,7 +375,7 @@ def test_an_engine_dies_twice_while_a_view_moves(source, database, start, monkey
 
 
 def crashed(running, source, rng: random.Random, worker: HostProcess) -> None:
-    """Another engine goes on under changes, and is killed; perhaps the worker before it."""
+    """Run another engine under changes and kill it; perhaps kill the worker first."""
     engine = WorkerProcess(running.settings)
     try:
         until = time.monotonic() + rng.choice((1.5, 2.0, 3.0))

@@ -156,7 +156,7 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     "point", [faults.STATES_TAKEN, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN]
 )
 def test_resident_population_killed_before_its_first_checkpoint(source, database, start, point):
-    """What was populated is in memory, and yet nothing of it is lost."""
+    """The populated state is only in memory, and yet none of it is lost."""
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY, adopt=False)
     running.stop()
@@ -395,7 +395,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
 def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    # What a second engine does when the first has lost its lock without noticing.
+    # A second engine does this when the first has lost its lock without noticing.
     source.execute("UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,))
     source.execute("DELETE FROM items WHERE id = 1")
     running.thread.join(PATIENCE_S)
@@ -409,7 +409,7 @@ def test_slot_advanced_by_somebody_else_stops_the_views(source, start, database)
     running.stop()
     source.execute("DELETE FROM items WHERE id = 1")
     slot = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
-    # Its sender may not have noticed yet that nobody listens.
+    # The sender may not have noticed yet that the connection is closed.
     wait_until(
         lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0],
         "nobody uses the slot",

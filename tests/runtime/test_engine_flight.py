@@ -1,4 +1,4 @@
-"""Several txids in flight: what may go wrong between taken, committed and checkpointed."""
+"""Several txids in flight: failures between intake, commit and checkpoint."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def moves(source, view_id: int) -> list[int]:
 
 
 def assert_once_in_order(source, view_id: int) -> None:
-    """Each txid was written once, in order."""
+    """Assert that each txid was written once, in order."""
     found = moves(source, view_id)
     assert found
     assert found == sorted(set(found))
@@ -140,7 +140,7 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
 
 
 def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
-    """Invariant: n and what follows are replayed with a new attempt, each committed once."""
+    """Txid n and its successors are replayed with a new attempt, and each is committed once."""
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)
@@ -387,7 +387,7 @@ def test_machine_lost_with_everything_that_was_not_synced(source, start, databas
     source.execute("UPDATE items SET price = 0 WHERE id % 3 = 0")
     settle(running, source)
     stood = running.book.position.txid
-    # What a machine's end leaves: the last synced checkpoint.
+    # A machine crash leaves only the last synced checkpoint.
     running.book.checkpoints.begin = None  # type: ignore[assignment]  # no last word
     running.engine._finish = running.engine.rewind_soon
     running.stop()

@@ -28,7 +28,7 @@ def started(first: int = 1, depth: int = 4, recorded: int = 0) -> Pipeline:
 
 
 def write(pipeline: Pipeline) -> int | None:
-    """What the sink thread does with the next job; None: there is none."""
+    """Take and commit the next job as the sink thread does; return None if there is none."""
     taken = pipeline.next_job(0)
     if taken is None:
         pipeline.rested()

@@ -1,4 +1,4 @@
-"""One budget given out as grants: never more than there is, and everybody gets on (E-24)."""
+"""One memory budget: reservations never exceed it, and every requester advances (E-24)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_get_on(asking: list[Asking], timeout_s: float) -> None:
 
 
 def test_e24_five_collections_share_a_budget():
-    """10 MiB, and five that ask for 4: the sum stays below, and nobody waits for ever."""
+    """Five collections ask for 4 MiB each of 10: the sum stays below, and none waits for ever."""
     grants = Grants(10 * MIB, MIB)
     asking = [Asking(grants, 4 * MIB, 40 * MIB, 0.002) for _ in range(5)]
     all_get_on(asking, 60)

@@ -1,4 +1,4 @@
-"""``wal_retention = local``: batches are kept here, and the source need keep them for nobody."""
+"""``wal_retention = local``: the engine stores batches, and the source need not retain its WAL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("local", [LOCAL, AHEAD], ids=["local", "ahead"])
 
 
 def views(running, database, source) -> dict[str, int]:
-    """Three views: one of another table."""
+    """Create three views, one of them over another table."""
     items, others = source_plan(source, "items"), source_plan(source, "others")
     return {
         "a": create_view(running, database, "a", items, QUERY),
@@ -44,7 +44,7 @@ def views(running, database, source) -> dict[str, int]:
 
 
 def change(source, rng: random.Random, times: int = 1) -> None:
-    """Some transactions over both tables."""
+    """Run some transactions over both tables."""
     for _ in range(times):
         with source.transaction():
             source.execute(
@@ -85,7 +85,7 @@ def end(source) -> int:
 
 
 def moves_on(running, source, beyond: int) -> None:
-    """The source may forget what was before ``beyond``: it was told so, and its WAL may go."""
+    """Wait until the slot is confirmed beyond ``beyond``: the source may remove older WAL."""
     rng = random.Random(1)
 
     def confirmed() -> bool:
@@ -109,7 +109,7 @@ def moves_on(running, source, beyond: int) -> None:
 
 
 def stays(running, source, before: int) -> None:
-    """The source keeps what comes after ``before``."""
+    """Assert that the source still retains the WAL after ``before``."""
     running.on(running.engine.durability.finish)
     assert slot(source, running.settings.slot_name)[0] <= before
 
@@ -243,7 +243,7 @@ def test_a_failure_at_every_point(source, database, start, local):
         equal(running, source, "b", "c")
     faults.arm("")
     change(source, rng)
-    equal(running, source, "b", "c")  # what the last fault has interrupted goes on again
+    equal(running, source, "b", "c")  # The work that the last fault interrupted continues.
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
     assert_consistent(running, source)
@@ -314,7 +314,9 @@ def _cut(folder) -> None:
 
 @pytest.mark.parametrize("spoil", [_flip, _cut, shutil.rmtree])
 def test_what_is_kept_is_lost(source, database, start, spoil):
-    """The view that needs it says so; others go on, from a source that has what they need."""
+    """The view that needs the lost log reports it; other views go on, from a source that has their
+    WAL.
+    """
     running = start(**LOCAL)
     ids = views(running, database, source)
     rng = random.Random(19)
@@ -420,7 +422,7 @@ def test_a_view_is_given_up_when_more_is_kept_than_the_budget(source, database, 
 
 
 def test_the_slot_is_lost(source, database, start):
-    """Then nothing that is kept is of use: nobody knows what came after it."""
+    """Then the stored batches are useless: the changes after them are unknown."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     pause(running, ids["a"])

@@ -50,7 +50,7 @@ def test_nothing_is_promised_beyond_a_hold_that_was_not_before(database_of_state
     kept: dict[str, tuple[Position, int]] = {}
     for what, value in steps:
         if what == "promise":
-            # Positions only move up; what was promised once stays so.
+            # Positions only move up; a promised position stays promised.
             position = Position(position.txid + value, position.lsn + value)
             promised = holds.promise(position, promised, lambda hold: hold.lsn)
             assert promised <= position.lsn
@@ -100,7 +100,7 @@ def end_of_wal(conn) -> int:
 
 
 def change(running, source, number: int) -> int:
-    """Rows that come and go, until all are written; the position before them."""
+    """Change rows and wait until all are written; return the position before them."""
     before = end_of_wal(source)
     source.execute("UPDATE items SET price = price + %s", (number,))
     settle(running, source)

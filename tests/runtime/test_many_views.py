@@ -1,4 +1,4 @@
-"""What the number of views must not cost: work in cycles without changes, statements at a start."""
+"""Costs that must not grow with the number of views: work in idle cycles, statements at a start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def many(running: Running, database: str, conn: psycopg.Connection, count: int) 
 
 @contextmanager
 def visited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the walks over all units or all states."""
+    """Yield the names of the functions that iterate over all units or all states."""
     seen: list[str] = []
     with monkeypatch.context() as patch:
 
@@ -73,7 +73,7 @@ def test_an_idle_cycle_visits_no_view(source, database, start, monkeypatch):
         return durable and not (book.checkpoints.underway or book.checkpoints.pending)
 
     def visits() -> list[str]:
-        """Walks in a few cycles in which no batch came."""
+        """Return the iterations in a few cycles without a batch."""
         batches, confirmed = book.batches, book.confirmed
         with visited(monkeypatch) as seen:
             cycles(running, _CYCLES)
@@ -83,7 +83,7 @@ def test_an_idle_cycle_visits_no_view(source, database, start, monkeypatch):
 
     wait_until(resting, "all is durable")
     wait_until(lambda: not visits(), "no view is visited")
-    # And it stays so: what there was to do is done.
+    # No work is left, so later cycles iterate over nothing either.
     assert visits() in ([], ["something has happened"])
 
 
@@ -151,7 +151,9 @@ def test_a_start_sends_as_many_statements_for_any_number_of_views(
     source, database, start, monkeypatch
 ):
     def sent() -> int:
-        """Statements of a start over what an engine has left, and looks at all that has states."""
+        """Count the statements of a start after another engine, and the scans of all that has
+        states.
+        """
         seen: list[object] = []
         execute = psycopg.Cursor.execute
         with monkeypatch.context() as patch:

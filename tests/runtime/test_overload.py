@@ -1,4 +1,4 @@
-"""Whether the engine keeps up, and what it says when it does not (A-43, A-44)."""
+"""Overload: whether the engine keeps up, and its messages when it does not (A-43, A-44)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def soon(monkeypatch) -> None:
 
 @pytest.fixture
 def dear(monkeypatch) -> list[float]:
-    """What each batch takes, seconds; the first number counts."""
+    """Make each batch take the seconds of the first element of the returned list."""
     seconds = [0.0]
     end = Dataflow.end
 
@@ -116,7 +116,7 @@ def test_a43_what_an_earlier_process_said_is_said_no_more(source, database, star
 def test_a43_what_is_written_beside_the_others_is_not_what_they_wait_for(
     source, database, start, monkeypatch
 ):
-    """Neither for whether all keep up, nor for who is slow."""
+    """Separate writes count neither for whether all views keep up, nor for which view is slow."""
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)

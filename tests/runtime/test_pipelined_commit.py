@@ -1,4 +1,4 @@
-"""A commit group in one round trip: what was altered meanwhile, what is lost, who is to blame."""
+"""A commit group in one round trip: concurrent alterations, lost connections, and blame."""
 
 # ruff: noqa: F811
 
@@ -47,7 +47,7 @@ def write(sink, owner, txid: int, *parts, good: bool = True) -> dict:
 
 
 def changed(view: View, **rows: int):
-    """``changed(v, a1=-1, a2=1)``: rows by their weights."""
+    """Return a part with rows by their weights: ``changed(v, a1=-1, a2=1)``."""
     values = [int(name.removeprefix("a")) for name in rows]
     diffs = pa.RecordBatch.from_arrays(
         [pa.array(values, pa.int32()), pa.array(list(rows.values()), pa.int64())],
@@ -174,7 +174,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
 
 @pytest.mark.parametrize("how", ["rows", "rights", "savepoint", "transaction"])
 def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, careful, how):
-    """With it psycopg has the server forget all that was prepared, ours too."""
+    """On a rollback psycopg has the server deallocate all prepared statements, also the sink's."""
     a, b = View(conn, 1), View(conn, 2)
     for _ in range(10):
         owner.look()
@@ -199,7 +199,7 @@ def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, carefu
 
 
 def test_one_failure_after_the_other_is_got_over(conn, owner, sink, careful):
-    """What the server keeps prepared has one owner: nobody misses what another has it forget."""
+    """Prepared statements have one owner: none misses a statement that another deallocated."""
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     for txid in range(2, 30, 2):
@@ -277,7 +277,7 @@ def trap():
 def test_a_pipeline_that_dies_in_the_middle(
     conn, owner, sink, careful, trap, database, tmp_path, monkeypatch, how
 ):
-    """Nothing of it stays; what comes after it is the same work once."""
+    """Nothing of it stays; afterwards the same work is done once."""
     views = [View(conn, n) for n in (1, 2)]
     write(sink, owner, 1, *(v.part(1) for v in views))
     parts = [changed(v, a1=-1, a2=1) for v in views]
@@ -367,7 +367,7 @@ def test_what_always_fails_is_not_tried_each_time(conn, owner, sink, careful, mo
 
 
 def kept(view: View, **rows: int):
-    """As ``changed``, of a view with a history."""
+    """Return a part as ``changed`` does, of a view with a history."""
     return replace(changed(view, **rows), kept=True)
 
 
@@ -398,7 +398,7 @@ def test_changes_are_kept_by_either_way(conn, owner, sink, careful):
     assert told(conn, a) == [(1, [1, 2], ["(1)", "(2)"]), (2, [-1, 1], ["(1)", "(3)"])]
     assert told(conn, b) == [(1, [1], ["(1)"]), (2, [-1], ["(1)"])]
     assert told(conn, c) == []
-    # What a failing view has written is taken back, with its changes; the others' are kept.
+    # The writes of a failing view are rolled back with its changes; other views' writes stay.
     conn.execute("DELETE FROM v1 WHERE a = 3")
     failed = write(sink, owner, 3, kept(a, a3=-1, a9=1), kept(b, a5=1), good=False)
     assert set(failed) == {1}
@@ -414,7 +414,7 @@ def test_a_txid_that_comes_again_is_not_kept_again(conn, owner, sink):
     a = View(conn, 1)
     keep(conn, a)
     write(sink, owner, 1, kept(a, a1=1))
-    sink.start(owner)  # as after a loss of the connection: what is written is not known
+    sink.start(owner)  # as after a lost connection: the written txid is unknown
     a.progress = progress.take_over(owner.conn, [1])[1]
     write(sink, owner, 1, kept(a, a1=1))
     write(sink, owner, 2, kept(a, a2=1))

@@ -1,4 +1,4 @@
-"""What the state database remembers of the batches (T-11, T-26)."""
+"""Batch positions in the state database (T-11, T-26)."""
 
 from __future__ import annotations
 

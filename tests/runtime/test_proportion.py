@@ -1,4 +1,4 @@
-"""What concerns one view costs the same with 10 and with 100 others: lines run and rows read are counted."""
+"""Work for one view costs the same beside 10 and 100 other views, in lines run and rows read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Lines:
         self.by_function: Counter[str] = Counter()
 
     def of(self, work: Callable[[], Any]) -> int:
-        """Lines that ``work`` takes there."""
+        """Count the lines that ``work`` runs there."""
 
         def traced() -> None:
             sys.settrace(self._trace)
@@ -84,7 +84,7 @@ def stubs(running: Running, conn: psycopg.Connection, first: int, last: int) -> 
 
 
 def look(running: Running) -> None:
-    """What happens once a second."""
+    """Run the checks that the engine makes once a second."""
     engine: Engine = running.engine
     engine.watch.due = engine._healing._tables.due = 0.0
     engine.watch.poll(engine.leaving.fail, lambda moving, stopping: Following({}, frozenset()))
@@ -93,7 +93,9 @@ def look(running: Running) -> None:
 
 
 def rows_read(running: Running, work: Callable[[], Any]) -> int:
-    """Rows of our tables that Postgres reads for statements of the engine's thread."""
+    """Count the rows of Headrace's tables that Postgres reads for statements of the engine's
+    thread.
+    """
 
     def read() -> int:
         conn = running.book.owner.conn

@@ -35,7 +35,7 @@ INSERT INTO rows SELECT i % 3, i FROM generate_series(1, 30) i;
 
 
 def changes(seed: int) -> list[str]:
-    """Statements, each a transaction: rows come into view, leave it, and pass it by."""
+    """Return statements, each a transaction: rows enter the view, leave it, or do not match it."""
     draw = random.Random(seed)
     out = []
     for step in range(60):

@@ -65,7 +65,7 @@ committed 3.3 | commit 4.3, batch 7.0
 
 
 def carry_out(c: Coordinator, event: str):
-    """What the coordinator emits for an event of the trace."""
+    """Return the coordinator's emissions for an event of the trace."""
     match event.replace("stale ", "").replace("of commit ", "").split():
         case ["start" | "tick"]:
             return c.tick()
@@ -181,7 +181,7 @@ def test_T_14_nothing_of_a_finished_txid_is_kept():
         c.committed(txid, 1)
         c.durable(txid)
     assert edge.statistics()["frames"] == edge.statistics()["rows"] == 0
-    # What is left is the last txid's attempt, by which a late message is known.
+    # Only the last txid's attempt is left; it identifies late messages.
     for made in flow._nodes.values():
         assert made._attempts == {29: 1}
         assert all(not p.held and p.rows == 0 for p in made._inputs)
@@ -190,7 +190,7 @@ def test_T_14_nothing_of_a_finished_txid_is_kept():
 
 
 def fill(count: int) -> list[bytes]:
-    """A stream of ``count`` transactions, each with two rows, over one table."""
+    """Return a stream of ``count`` transactions, each with two rows, over one table."""
     out = []
     for number in range(1, count + 1):
         body = [] if number > 1 else [relation()]
@@ -286,7 +286,7 @@ def test_T_24_a_failure_takes_all_later_ones_back():
     c.processed(2, 0)
     c.processed(3, 0)
     assert words(c.failed(1, 0)) == "batch 1.1 2.1 3.1"
-    # What they computed stood on the batch that failed.
+    # Their results depended on the batch that failed.
     assert {f.state for f in c.flights()} == {FlightState.PROCESSING}
     assert c.processed(2, 0) == []
 
@@ -476,7 +476,7 @@ def job(txid: int, attempt: int = 0) -> CommitJob:
 
 
 def begun(count: int) -> Pipeline:
-    """A pipeline with txids 1 … ``count`` taken and processed."""
+    """Return a pipeline with txids 1 … ``count`` taken and processed."""
     pipeline = Pipeline(count)
     pipeline.rewind(1, 0, {})
     for txid in range(1, count + 1):
@@ -546,7 +546,7 @@ def test_T_30_what_is_being_written_cannot_just_be_taken_back():
     assert pipeline.next_job(0) == job(1)
     assert not pipeline.take_back(1)
     assert states(pipeline) == "1.0 committing 2.0 processed"
-    pipeline.committed(Answer(job(1)))  # nobody waits for that any more
+    pipeline.committed(Answer(job(1)))  # a late answer, which is ignored
     with pytest.raises(TransientError, match="batch 1 was failed"):
         pipeline.answers()
     pipeline.abort(lambda: None)

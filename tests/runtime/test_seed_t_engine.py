@@ -106,7 +106,7 @@ def test_T_7_views_work_on_one_batch_at_the_same_time(source, start, database, m
 
 
 def test_small_batches_of_brief_views_are_worked_on_in_turn(source, start, database, monkeypatch):
-    """A second thread would cost more than it helps; who was slow gets one all the same."""
+    """A second thread would cost more than it saves; a view that was slow still gets one."""
     running = start()
     for name in ("a", "b", "slow"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)

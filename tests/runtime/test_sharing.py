@@ -40,7 +40,7 @@ QUICK = (faults.COLLECTIONS_DONE, faults.COMMIT_ANSWERED, faults.CHECKPOINT_WRIT
 
 
 def rarely(point: str, often: tuple[str, ...]):
-    """A parameter that is tried with the slow tests only, unless it is one of ``often``."""
+    """Return a parameter that only the slow tests use, unless it is one of ``often``."""
     return pytest.param(point, marks=[pytest.mark.slow] * (point not in often))
 
 
@@ -59,7 +59,7 @@ def create(running, dsn: str, name: str, query: str, **more) -> int:
 
 
 def change(source, rng: random.Random, transactions: int = 1) -> None:
-    """Random transactions over both tables."""
+    """Run random transactions over both tables."""
     for _ in range(transactions):
         with source.transaction():
             for _ in range(rng.randint(1, 4)):
@@ -86,7 +86,7 @@ def check(running, source, **queries: str) -> None:
 
 
 def joined(running, count: int = 1) -> list[Shared]:
-    """The shared subplans, once everybody who can has joined."""
+    """Wait until all eligible views have joined, and return the shared subplans."""
     sharing = running.engine.sharing
     wait_until(lambda: not sharing._joining, "nobody is left to join")
     found = list(running.book.subplans.values())
@@ -99,7 +99,7 @@ def drop(running, view_id: int) -> None:
 
 
 def states(running, view_id: int) -> set[str]:
-    """Names of the states of a view (or shared subplan) on disk and in memory."""
+    """Return the names of the non-empty states of a view (or shared subplan)."""
 
     def read() -> set[str]:
         running.engine.durability.finish()
@@ -167,7 +167,7 @@ def test_a42_what_is_derived_carries_when_the_oldest_was_committed(source, datab
         moments.append(row[0])
 
     def gather() -> None:
-        """Amid the engine's work: what comes meanwhile is one batch."""
+        """Send transactions while the engine works, so that they become one batch."""
         for n in (1, 2, 3):
             look()
             source.execute("UPDATE orders SET n = n + 1 WHERE id %% 3 = %s", (n % 3,))
@@ -284,7 +284,7 @@ def test_a_paused_view_is_fed_what_it_missed(source, database, start):
 
 
 def test_a_paused_view_is_fed_from_the_disk(source, database, start):
-    """What it missed is more than the queues may have in memory."""
+    """The view missed more than the queues may have in memory."""
     block = 4096
     running = start(queue_block_bytes=block, queue_memory_bytes=4 * block)
     one = create(running, database, "one", ROWS)

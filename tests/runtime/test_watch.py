@@ -94,7 +94,7 @@ READY = False
 
 
 def table(name: str, extra: str = "") -> str:
-    """The statements that make it."""
+    """Return the statements that create and fill the table."""
     return (
         f"CREATE TABLE {name} (id int PRIMARY KEY, v int NOT NULL, w varchar(10) {extra});"
         f"INSERT INTO {name} SELECT i, i, i FROM generate_series(1, 9) i;"
@@ -162,7 +162,7 @@ def test_looks_cost_little_where_nothing_has_changed(source, start, database, mo
     monkeypatch.setattr(fingerprint, "difference", noted)
 
     def idle() -> bool:
-        """Whether a look came while no transaction of the whole server did."""
+        """Return whether the server ran no transaction during one poll."""
         before = fingerprint.snapshot(source)
         polled(running)
         del reads[:]

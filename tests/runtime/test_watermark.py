@@ -1,4 +1,4 @@
-"""What the worker says of how far it is, by what it knows of commits and of the server's WAL."""
+"""The worker's reported watermark, from its knowledge of commits and the server's WAL."""
 
 from __future__ import annotations
 

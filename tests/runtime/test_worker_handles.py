@@ -1,4 +1,4 @@
-"""Views that are placed on another worker: as exact as any, whichever process is killed when."""
+"""Views placed on another worker: as exact as local ones, with any process killed at any time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLES = test_sharing.TABLES
 
 
 def placed(running, source, dsn: str, name: str, query: str, worker: str = "w1", **more) -> int:
-    """A view that is placed on another worker."""
+    """Create a view that is placed on another worker."""
     return create(running, dsn, name, query, between=lambda: place(source, name, worker), **more)
 
 
@@ -44,7 +44,7 @@ def worker(database, tmp_path) -> Iterator[HostProcess]:
 
 
 def goes(running, source, *views: int) -> None:
-    """Random changes, until views that are placed elsewhere go on."""
+    """Change rows at random until the views on other workers have advanced."""
     for view in views:
         reached(running, view)
     change(source, random.Random(5), 3)
@@ -116,7 +116,7 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
     change(source, random.Random(2), 5)
     wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
     check(running, source, most=MOST)
-    # It is asked again and again, and nobody waits for its answer.
+    # The engine keeps asking, and no view waits for the answer.
     outpost = running.book.hosts["w1"]
     wait_until(lambda: outpost.slow, "it does not answer")
     for _ in range(20):
@@ -328,7 +328,7 @@ def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
             return made
 
         first = linked(5)
-        # Again, by a link that nobody has ended; it does not wait for the other one's end.
+        # Reconnect while the old link is still open; the new link does not wait for its end.
         again = linked(5)
         wait_until(lambda: not first.up, "the first one is let go")
         with pytest.raises(OutOfReach):
@@ -366,7 +366,7 @@ def test_marks_beside_records_that_are_lost_are_void(source, database, start, wo
     running = start()
     wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
     assert status_of(source, "sums")[1] == "55H02"
-    # What is placed there from now on is known by the new records, also after a restart.
+    # The new records cover later placements, also after a restart.
     placed(running, source, database, "most", MOST)
     change(source, random.Random(2), 5)
     check(running, source, most=MOST)
