@@ -46,7 +46,7 @@ def fill(queue: Queue, txid: int) -> int:
 
 
 def values(queue: Queue, successor: str) -> list[int]:
-    """What its frames hold, each of one value."""
+    """Read the frames of a queue and return the single value that each holds."""
     out = []
     for frame in queue.read(successor):
         if frame.batch is not None:
@@ -71,7 +71,7 @@ def test_what_was_half_taken_is_given_back(disk: Path) -> None:
     assert "No space left on device" in caught.value.detail
     assert (free_bytes(disk), (disk / "queues").stat().st_size) == (room, size)
     assert (file.free, file.backed, file.owned(3)) == ([first], 4, [])
-    # What fits is had all the same, and the rest when there is room.
+    # The available part is reserved all the same, and the rest when there is room.
     assert file.take(2, 3) == [Extent(0, 2)]
     filler.unlink()
     assert file.take(8, 3) == [Extent(2, 2), Extent(8, 6)]
@@ -83,7 +83,7 @@ def test_what_was_half_taken_is_given_back(disk: Path) -> None:
 
 
 def test_a_queue_goes_on_when_there_is_room_on_the_disk(disk: Path) -> None:
-    """What it held is all there, also for the next process, and what is read makes room."""
+    """All its rows are there, also for the next process, and frames that were read make room."""
     storage = Storage(disk / "queues", 64 * MB)
     queue = storage.make("q")
     queue.open("s")
@@ -94,12 +94,12 @@ def test_a_queue_goes_on_when_there_is_room_on_the_disk(disk: Path) -> None:
     # All of it was used: no more than doubling would take is left.
     assert free_bytes(disk) < BLOCK_BYTES
     assert fill(queue, before) == before
-    # What others had of the disk is free: it grows.
+    # The space of the other files is free again: the queue grows.
     filler.unlink()
     after = fill(queue, before)
     assert after > before
     storage.sync()
-    # What everybody has read is room as well.
+    # Frames that all successors have read make room as well.
     queue.keep_after("s", before - 1)
     more = fill(queue, after)
     assert more > after

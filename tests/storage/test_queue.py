@@ -1,4 +1,4 @@
-"""Queues in mapped blocks: what Aurora asks of them (docs/behaviours.md)."""
+"""Queues in mapped blocks: Aurora's requirements (docs/behaviours.md)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def txids(queue: Queue, successor: str, count: int | None = None) -> list[int]:
 
 
 def test_a4_a5_a6_a8_pointers_of_two_successors(storage: Storage) -> None:
-    """b1 keeps three that it has read, b2 five; what both have passed goes."""
+    """b1 keeps three that it has read, b2 five; frames that both have passed are removed."""
     queue = storage.make("q")
     for name in ("b1", "b2"):
         queue.open(name)
@@ -215,7 +215,7 @@ def test_a14_a_queue_at_its_edge_does_not_oscillate(storage: Storage) -> None:
 
 
 def test_frames_larger_than_a_block_lie_in_one_piece(storage: Storage) -> None:
-    """3.2 blocks take a run of four; what does not fit begins in the next block."""
+    """3.2 blocks take a run of four; a frame that does not fit begins in the next block."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [7])
@@ -244,7 +244,7 @@ def test_reading_copies_nothing(storage: Storage) -> None:
 
 
 def reopened(storage: Storage) -> Storage:
-    """What another process finds: nothing was said to this one."""
+    """Reopen the queues as another process does, without any hand-over."""
     storage.close()
     return Storage(storage.folder, 256 * BLOCK_BYTES)
 
@@ -349,7 +349,7 @@ def test_a_txid_is_there_whole_or_not_at_all(storage: Storage) -> None:
 
 
 def test_what_was_sent_at_a_txid(storage: Storage) -> None:
-    """By txid, for whoever is fed again; what is gone is told apart from what was nothing."""
+    """A reader may ask by txid again; a removed txid is distinct from one without rows."""
     queue = storage.make("q")
     queue.begin_after(6)
     queue.open("s", 6)
@@ -370,7 +370,7 @@ def test_what_was_sent_at_a_txid(storage: Storage) -> None:
 
 
 def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Storage) -> None:
-    """What came after it is what came after the last one before it."""
+    """Its next frame is the one after the last earlier txid with rows."""
     queue = storage.make("q")
     queue.begin_after(4)
     for txid in (5, 9):
@@ -408,7 +408,7 @@ def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> No
 
 
 def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
-    """Its blocks are not used again while somebody holds a batch that lies there."""
+    """Its blocks are not used again while a reader holds a batch that lies there."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [5] * 1000)
@@ -424,7 +424,7 @@ def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
 
 
 def test_a4_successors_that_keep_pace_share_what_was_decoded(storage: Storage) -> None:
-    """A frame is checked and decoded for the first of them; who comes late does it again."""
+    """A frame is checked and decoded for the first of them; a late one decodes it again."""
     queue = storage.make("q")
     for name in ("x", "y", "late"):
         queue.open(name)
@@ -440,7 +440,7 @@ def test_a4_successors_that_keep_pace_share_what_was_decoded(storage: Storage) -
 
 
 def test_what_is_passed_is_held_by_nobody(storage: Storage) -> None:
-    """What is kept of frames that were read keeps no block once everybody is beyond them."""
+    """The cache of read frames holds no block once all successors are beyond it."""
     queue = storage.make("q")
     queue.open("s")
     for txid in range(1, 500):
@@ -481,7 +481,7 @@ def test_queued_rows(storage: Storage) -> None:
 
 
 def test_a7_a_successor_that_opens_again_keeps_nothing_back(storage: Storage) -> None:
-    """The base moves with the oldest tail, whoever has it; not with another one."""
+    """The base moves with the oldest tail of any successor, and with no other tail."""
     queue = storage.make("q")
     for name in ("a", "b", "c"):
         queue.open(name)
@@ -523,14 +523,14 @@ def fill(queue: Queue, first: int, count: int) -> None:
 
 
 def sent(queue: Queue, txid: int) -> list[int]:
-    """The values of a txid."""
+    """Return the distinct values of a txid, sorted."""
     (frame,) = queue.sent(txid)
     assert frame.batch is not None
     return sorted(set(frame.batch.column(0).to_pylist()))
 
 
 def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
-    """What is durable leaves memory, what is read last first; also while it is read."""
+    """Durable frames leave memory, those that are read last first; also during a read."""
     queue = small.make("q")
     queue.open("late")
     fill(queue, 1, 200)

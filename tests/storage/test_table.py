@@ -1,4 +1,4 @@
-"""The shared table, and who has memory by it (A-15 … A-24, A-37); the seed's examples."""
+"""The shared table, and memory by its priorities (A-15 … A-24, A-37); the seed's examples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def rows(block: int, size: int = BLOCK - frames.HEADER_BYTES) -> pa.RecordBatch:
-    """A batch whose frame takes so many bytes: with its TimeEnd, a block."""
+    """Return a batch whose frame has ``size`` bytes: with its TimeEnd, a block."""
     for count in range(size // 8, 0, -1):
         batch = pa.record_batch({"a": pa.array([block] * count, pa.int64())})
         if frames.size(len(batch.serialize())) == size:
@@ -55,7 +55,7 @@ def rows(block: int, size: int = BLOCK - frames.HEADER_BYTES) -> pa.RecordBatch:
 
 
 def filled(storage: Storage, name: str, blocks: int, priority: float) -> Queue:
-    """A queue of so many full blocks, all durable, that ``s`` has not read."""
+    """Make a queue of ``blocks`` full blocks, all durable, that ``s`` has not read."""
     queue = storage.make(name)
     queue.open("s")
     for block in range(blocks):
@@ -74,7 +74,7 @@ def put(queue: Queue, block: int) -> None:
 
 
 def read(queue: Queue, block: int) -> None:
-    """``s`` is called with what stands in a block."""
+    """Read a block as ``s`` and check its content."""
     queue.rewind("s", block)
     diffs, end = queue.read("s", BLOCK)
     assert diffs.batch is not None
@@ -90,7 +90,7 @@ def out(storage: Storage, *queues: Queue) -> None:
 
 
 def percent(storage: Storage) -> dict[str, int]:
-    """How much of each queue is in memory, by the table."""
+    """Return the percentage of each queue that is in memory, by the table."""
     storage.maintain()
     return {queue: row.resident_pct for (queue, _), row in storage.pool.table.rows().items()}
 
@@ -140,7 +140,7 @@ def test_a17_a_successor_runs_exactly_during_the_call() -> None:
 
 
 def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
-    """By the system's own word, whatever was left and read."""
+    """The kernel reports the same residency, after any evictions and reads."""
     storage = opened(8)
     queue = filled(storage, "q", 6, 1)
     out(storage, queue)
@@ -166,7 +166,7 @@ def test_a19_what_leaves_while_it_comes_is_gone(
     queue.residency.load(queue.residency.missing(0, 8), clock.monotonic())
     wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
     with monkeypatch.context() as patched:
-        # What is on its way does not leave, says Linux.
+        # Linux does not evict pages that are being written.
         patched.setattr(storage.file, "evict", lambda run: None)
         out(storage, queue)
         assert storage.pool.leave_again()
@@ -200,7 +200,9 @@ def test_a19_the_least_urgent_block_leaves(opened: Opened) -> None:
 
 
 def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> None:
-    """What everybody is beyond (it is read after a kill only), then what is furthest ahead."""
+    """First the blocks that all successors have passed (read after a kill only), then those
+    furthest ahead.
+    """
     storage = opened(0)
     queue = filled(storage, "q", 8, 1)
     queue.open("late", 0)
@@ -214,7 +216,7 @@ def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> No
 
 
 def test_a16_who_leaves_is_told_by_priority_and_not_by_use(opened: Opened) -> None:
-    """What was read a moment ago for one who has time leaves before what an urgent one has."""
+    """A block that a patient reader has just read leaves before one of an urgent reader."""
     storage = opened(2)
     third = filled(storage, "third", 1, 5)
     out(storage, third)
@@ -255,7 +257,7 @@ def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> N
 
 
 def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
-    """B is evicted instead of A; when all are at work nobody is, and what is read comes beside."""
+    """B is evicted instead of A; when all are at work none is, and what is read is added."""
     storage = opened(3)
     table = storage.pool.table
     c = filled(storage, "C", 3, 9)
@@ -308,7 +310,7 @@ def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
         if not storage.pool.upgrade():
             break
     assert 2 <= storage.pool.upgrades < 20
-    # Eight in ten of the memory: what is behind the head is read last, by who is set back.
+    # 80 % of the memory: blocks behind the head are read last, by a rewound reader.
     assert percent(storage) == {"low": 0, "middle": 66, "high": 66}
     assert not len(queues["high"].residency.missing(2 * BLOCK, 4))
     assert not len(queues["middle"].residency.missing(0, 4))
@@ -333,7 +335,7 @@ def test_a24_priorities_that_swing_a_little_move_nothing(
 
 
 def test_a24_priorities_that_swing_much_move_little(opened: Opened, now: list[float]) -> None:
-    """Likewise of 10 and 20, a tick each millisecond: what has come stays for 100 ms."""
+    """Priorities alternate between 10 and 20 each millisecond: a loaded block stays for 100 ms."""
     storage = opened(1)
     c = filled(storage, "C", 1, 10)
     out(storage, c)
