@@ -92,12 +92,12 @@ def shown(lines: Iterable[Figures]) -> Iterator[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where figures come from."""
+    """Describe the machine of the figures."""
     return {"cpus": os.cpu_count(), "python": platform.python_version()}
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The parsed command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser("bench", description=__doc__)
     about = "; ".join(f"{s.name}: {s.about}" for s in SCENARIOS.values()).replace("%", "%%")
     parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})")

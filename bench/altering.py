@@ -33,7 +33,7 @@ class Altering(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """For each number of groups and kind of column."""
+        """Measure each number of groups and each kind of column."""
         rows = options.rows or 1_000_000
         out: list[Figures] = []
         for groups in (1_000, rows):

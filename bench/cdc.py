@@ -78,9 +78,9 @@ class Cdc(Scenario):
         return written
 
     def _time_engine(self, on: Bed, rows: int) -> float:
-        """Seconds from the engine's stream connecting until the view shows all rows.
+        """Return the seconds from the engine's stream connecting until the view shows all rows.
 
-        By the server's clock: a small backlog is there before ``start`` returns.
+        The server's clock counts, because a small backlog is processed before ``start`` returns.
         """
         on.engine.start()
         with psycopg.connect(on.source, autocommit=True) as conn:

@@ -1,4 +1,4 @@
-"""checkpoint: what it takes to make changes durable, by how many they are."""
+"""checkpoint: the time to make changes durable, by their number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Checkpoint(Scenario):
     rows_default: ClassVar[int] = 400_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Over so many orders; at most a quarter of them is changed at once."""
+        """Measure over ``options.rows`` orders, of which at most a quarter is changed at once."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
         with bed(options) as on:

@@ -1,4 +1,4 @@
-"""growth: what a changed row costs while the table grows; it should cost the same."""
+"""growth: the cost of a changed row while the table grows; it should stay the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Growth(Scenario):
     rows_default: ClassVar[int] = 1_000_000
 
     def run(self, options: Options) -> list[Figures]:
-        """A hundredth of ``options.rows``, a tenth, all; the views that are named, or one."""
+        """Measure a hundredth of ``options.rows``, a tenth, and all; the named views, or one."""
         most = options.rows or self.rows_default
         lines: list[Figures] = []
         for name, query in shapes.queries(options.only or _VIEW):
@@ -64,7 +64,7 @@ def _measure(options: Options, view: tuple[str, str], rows: int, changed: int) -
 
 
 def _drain(on: Bed, name: str, stream: shapes.Stream, changed: int) -> tuple[float, float]:
-    """Seconds and the worker's CPU seconds."""
+    """Return the seconds and the worker's CPU seconds."""
     with held(on.worker):
         stream.change(changed, _TRANSACTION_ROWS)
         spent = cpu.of_process(on.worker)

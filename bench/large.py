@@ -25,7 +25,7 @@ class Large(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Three transactions, one after the other."""
+        """Measure three transactions, one after the other."""
         rows = options.rows or 1_000_000
         out: list[Figures] = []
         with (

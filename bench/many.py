@@ -30,7 +30,7 @@ class Many(Scenario):
     )
 
     def run(self, options: Options) -> Iterator[Figures]:
-        """With ``options.views`` views, or 400; idle for ``options.seconds``, or 20."""
+        """Measure ``options.views`` views (400 by default), idle for ``options.seconds`` (20)."""
         views = options.views or _VIEWS
         with bed(options, HEADRACE_SPARK_WARM="false") as on:
             _fill(on, options.rows or 200)
@@ -93,7 +93,7 @@ def _line(
 
 
 def _spent(on: Bed) -> dict[str, float]:
-    """CPU seconds so far, by process."""
+    """Return the CPU seconds so far by process."""
     builder = on.engine.child("headrace.views.builder")
     return {
         "server": cpu.of_process(on.engine.pid),
@@ -104,7 +104,7 @@ def _spent(on: Bed) -> dict[str, float]:
 
 
 def _of_server(on: Bed) -> float:
-    """CPU seconds of all sessions, also of those that have ended."""
+    """Return the CPU seconds of all sessions, also of those that have ended."""
     return cpu.of_children(on.server.pid) + cpu.of_ended_children(on.server.pid)
 
 

@@ -28,7 +28,7 @@ class Moving(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """As long as nothing moves, then moves with a second between them."""
+        """Measure without moves, then for as long with moves a second apart."""
         orders = options.rows or 90_000
         with bed(options, HEADRACE_SPARK_WARM="false") as on, scripts(orders) as words:
             shop.load(on.source, orders)
@@ -90,7 +90,7 @@ class _Reader(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Until told to end."""
+        """Read the view until ``ended`` is set."""
         most = 0
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             while not self.ended.wait(0.002):

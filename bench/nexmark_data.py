@@ -52,6 +52,6 @@ INSERT INTO bid SELECT (i / 6) - pg_temp.r(i, 9, 6), 1 + pg_temp.r(i, 10, 9),
 
 
 def queries() -> dict[str, str]:
-    """The queries by name, in order."""
+    """Return the queries by name, in order."""
     text = Path(__file__).with_name("nexmark.sql").read_text()
     return dict(re.findall(r"^-- (q\d+):.*\n((?:(?!^--).*\n?)+)", text, re.MULTILINE))

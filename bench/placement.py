@@ -55,7 +55,7 @@ _FOG: Final = Topology(
     ),
 )
 _EVERYWHERE: Final = {"lineitem", "orders", "auction", "bid"}
-"""What each edge has a part of; other tables are on one edge each ..."""
+"""Tables of which each edge has a part; other tables are on one edge each ..."""
 _CENTRAL: Final = {"nation", "region", "side_input"}
 """... or beside the sink."""
 _BATCH_ROWS: Final = 100
@@ -80,7 +80,7 @@ class PlacementQuality(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``--rows``: orders of TPC-H, and bids of NEXMark."""
+        """Measure ``--rows`` orders of TPC-H and bids of NEXMark."""
         lines = []
         rows = options.rows or _ORDERS
         for record, asked in (
@@ -142,7 +142,7 @@ def _placed(on: Bed, tape: _Recorded, queries: Mapping[str, str]) -> Iterator[Fi
 def _sent(
     on: Bed, described: Described, physical: PhysicalPlan, tape: _Recorded
 ) -> dict[str, float]:
-    """Bytes of the diffs of each operator, while the tables change."""
+    """Return the bytes of the diffs of each operator while the tables change."""
     found: dict[str, float] = {}
     with closing(RemoteEvaluator(on.source, {})) as remote:
         for node in physical.nodes[:-1]:
@@ -189,7 +189,7 @@ def _line(name: str, physical: PhysicalPlan, costs: Costs) -> Figures:
 
 
 def _try(physical: PhysicalPlan, strategy: Strategy, costs: Costs, pins: Pins) -> Placement | None:
-    """The placement, if there is one."""
+    """Return the placement, or None if there is none."""
     try:
         found = try_to_place(physical, _FOG, strategy, costs, pins, seed=1)
     except UserError as error:

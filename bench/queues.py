@@ -1,4 +1,4 @@
-"""queues: what it costs to keep what one part sends until another has read it."""
+"""queues: the cost to store an operator's output until another operator has read it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Queues(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``--rows``: batches of one row."""
+        """Measure; ``--rows`` is the number of batches of one row."""
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
             storage = Storage(Path(folder) / "queues", 4 * _BYTES)
             lines = [_resident(storage, readers) for readers in (1, 8)]

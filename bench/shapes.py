@@ -98,12 +98,12 @@ class Stream:
     changed: int = 0
 
     def fill(self) -> None:
-        """The tables and their first rows."""
+        """Create the tables and their first rows."""
         self.conn.execute(TABLES)
         self._execute(_FILL)
 
     def change(self, rows: int, rows_per_transaction: int) -> None:
-        """So many changed rows; an update that meets nothing, or the same row twice, is one less."""
+        """Change ``rows`` rows; an update without a match, or of the same row twice, is one less."""
         if rows // 5 > self.rows // 20:
             raise ValueError(f"{rows} changes are too many for {self.rows} orders")
         first, self.changed = self.changed, self.changed + rows
@@ -116,7 +116,7 @@ class Stream:
 
 @contextlib.contextmanager
 def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
-    """A bed with ``rows`` orders, and its engine at work: views to come follow the stream."""
+    """Yield a bed with ``rows`` orders and a running engine; new views follow the stream."""
     with (
         bed(options, HEADRACE_SPARK_WARM="false") as on,
         psycopg.connect(on.source, autocommit=True) as conn,
@@ -128,5 +128,5 @@ def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
 
 
 def queries(names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Shapes by name: all, or those asked for."""
+    """Return all shapes by name, or the requested ones."""
     return ((n, q) for n, q in SHAPES.items() if not names or n in names)

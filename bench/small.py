@@ -29,7 +29,7 @@ class Small(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """With so many views as ``options.views`` says at most, or 200."""
+        """Measure up to ``options.views`` views, or 200."""
         most = options.views or _VIEWS[-1]
         seconds = options.seconds or 4.0
         lines: list[Figures] = []

@@ -14,7 +14,7 @@ from bench.tpch_data import Tpch, queries
 _SCALE = 0.1
 _ORDERS_AT_1 = 1_500_000
 _PART = 0.0005
-"""What a step of the refresh stream concerns of the orders."""
+"""The part of the orders that a step of the refresh stream concerns."""
 _SMALL = 9
 """Transactions of one order each."""
 

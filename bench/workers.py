@@ -1,7 +1,7 @@
-"""workers: a backlog through views that are all on one worker, and spread over two.
+"""workers: a backlog through views that are all on one worker, or spread over two.
 
-``drain`` tells how a backlog is made; here the same is done with views that give the engine much to
-do.  With two workers every other view is on the second one.
+The backlog is made as in ``drain``, but the views here need much computation. With two workers
+every other view is on the second one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OVER: Final = {
     "count_distinct_join": "SELECT region, n FROM ({}) x",
     "left_join": "SELECT region, count(amount) AS n FROM ({}) x GROUP BY region",
 }
-"""What is asked of a shape: little is written, so that Postgres is not what they wait for."""
+"""Query over a shape: it writes few rows, so that Postgres is not the bottleneck."""
 _VIEWS: Final = {name: _OVER[name].format(query) for name, query in shapes.queries(tuple(_OVER))}
 _DRAINS: Final = 4
 """Of each kind, in turns; the first is not counted."""
@@ -43,7 +43,7 @@ class Workers(Scenario):
     rows_default: ClassVar[int] = 200_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Both ways in one run, in turns: the views stand twice, once each way, paused in turns."""
+        """Measure both ways in one run: the views exist once each way, and are paused in turns."""
         rows = options.rows or self.rows_default
         took: dict[int, list[float]] = {1: [], 2: []}
         with (

@@ -33,7 +33,7 @@ _TYPES: Final = {"amount": pa.decimal128(12, 2), "placed": pa.string(), "sign": 
 
 
 def change(stream: shapes.Stream, rows: int) -> None:
-    """So many changed rows, in transactions of a hundred."""
+    """Change ``rows`` rows, in transactions of a hundred."""
     # A call changes a quarter of the table at most.
     while rows > 0:
         part = min(rows, stream.rows // 4)
@@ -42,7 +42,7 @@ def change(stream: shapes.Stream, rows: int) -> None:
 
 
 def make(folder: Path, options: Options, rows: int, changes: int) -> None:
-    """``TABLE_first.parquet``, ``TABLE_changes.parquet`` and ``TABLE.parquet``: what is in the end."""
+    """Write ``TABLE_first.parquet``, ``TABLE_changes.parquet`` and the final ``TABLE.parquet``."""
     with bed(options) as on, psycopg.connect(on.source, autocommit=True) as conn:
         stream = shapes.Stream(conn, rows)
         stream.fill()

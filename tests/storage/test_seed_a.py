@@ -115,7 +115,7 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
 def test_a9_a_queue_is_longer_than_memory(storage: Storage) -> None:
     """With 64 blocks, of which four fit in memory, all is read in order, and no more stay there.
 
-    The kernel's own read-ahead does not count (see A-22 for what it drops).
+    The kernel's own read-ahead does not count (A-22 covers its eviction).
     """
     queue = storage.make("q")
     queue.open("s")

@@ -200,9 +200,7 @@ def test_a19_the_least_urgent_block_leaves(opened: Opened) -> None:
 
 
 def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> None:
-    """First the blocks that all successors have passed (read after a kill only), then those
-    furthest ahead.
-    """
+    """Blocks that all successors have passed leave first, then those furthest ahead."""
     storage = opened(0)
     queue = filled(storage, "q", 8, 1)
     queue.open("late", 0)
@@ -257,7 +255,7 @@ def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> N
 
 
 def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
-    """B is evicted instead of A; when all are at work none is, and what is read is added."""
+    """B is evicted instead of A; when all are at work none is, and a read block is added."""
     storage = opened(3)
     table = storage.pool.table
     c = filled(storage, "C", 3, 9)
