@@ -14,7 +14,7 @@ Columns = set[tuple[str, str]]
 def origins(
     query: str, columns: list[str], tables: dict[str, dict[str, str]]
 ) -> list[Columns] | None:
-    """For each column of a query its columns of tables; None: it cannot tell.
+    """Return the table columns behind each column of a query, or None if sqlglot cannot tell.
 
     ``tables``: types of columns by name, by the table's name.
     """

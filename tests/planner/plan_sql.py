@@ -37,7 +37,7 @@ class Renderer:
         self._names = (f"q{i}" for i in itertools.count())
 
     def sql(self, node: Any) -> str:
-        """A SELECT whose columns are those of ``node``, in order."""
+        """Return a SELECT whose columns are those of ``node``, in order."""
         return getattr(self, f"_{kind(node).lower()}")(node)
 
     def _from(self, node: Any) -> str:
@@ -224,7 +224,7 @@ class Seen(Exception):
 def texts(
     conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, query: str, **settings: str
 ) -> dict[str, str]:
-    """The plans of ``query`` as SQL, by stage."""
+    """Return the plans of ``query`` as SQL, by stage."""
     out: dict[str, str] = {}
 
     def spy(bound: Node, lowering: Lowering) -> NoReturn:

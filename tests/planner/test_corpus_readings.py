@@ -1,9 +1,9 @@
-"""The conformance queries as sqlglot reads them, beside what Postgres has bound.
+"""The conformance queries as sqlglot reads them, compared with Postgres' own analysis.
 
-Two readings are compared, and neither is ours: a tree of sqlglot that is written down again must be
-bound by Postgres to the same tree; and what columns come from must be what sqlglot finds.  Where
-they differ a query is planned as ever, for nothing of sqlglot's is planned; here it is said of how
-many queries they do, and of which constructs.
+Two readings are compared, and neither is Headrace's. Postgres must bind the SQL that sqlglot
+generates from its tree to the same tree. The origins of columns must be those that sqlglot finds. A
+difference does not affect planning, which uses nothing of sqlglot's. The tests list how many
+queries differ, and by which constructs.
 """
 
 from __future__ import annotations

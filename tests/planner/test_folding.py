@@ -127,7 +127,7 @@ def test_columns_that_postgres_evaluates(tables, seed):
 
 
 def _columns_read(node):
-    """Names of the columns of the table that the last column of the query reads."""
+    """Return the names of the table's columns that the last column of the query reads."""
     assert isinstance(node, ProjectNode)
     read = {r.id for r in references(node.items[-1][1])}
     while not isinstance(node, ScanNode):

@@ -28,7 +28,7 @@ def test_golden(path, conn, rewrite):
 
 
 def _text(stage):
-    """All of it: with types, where nodes are collections."""
+    """Return the whole text, with types where nodes are collections."""
     if not stage.named:
         nodes = [structs.replace(n, columns=()) for n in stage.nodes]
         stage = structs.replace(stage, nodes=tuple(nodes))

@@ -10,7 +10,7 @@ COMPUTED, AGGREGATED = "computed", "aggregated"
 
 
 def origins(conn, query: str) -> dict[str, dict[str, str]]:
-    """By column: table.column -> how."""
+    """Return the lineage by column: table.column -> how."""
     found = plan(conn, PlanRequest(query)).lineage
     return {name: {f"{o.table}.{o.name or '*'}": o.how for o in mine} for name, mine in found}
 

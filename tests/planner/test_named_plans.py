@@ -59,7 +59,7 @@ def data(planner_dsn):
 
 
 def nested(conn, rng, number):
-    """A query over WITH queries and views that read each other, most of them several times."""
+    """Return a query over WITH queries and views that read each other, mostly several times."""
     names = [f"{base} " for base in BASES]
     ctes = []
     for place in range(3):
@@ -99,7 +99,7 @@ def test_all_stages_mean_the_query(seed, copied, data, monkeypatch):
 
 
 def size(plan_):
-    """The nodes of a logical plan, named ones included once."""
+    """Count the nodes of a logical plan; named plans count once."""
     return sum(1 for each in (plan_, *named(plan_).values()) for _ in walk(each))
 
 
@@ -117,7 +117,7 @@ STEPS = (
 
 
 def chain(depth, base="SELECT id, k FROM t", step=PAIRS):
-    """WITH queries, each of which reads the one before it twice."""
+    """Return a chain of WITH queries, each of which reads the previous one twice."""
     queries = [f"c0 AS ({base})"]
     queries += [f"c{i} AS ({step.format(f'c{i - 1}')})" for i in range(1, depth + 1)]
     return f"WITH {', '.join(queries)} SELECT id, k FROM c{depth}"

@@ -57,7 +57,7 @@ def test_unreadable_text_is_a_bug():
 
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\x85", "\r", "\x0b", "\x1c"])
 def test_a_name_ends_only_where_postgres_says(blank):
-    """Else a name could bring fields of its own: what a query reads, under which number."""
+    """Otherwise a name could forge other fields, such as the oid of a table that is read."""
     node = read(f"{{RTE :ctename a{blank}:relid{blank}16400 :relid 0}}")
     assert node.text("ctename") == f"a{blank}:relid{blank}16400"
     assert node.number("relid") == 0

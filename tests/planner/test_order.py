@@ -34,7 +34,7 @@ def optimised(conn, query: str) -> Node:
 
 
 def order(node: Node) -> object:
-    """The tree of joins, of table names."""
+    """Return the tree of joins over table names."""
     if isinstance(node, JoinNode):
         return (order(node.left), order(node.right))
     if isinstance(node, ScanNode):
@@ -70,7 +70,7 @@ def order(node: Node) -> object:
             " ON f.id = m.id",
             (("many", "other"), "few"),
         ),
-        # What may fail on a row of many and other must not see rows that few keeps away.
+        # A condition that may fail on rows of many and other must not see rows that few removes.
         (
             "SELECT m.id FROM (many m JOIN few f ON f.id = m.id) JOIN other o"
             " ON 10 / (m.k - o.k) = o.k AND m.id = o.id",

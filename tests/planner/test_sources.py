@@ -22,7 +22,7 @@ def roles(conn):
 
 
 def verdict(conn: psycopg.Connection, query: str, caller: str = "d_reader") -> str:
-    """What we say of ``query``; Postgres must say the same."""
+    """Return Headrace's verdict on ``query``; Postgres' must be the same."""
     said = "allowed"
     try:
         planned = plan(conn, PlanRequest(query, caller))

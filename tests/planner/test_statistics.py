@@ -1,4 +1,4 @@
-"""What the planner knows of a table's columns, at a cost that other tables do not add to."""
+"""Column statistics for the planner, at a cost that does not grow with other tables."""
 
 from __future__ import annotations
 

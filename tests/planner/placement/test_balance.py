@@ -1,4 +1,4 @@
-"""Whole views over workers: hand-made loads, and what holds of any."""
+"""Distribution of whole views over workers: hand-made loads, and properties of all loads."""
 
 from __future__ import annotations
 
