@@ -22,7 +22,7 @@ def disk(tmp_path):
 
 
 def run(store, keys: list[bytes]) -> None:
-    """One txid, committed."""
+    """Run and commit one txid."""
     txid = store.txid + 1
     store.begin(txid)
     store.map("m").put_many(keys, [b"%d" % txid] * len(keys))
@@ -40,7 +40,7 @@ def attempt(database: RocksDatabase, store) -> None:
 
 
 def go_on(database: RocksDatabase, store, keys: list[bytes]) -> None:
-    """Small checkpoints still fit into what the log has reserved."""
+    """Write small checkpoints, which still fit into the log's reserved space."""
     for _ in range(1000):
         run(store, keys)
         attempt(database, store)

@@ -168,13 +168,13 @@ def test_F_22_loads_what_is_asked_for_up_to_a_limit(made) -> None:
     for _ in range(3):
         state.step(1)
     assert state.regulator.loaded_groups == unasked
-    # The rest is for what is asked for.
+    # The rest of the memory is for requested groups.
     state.check(5000)
     state.step(1)
     assert state.regulator.loaded_groups > unasked + 30
     assert state.tier.map.live_bytes <= 0.9 * whole
     state.check(5000)
-    # What is in memory is not spilled at once: the thresholds are apart.
+    # Loaded groups are not spilled at once: the thresholds are apart.
     before = state.regulator.spilled_groups
     for _ in range(3):
         state.step(1)
@@ -415,7 +415,7 @@ sys.stdout.write(f"{peak} {rows} {database.memory_bytes}")
 
 
 def ten_times(path: Path, budget_mib: int) -> None:
-    """A state of ten times the budget is filled, changed and read by a process of its own."""
+    """Fill, change and read a state of ten times the budget in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _TEN_TIMES, str(path), *(str(n * budget_mib) for n in (1, 10))],
         capture_output=True,
@@ -437,7 +437,7 @@ def test_a_state_of_ten_times_the_budget(tmp_path, budget_mib) -> None:
 
 
 def test_what_a_checkpoint_holds_need_not_be_written_any_more(tmp_path):
-    """Only what was used since counts for the next checkpoint, or what the last one has not held."""
+    """Stores count for the next checkpoint if used since, or missing from the last written one."""
     database = RocksDatabase(tmp_path / "db")
     store, other = database.view(1), database.view(2)
     state = store.map("m")

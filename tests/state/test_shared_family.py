@@ -21,7 +21,7 @@ NAMES = ("a", "a.left", "b")
 
 
 def some(rng: random.Random) -> States:
-    """States of a view, one of which may be empty."""
+    """Return states of a view, one of which may be empty."""
     return {
         name: {
             key: rng.randbytes(rng.choice((0, 8, 200)))
@@ -34,7 +34,7 @@ def some(rng: random.Random) -> States:
 
 
 def staged(run: Path, states: States, *, packed: bool) -> list[Path]:
-    """Runs as a population leaves them."""
+    """Write runs as a population leaves them."""
     pieces = {
         n: iter([tuple(map(list, zip(*sorted(s.items()), strict=True)))])
         for n, s in states.items()

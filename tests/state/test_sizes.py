@@ -22,7 +22,7 @@ def put(store, name: str, count: int) -> None:
 
 
 def reopened(path: Path, database: RocksDatabase, store) -> tuple[RocksDatabase, object]:
-    """As after a start: all is on disk, and nothing in memory."""
+    """Reopen as after a start: all is on disk, and nothing in memory."""
     checkpoint(database, [store], {}, sync=True)
     database.close()
     database = RocksDatabase(path)

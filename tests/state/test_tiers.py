@@ -26,7 +26,7 @@ Model = tuple[dict[bytes, bytes], dict[tuple[bytes, bytes], int]]
 
 
 class Pair:
-    """A database with one view, and what it must hold: per txid, a pair of dictionaries."""
+    """A database with one view, and its expected content: per txid, a pair of dictionaries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Pair:
         self.open()
 
     def populate(self, puts, adds) -> None:
-        """In place of what is there: as a population has left it, each pair in a piece of its own."""
+        """Replace the state by a population's, with each pair in a separate piece."""
         values, weights = dict(puts), {(key, row): weight for key, row, weight in adds}
         made = MemoryStore()
         made.map("m").put_many([*values], [*values.values()])
@@ -75,7 +75,7 @@ class Pair:
     # --- what may happen
 
     def run(self, puts, adds) -> None:
-        """One txid; several may be in flight."""
+        """Run one txid; several may be in flight."""
         if len(self.in_flight) == 4:
             return
         values, weights = copy.deepcopy(self.now)
@@ -146,7 +146,7 @@ class Pair:
                 self.jobs[-1].step()
 
     def fill(self) -> None:
-        """All of it at once, as after a start."""
+        """Load all of it at once, as after a start."""
         for tier in self.store.tiers.values():
             if tier.spilled == 256 and not any(self.busy(tier, group) for group in range(256)):
                 self.jobs.append(Load(tier, 0, 255, unasked=True))
@@ -159,7 +159,7 @@ class Pair:
         )
 
     def regulate(self, budget: int) -> None:
-        """Memory is another size now; some of what is to be done is done."""
+        """Change the memory budget, and do some of the work that follows."""
         self.regulator.budget_bytes = budget
         self.time += 2
         self.regulator.step([*self.store.tiers.values()])
@@ -173,7 +173,7 @@ class Pair:
             self.jobs += job.give_up() if isinstance(job, Load) else [job]
 
     def crash(self) -> None:
-        """What is in memory is lost; what was written counts."""
+        """Lose the memory; only written entries remain."""
         del self.map, self.index, self.store, self.jobs, self.regulator
         self.checkpoint = None
         self.database.close()
@@ -264,7 +264,7 @@ def test_any_order_of_events_equals_dictionaries(tmp_path_factory, todo) -> None
 )
 @given(todo=regulated)
 def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -> None:
-    """What was loaded whole, in part, or not at all gives the same answers."""
+    """Entries that were loaded whole, in part, or not at all give the same answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regulator, "clock", Ticks())
         play(tmp_path_factory, todo)

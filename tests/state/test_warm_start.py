@@ -23,7 +23,7 @@ COUNT = 6000
 
 
 def entries(count: int = COUNT) -> list[tuple[bytes, bytes]]:
-    """Pairs by physical key; some keys and values are empty or long."""
+    """Return pairs by physical key; some keys and values are empty or long."""
     rng = random.Random(7)
     keys = {b"", *(rng.randbytes(rng.choice((1, 8, 40))) for _ in range(count - 1))}
     return sorted(
@@ -79,7 +79,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def unread(monkeypatch):
-    """Nobody reads key groups from RocksDB."""
+    """Forbid reads of key groups from RocksDB."""
 
     def refuse(*_) -> None:
         raise AssertionError("groups are read from RocksDB")
