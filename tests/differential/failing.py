@@ -36,7 +36,7 @@ class Pair:
     safe: str
 
     def within(self, template: str) -> Pair:
-        """Both in the place of ``{}``."""
+        """Put both queries in the place of ``{}``."""
         return Pair(template.replace("{}", self.query), template.replace("{}", self.safe))
 
 
@@ -47,7 +47,7 @@ class Queries:
         self._rng = random.Random(seed)
 
     def pair(self) -> Pair:
-        """A query of columns ``id``, ``a`` and ``b``, or of groups."""
+        """Return a query of columns ``id``, ``a`` and ``b``, or of groups."""
         pick = self._rng.choice
         rows = self._rows(self._rng.randrange(3))
         forms = (
@@ -101,7 +101,7 @@ class Queries:
         return rows.within(template)
 
     def _rows(self, depth: int) -> Pair:
-        """Rows of ``COLUMNS``; those on top have failing expressions."""
+        """Return rows of ``COLUMNS``; the outermost have failing expressions."""
         pick = self._rng.choice
         if depth == 0:
             (x, safe_x), (y, safe_y) = pick(FAILING), pick(FAILING)
@@ -148,7 +148,7 @@ class Queries:
         )
 
     def statement(self) -> str:
-        """A change of some rows."""
+        """Return a change of some rows."""
         rng = self._rng
         number = rng.randrange(1, 12)
         if rng.random() < 0.25:

@@ -138,7 +138,7 @@ class Player:
 
 
 def calls_of(conn: psycopg.Connection) -> dict[str, list[str]]:
-    """Per row of pg_aggregate calls of it over columns of ``t``."""
+    """Return calls over columns of ``t`` for each row of pg_aggregate."""
     out: dict[str, list[str]] = {}
     for name, kind, direct, args in conn.execute(
         "SELECT p.proname, a.aggkind::text, a.aggnumdirectargs,"
@@ -192,7 +192,7 @@ def ordered_sets(name: str, direct: int, args: list[str]) -> Iterator[str]:
 
 
 def plain(name: str, kind: str) -> Iterator[str]:
-    """Calls with one argument."""
+    """Yield calls with one argument."""
     order = " ORDER BY id" if name.startswith(IN_ORDER) else ""
     for column in POLYMORPHIC.get(kind, [kind]):
         one = f"v_{column}"
@@ -422,7 +422,7 @@ LEVELS = [
 
 
 def in_canonical_order(call: str, order: list[str]) -> str:
-    """``call`` over rows in the order of these; ``{}`` is where its ORDER BY ends."""
+    """Return ``call`` over rows ordered by ``order``; ``{}`` is where its ORDER BY ends."""
     word = ", " if "ORDER BY" in call else " ORDER BY "
     return call.format(word + ", ".join(order))
 

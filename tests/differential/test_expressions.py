@@ -48,7 +48,7 @@ def test_expressions_equal_postgres(shard, source, commander):
 
 
 def create_views(source, commander, cases) -> dict[str, str]:
-    """Views of the expressions that Postgres can evaluate on the rows of now."""
+    """Create views of the expressions that Postgres can evaluate on the current rows."""
     expressions = [e for _, e in cases if evaluates(source, e)]
     assert len(expressions) > len(cases) * 0.7
     views = {}

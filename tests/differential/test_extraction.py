@@ -1,7 +1,8 @@
-"""What a view's filters leave out of its sources: rows come into view, leave it and come back.
+"""Rows that a view's filters exclude at its sources: rows enter the view, leave it and return.
 
-Sources read and keep only rows that some scan wants, where every value of a row that comes into view
-is in the stream: of tables whose needed values are never stored apart, and with REPLICA IDENTITY FULL.
+Sources read and store only rows that some scan needs. This requires that the stream has every value
+of a row that enters the view. It has for tables whose needed values are never stored out of line,
+and with REPLICA IDENTITY FULL.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def test_what_is_left_out(source):
     assert where(source, "SELECT x.id FROM numbers_table x JOIN numbers_table y ON x.a = y.id") == [
         False
     ]
-    # What may fail on a row, what Postgres evaluates, what changes with time.
+    # Conditions that may fail on a row, that Postgres evaluates, or that change with time.
     assert where(source, "SELECT id FROM numbers_table WHERE 10 / a > 1") == [False]
     assert where(source, "SELECT id FROM plain WHERE md5(v) > 'a'") == [False]
     assert where(source, "SELECT id FROM plain WHERE day < current_date") == [False]

@@ -47,7 +47,7 @@ class Writer:
         )
 
     def statement(self) -> str:
-        """One INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
+        """Return one INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
         r = self.rng
         kind, key = r.randrange(12), r.randrange(20)
         if kind < 4:
@@ -81,11 +81,11 @@ class Writer:
         return r.choice(["TRUNCATE bag", "TRUNCATE edges", "UPDATE bag SET a = a + 1"])
 
     def transaction(self) -> list[str]:
-        """A few statements."""
+        """Return a few statements."""
         return [self.statement() for _ in range(self.rng.randrange(1, 7))]
 
     def set_operation(self, depth: int = 0) -> str:
-        """A random tree of set operations over two columns, a number and a word."""
+        """Return a random tree of set operations over two columns, a number and a word."""
         r = self.rng
         if depth and (depth > 2 or r.random() < 0.4):
             return r.choice(

@@ -55,12 +55,12 @@ QUERIES = (
 
 
 def written(query: str) -> str:
-    """The query as a user has it."""
+    """Return the query as a user writes it."""
     return query.format(now="now()", today="current_date", local="localtimestamp")
 
 
 def as_of(query: str, instant: str) -> str:
-    """The query with an instant for the clock."""
+    """Return the query with a timestamp for the clock."""
     now = f"'{instant}'::timestamptz"
     return query.format(now=now, today=f"({now})::date", local=f"({now})::timestamp")
 
@@ -129,7 +129,7 @@ def create(engine, source, views: dict[str, str]) -> None:
 
 
 def source_rows(engine, query: str) -> list[tuple]:
-    """Rows of a call to the commander."""
+    """Return the rows of a call to the commander."""
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
         return c.execute(query).fetchall()
 

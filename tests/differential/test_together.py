@@ -1,9 +1,9 @@
 """Random levels of several aggregates that show the order of their rows.
 
-In which order they see them Postgres does not say; that all with the same ORDER BY see the same one
-it does not break either.  So views and queries are compared by what any order leaves as it is: the
-multiset of tuples that such aggregates give side by side, and what follows from their first elements.
-A failure prints seed and query.  ``HEADRACE_TOGETHER_SEED`` changes where the seeds start.
+Postgres does not define that order, but aggregates with the same ORDER BY see the same one. Views
+and queries are therefore compared by values that do not depend on the order: the multiset of tuples
+that such aggregates give side by side, and results of their first elements. A failure prints seed
+and query. ``HEADRACE_TOGETHER_SEED`` changes the first seed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Writer:
         return level
 
     def together(self, level: Level) -> None:
-        """Calls that see the same rows in the same order."""
+        """Add calls that see the same rows in the same order."""
         rng = self.rng
         order, condition = rng.choice(ORDERS), rng.choice(FILTERS)
         by = f" ORDER BY {order}" if order else ""
@@ -122,7 +122,7 @@ class Writer:
                 level.normal.append(f"{some} IS NOT DISTINCT FROM {found}")
 
     def query(self) -> tuple[str, str]:
-        """A query, and what to compare of its rows ``q``."""
+        """Return a query, and the expression to compare over its rows ``q``."""
         rng, level = self.rng, self.level()
         calls = ", ".join(f"{c} AS a{n}" for n, c in enumerate(level.calls))
         normal = ", ".join(level.normal)
