@@ -103,7 +103,7 @@ class Stream:
         self._execute(_FILL)
 
     def change(self, rows: int, rows_per_transaction: int) -> None:
-        """Change ``rows`` rows; an update without a match, or of the same row twice, is one less."""
+        """Change ``rows`` rows; an update without a match, or of a row again, is one less."""
         if rows // 5 > self.rows // 20:
             raise ValueError(f"{rows} changes are too many for {self.rows} orders")
         first, self.changed = self.changed, self.changed + rows
