@@ -64,7 +64,7 @@ class Bench:
         return Job(self.messages.append)
 
     def change(self, **changes: Any) -> None:
-        """Settings from here on."""
+        """Change the settings for later populations."""
         self.settings = self.settings.replace(**changes)
         self.context.settings = self.settings
 
@@ -81,7 +81,7 @@ class Bench:
         return sorted(cursor.fetchall())
 
     def nothing_left(self) -> None:
-        """What every failure and cancel promises."""
+        """Check the guarantees of every failure and cancel: nothing is left."""
         assert self.conn.execute("SELECT id FROM headrace.views").fetchall() == []
         assert self.conn.execute("SELECT * FROM headrace.view_tables").fetchall() == []
         assert self.published() == set()
@@ -93,7 +93,7 @@ class Bench:
         assert ("hold" in methods) <= (methods[-1:] == ["release"])
 
     def waits_for_writer(self) -> bool:
-        """Whether the maker of a slot waits for the end of a transaction."""
+        """Return whether the creation of a slot waits for the end of a transaction."""
         return self.conn.execute(
             "SELECT count(*) > 0 FROM pg_replication_slots s JOIN pg_locks l"
             " ON l.pid = s.active_pid WHERE s.database = current_database()"
@@ -117,7 +117,7 @@ def shop(database: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    """One Spark session for all tests; each test gives it its own database."""
+    """Yield one Spark session for all tests; each test sets its own database."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("spark"), spark_idle_ms=0)
     session = Spark(settings)
     session.session(Job(lambda message: None))

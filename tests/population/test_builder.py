@@ -253,7 +253,7 @@ def test_staged_state_of_a_running_view_is_handed_over_again(bench):
 
 
 def children(pid: int) -> list[str]:
-    """Names of the processes below ``pid``; they and their threads may end meanwhile."""
+    """Return the names of the processes below ``pid``; they and their threads may end meanwhile."""
     found: list[str] = []
     for file in Path("/proc").glob(f"{pid}/task/*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -264,7 +264,7 @@ def children(pid: int) -> list[str]:
 
 @pytest.mark.slow
 def test_spark_is_let_go_when_nobody_uses_it(bench):
-    """And started again for who comes next."""
+    """It starts again for the next population."""
 
     async def main() -> None:
         async with Process(bench) as builder:

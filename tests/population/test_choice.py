@@ -1,4 +1,4 @@
-"""Where a population runs, and what is told of it."""
+"""The method of a population, and the reported reason."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_widths_come_from_statistics(bench):
     assert tables.size(bench.conn, source).width == 4 + 32
     bench.conn.execute("ANALYZE wide")
     assert 100 < tables.size(bench.conn, source).width < 120
-    # What is stored apart counts as well.
+    # Values that are stored out of line count as well.
     bench.conn.execute(
         "ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;UPDATE wide SET a = repeat('z', 10000)"
     )

@@ -342,7 +342,7 @@ def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
 
 
 def test_a_view_that_is_gone_before_it_is_adopted_leaves_no_files(bench):
-    """Somebody has filled it anew once more meanwhile, under another id."""
+    """Another session has populated it again meanwhile, under another id."""
 
     def on_call(method: str) -> None:
         if method == "adopt":

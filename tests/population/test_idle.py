@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class Session:
-    """What the start's first query needs."""
+    """The methods that the start's first query needs."""
 
     def range(self, *_: Any, **__: Any) -> Session:
         return self

@@ -1,4 +1,4 @@
-"""What strategies and rebalance() go by: numbers that were counted for long enough, or none."""
+"""Statistics for strategies and rebalance(): counted for long enough, or not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.views import balance
 
 
 def rows(*found: tuple[str, int, float]) -> list[dict[str, Any]]:
-    """A collection each: its worker, rows that came in, and for how long it has been there."""
+    """Return statistics of collections: worker, rows in, and seconds of counting."""
     return [
         msgspec.structs.asdict(
             StatsRow(
@@ -33,7 +33,7 @@ def rows(*found: tuple[str, int, float]) -> list[dict[str, Any]]:
         ([("main", 1, 0.01)], False),
         ([("main", 1, 60.0)], True),
         ([("main", 20, 0.5), ("main", 1, 0.5)], True),
-        # The worker was started again: what it has sent since is no rate yet.
+        # After a restart of the worker, its first rows are no rate yet.
         ([("w1", 3, 0.2), ("main", 10_000, 3600.0)], False),
         ([("w1", 0, 0.0), ("main", 10_000, 3600.0)], False),
         ([("w1", 50, 0.2), ("main", 10_000, 3600.0)], True),

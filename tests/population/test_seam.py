@@ -132,7 +132,7 @@ def shown(columns: list, fields) -> list[tuple]:
 
 
 def check(bench, handover: Handover, view_id: int, name: str, query: str, stream) -> None:
-    """The view's table plus the diffs of ``stream`` must be the query, now."""
+    """Check that the view's table plus the diffs of ``stream`` equals the query now."""
     conn = bench.conn
     row = conn.execute(
         "SELECT plan, start_lsn::text FROM headrace.views WHERE id = %s", (view_id,)
@@ -228,7 +228,7 @@ def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
     ],
 )  # fmt: skip
 def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
-    """H5, H6: an update of every row to itself changes nothing, whatever the database sets."""
+    """H5, H6: an update of every row to itself changes nothing under any database settings."""
     conn = bench.conn
     name = conn.info.dbname
     conn.execute(

@@ -1,4 +1,4 @@
-"""Populations side by side: one wait for a snapshot, some places, nobody hurts another."""
+"""Concurrent populations: one wait for a snapshot, limited slots, isolated failures."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Creation:
 
 
 def members(bench) -> int:
-    """Populations that wait for the next snapshot."""
+    """Count the populations that wait for the next snapshot."""
     group = bench.context.snapshots._forming
     return group.members if group else 0
 
 
 def come(bench, *names: str, query: str = QUERY) -> list[Creation]:
-    """These wait for the next snapshot."""
+    """Start populations that wait for the next snapshot."""
     before = members(bench)
     out = [Creation(bench, name, query) for name in names]
     wait_until(lambda: members(bench) == before + len(names), f"{names} wait")
@@ -80,7 +80,7 @@ def writer(bench):
 
 
 def first(bench) -> Creation:
-    """One whose slot waits for the writer."""
+    """Start a population whose slot waits for the writer."""
     out = Creation(bench, "first")
     wait_until(bench.waits_for_writer, "the slot waits for the writer")
     return out

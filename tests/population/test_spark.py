@@ -28,12 +28,12 @@ _numbers = itertools.count()
 
 
 def slow(*values):
-    """A case for who has time."""
+    """Return a case of the slow tests."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def both(bench, case, path, partition_rows: int = 100):
-    """(rows, state) from in-process and from Spark population of one snapshot."""
+    """Return (rows, state) of in-process and of Spark population from one snapshot."""
     bench.context.spark._settings = bench.settings.replace(spark_partition_rows=partition_rows)
     job = bench.job()
     out = []
