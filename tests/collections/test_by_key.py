@@ -1,4 +1,4 @@
-"""The driver of touched keys: a difference is that of multisets, whatever is touched when."""
+"""The driver of touched keys: diffs are differences of multisets for any touched keys."""
 
 from __future__ import annotations
 

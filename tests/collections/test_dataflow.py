@@ -37,7 +37,7 @@ Choice = tuple[int, int, int, int, tuple[str | None, ...]]
 
 
 def play(tables: Sequence[Table], chosen: Sequence[Choice]) -> list[tuple[int, Op]]:
-    """Ops that fit the tables' rows; the tables are changed as they go."""
+    """Return ops that fit the tables' rows, and apply them to the tables."""
     out: list[tuple[int, Op]] = []
     for which, kind, place, number, values in chosen:
         here = tables[which]
@@ -76,7 +76,7 @@ def feed(flow: Dataflow, tables: Sequence[Table], ops: list[tuple[int, Op]], siz
 
 
 def counted(batch) -> Counter[Row]:
-    """Diffs as a counter; weights may be negative."""
+    """Return diffs as a counter; weights may be negative."""
     out: Counter[Row] = Counter()
     names = batch.schema.names
     assert names[-1] == WEIGHT
@@ -101,7 +101,7 @@ def start(physical: PhysicalPlan, tables: Sequence[Table], store) -> Dataflow:
 
 
 def always_there(physical: PhysicalPlan) -> dict[str, int]:
-    """Per state the groups that exist over no row."""
+    """Return the number of groups that exist over no row, by state."""
     reduces = [n for n in physical.nodes if isinstance(n, ReduceSpec)]
     counts = {n.id: len(n.always) if n.keys else 1 for n in reduces}
     return {name: count for name, count in counts.items() if count}
@@ -135,7 +135,7 @@ def test_equals_the_reference_after_every_txid(name, keyed, first, stream) -> No
         assert shown == expected(physical, tables)
         assert store.dump() == other.dump()
         store.checkpoint()
-    # What is taken back leaves nothing behind, in the output and in the state.
+    # Deleted rows leave nothing behind, in the output and in the state.
     last = [(at, Op(DELETE, None, row)) for at, t in enumerate(tables) for row in t.rows]
     for here in tables:
         here.rows.clear()

@@ -27,7 +27,7 @@ WORK = (*PAIR, STEP_FIELD)
 
 
 def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.RecursiveSpec:
-    """R(a, b) = edges, then R(a, b) >< edges(b, c)."""
+    """Return R(a, b) = edges, then R(a, b) >< edges(b, c)."""
     return plan.RecursiveSpec(
         "r",
         "edges",
@@ -44,7 +44,7 @@ def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.Re
 
 
 def bounded(depth: int) -> plan.RecursiveSpec:
-    """Walks with their length up to ``depth``, UNION ALL, a filter that may fail at the end."""
+    """Return walks with their length up to ``depth``: UNION ALL, then a filter that may fail."""
     hop = (*PAIR, Field("n", INT4))
     work = (*hop, STEP_FIELD)
     return plan.RecursiveSpec(
@@ -99,7 +99,7 @@ class Harness:
         self.made = made
 
     def send(self, edges: list[str], base: list[str] | None = None) -> list[str]:
-        """Feed diffs of the edges (and of the base, if it is another), end the txid."""
+        """Feed diffs of the edges (and of the base, if it is another), and end the txid."""
         self.txid += 1
         for row in edges:
             assert self.made.apply(1, diffs(PAIR, row)) == []
@@ -272,7 +272,7 @@ def test_bounded_walks_equal_naive_iteration(txids) -> None:
 
 
 def played(table: Counter[tuple[int, int]], chosen) -> list[str]:
-    """Diffs that fit the table, which changes as they say; in any order within the txid."""
+    """Change the table by the chosen weights, and return the diffs in arbitrary order."""
     rows = []
     for a, b, weight in chosen:
         change = max(weight, -table[a, b])

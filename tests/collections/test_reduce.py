@@ -400,7 +400,7 @@ def test_batches_of_any_size_leave_the_same_state():
 
 
 def together(function, column, *, sql="", where=None):
-    """An aggregate over rows of i4, t and b in common."""
+    """Return an aggregate over common rows of i4, t and b."""
     result = {"i4": 1007, "t": 1009}[column] if sql else IN[NAMES.index(column)].oid
     made = agg(function, column, result=result, where=where, sql=sql)
     return replace(made, row=tuple(map(NAMES.index, ("i4", "t", "b"))))

@@ -71,7 +71,7 @@ def sort_key(row, spec) -> list[Any]:
 
 
 def tiebreak(row, spec) -> list[Any]:
-    """The other columns, then how they look."""
+    """Return the sort key of the other columns: their values, then their texts."""
     used = {*spec.keys, *(item.column for item in spec.order)}
     plain = [
         (v is None, Decimal(v) if i == 2 and v else v or ("" if i == 3 else 0))
@@ -83,7 +83,7 @@ def tiebreak(row, spec) -> list[Any]:
 
 
 def expected(now: Counter, spec: plan.WindowSpec) -> Counter:
-    """The same by looking at everything for every row."""
+    """Compute the result by a scan of all rows for every row."""
     parts: dict[Any, list[Any]] = {}
     for row in now.elements():
         parts.setdefault(row[0] if spec.keys else None, []).append(row)

@@ -58,7 +58,7 @@ def describe(conn, name: str, *, wanted: bool = False) -> PhysicalPlan:
 
 
 def shown(conn, physical: PhysicalPlan) -> Counter:
-    """The table's rows as the dataflow shows them, by way of a load into another one."""
+    """Return the table's rows as the dataflow shows them after a load."""
     source = physical.sources[0]
     flow = Dataflow(physical, MemoryStore(), None, 0)
     rows = conn.execute(

@@ -39,7 +39,7 @@ def at(micros: int) -> Literal:
 
 
 def comparisons() -> tuple[plan.TimeTestSpec, ...]:
-    """later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
+    """Return later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
     ts, k, later = (Column(i, f.oid) for i, f in enumerate(IN))
 
     def back(now: Expr) -> Expr:
@@ -60,7 +60,7 @@ def comparisons() -> tuple[plan.TimeTestSpec, ...]:
 
 
 def after(ts: int | None) -> int | None:
-    """The column ``later`` of a row."""
+    """Return the column ``later`` of a row."""
     return ts if ts is None or abs(ts) >= INFINITY else ts + SHIFT
 
 
