@@ -26,7 +26,7 @@ def _serve(session: FlightSession) -> None:
 
 @pytest.fixture(params=["near", "far"])
 def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FlightLink, Path]]:
-    """A link, and where the other end keeps files."""
+    """Yield a link and the folder of the other end's files."""
     files = tmp_path / "files"
     near, relayed = Near(tmp_path / "w1.flight"), Relayed(tmp_path / "w1.sock")
     far = request.param == "far"

@@ -1,4 +1,4 @@
-"""A link: what is sent arrives in order, or it is dead for good, and nobody waits for it."""
+"""A link: messages arrive in order, or it is dead for good, and no caller waits for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Other:
 
 @contextlib.contextmanager
 def linked(path: Path, answer: Answer) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
-    """A link, its other end, and whether somebody was woken by its death."""
+    """Yield a link, its other end, and the event that its death sets."""
     other, woken = Other(path, answer), threading.Event()
     made = FlightLink("w1", Near(path), woken.set)
     try:
@@ -81,7 +81,7 @@ def politely(session: FlightSession, word: ToWorker) -> None:
 
 
 def silently(session: FlightSession, word: ToWorker) -> None:
-    """It hears, and that is all."""
+    """Receive messages without an answer."""
 
 
 def test_what_is_sent_arrives_in_order(path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_is_sent_arrives_in_order(path: Path) -> None:
             made.send(Drop(unit))
         for txid in (5, 6):
             made.send(BeginBatch(txid, 0, 0, 0, [1], {}))
-        done, diffs = made.results(6, 0)  # what came of an earlier one is nobody's
+        done, diffs = made.results(6, 0)  # the result of an earlier batch is dropped
         assert done.txid == 6
         assert diffs[1].equals(BATCH)
         heard = [other.heard.get() for _ in range(203)]

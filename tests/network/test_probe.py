@@ -35,7 +35,7 @@ class Line:
         self._windows = [10 * _SEGMENT, 10 * _SEGMENT]
 
     def exchange(self, size: int) -> float:
-        """There and back; each way takes a round trip more for every window that it fills."""
+        """Send both ways; each way takes another round trip for every window that it fills."""
         took = self.trip_s + self._delays()
         for way in range(2):
             left = size
@@ -52,12 +52,12 @@ class Line:
 
 
 def _line(rng: random.Random, delays: Callable[[], float]) -> Line:
-    """Of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
+    """Draw a line of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
     return Line(10 ** rng.uniform(3.3, 9.3), 10 ** rng.uniform(-4, -0.52), delays)
 
 
 def lines(count: int, delays: Callable[[random.Random], float]) -> Iterator[Line]:
-    """Of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
+    """Draw lines of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
     for seed in range(count):
         rng = random.Random(seed)
         yield Line(
@@ -138,7 +138,7 @@ def test_what_was_taken_for_a_slow_link_is_an_ordinary_one() -> None:
 
 
 class Traffic:
-    """A probe that goes on until the test ends it, and what else goes over its link."""
+    """A probe that runs until the test ends it, and other traffic on its link."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.moved, self.now = 0, 1000.0

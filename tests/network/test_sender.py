@@ -1,4 +1,4 @@
-"""What is under way is bounded, in order and numbered; what is lost or comes twice ends a link."""
+"""Messages in flight are bounded, ordered and numbered; a lost or repeated one ends the link."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Wire:
 
 @pytest.mark.parametrize("trouble", [{"lost": 3}, {"twice": 3}])
 def test_what_is_lost_or_comes_twice_ends_the_link(tmp_path: Path, trouble: dict[str, int]) -> None:
-    """Whatever it was; what came before it was heard, and nothing after it."""
+    """The messages before the lost or repeated one are received, and none after it."""
     with linked(tmp_path / "w1.flight", silently) as (made, other, _):
         made.sender._writer = Wire(made.sender._writer, **trouble)
         with contextlib.suppress(OutOfReach):
@@ -126,7 +126,7 @@ class Living(Other):
 
 @contextlib.contextmanager
 def far_linked(folder: Path, other: Other, bytes_per_s: float = 0.0) -> Iterator[FlightLink]:
-    """A link as to another machine; ``bytes_per_s``: what each of its connections bears."""
+    """Yield a link as to another machine; ``bytes_per_s``: the rate of each of its connections."""
     here = Relayed(folder / "w2.sock")
     with contextlib.ExitStack() as stack:
         port = FlightPort(here, other._serve, other.interrupted.append, folder)
@@ -205,7 +205,7 @@ def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
         assert figures.out_now < 1000, "a probe is no traffic"
         made.send(TableRows(1), ROWS)
         wait_until(lambda: made.sender.figures().out_now > 0, "that was traffic")
-        # What somebody says decides whether rows are compressed.
+        # The user's override decides whether rows are compressed.
         for rate, packs in ((1_000, True), (10**12, False), (1_000, True)):
             made.sender.override(rate)
             assert made.sender.compresses == packs
@@ -226,7 +226,7 @@ def test_a_slow_line_is_measured_to_be_slow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("far", [True, False])
 def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> None:
-    """A line that is slow in truth has signs of life between small pieces, whatever was said."""
+    """A line that is measured as slow has heartbeats between small pieces, despite any override."""
     sender = Sender(None, None, lambda _: None, far=far)
     small, large, slow = messages.PIECE_BYTES, messages.FAST_PIECE_BYTES, 1_000_000
     for said, measured, form in (

@@ -63,7 +63,7 @@ class Ends:
     def dial(
         self, own: keys.KeyPair | None = None, sock: socket.socket | None = None
     ) -> ssl.SSLSocket:
-        """A TLS connection as the engine makes one, or with another certificate."""
+        """Open a TLS connection as the engine does, or with another certificate."""
         own = own or self.ours
         pem = self._folder / "dial.pem"
         pem.write_bytes(own.certificate + own.key)
@@ -94,7 +94,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
 
 
 def ended(sock: socket.socket) -> bool:
-    """Whether the other side closes it."""
+    """Return whether the other side closes the connection."""
     try:
         while sock.recv(4_096):
             pass
