@@ -43,7 +43,7 @@ class Domain:
     """The type has ``=`` and no order."""
 
     def draw(self, version: int) -> str:
-        """SQL expression of one random value."""
+        """Draw the SQL expression of one random value."""
         forms = (*self.forms, *(form for first, form in self.since if version >= first))
         branches = " ".join(f"WHEN {k} THEN ({form})" for k, form in enumerate(forms))
         return f"CASE i % {len(forms)} {branches} END"

@@ -33,7 +33,7 @@ def test_directions_and_nulls(oid, descending, nulls_first) -> None:
         places.reverse()
     places = [0, *places] if nulls_first else [*places, 0]
     assert sorted(range(len(column)), key=found.__getitem__) == places
-    # Prefix-free, so that what follows does not matter.
+    # Keys are prefix-free, so that bytes behind them do not matter.
     for one, two in itertools.permutations(found, 2):
         assert not two.startswith(one)
 
