@@ -1,4 +1,4 @@
-"""The pool of connections that evaluate: how many there are, and what one finds in a session."""
+"""The pool of connections that evaluate: their number, and the state of a session."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def evaluator(dsn: str, pool: Pool, owner: str = "", **settings: str) -> RemoteE
 
 
 def ask(remote: RemoteEvaluator, sql: str, *, trusted: bool = False) -> str | None:
-    """Value of an expression over one number, 0; what was asked before is not remembered."""
+    """Return the value of an expression over the number 0, without cached results."""
     sql = f"{sql} /* {next(_asked)} */"
     fields = [Field("", INT4)]
     column = [pa.array([0], pa.int32())]
@@ -110,7 +110,7 @@ def test_more_threads_than_connections(database, pool):
 
 
 def test_an_owner_finds_nothing_of_anothers(database):
-    """Neither what an earlier statement has set, nor what it could keep; nor the same backend."""
+    """It finds no settings or objects of an earlier statement, and has another backend."""
     keep = "pg_advisory_lock(7)::text || pg_backend_pid() || $1"
     kept = (
         "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE"
@@ -533,7 +533,7 @@ def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_pat
         assert ask(victim, "$1::text") == "0"
         assert outcomes[-1] == "refused", outcomes
         assert pool.proofs == {"culprit": TERMINATIONS_MAX}
-        # What one process has found out, all know: a new one, too.
+        # All processes know a culprit that one has proven, and so does a new process.
         with pytest.raises(LimitExceeded, match="terminates sessions"):
             ask(evaluator(database, pool, owner="culprit"), "$1::text")
         attacks.orders.close()
@@ -552,7 +552,7 @@ def test_a_victim_is_not_blamed_for_another_process(database, tmp_path):
 
 
 def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
-    """While one runs code of an owner without us, nobody is proven guilty."""
+    """No owner is proven guilty while one backend runs an owner's code without the engine."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
     turns = EvaluationTurns(tmp_path)
@@ -574,7 +574,7 @@ def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
 def test_a_statement_of_another_process_that_does_not_end_holds_up_nobody(
     database, tmp_path, alone
 ):
-    """Whoever has waited for it runs all the same, and proves nothing."""
+    """A statement that has waited for it runs all the same, and proves nothing."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
     other = EvaluationTurns(tmp_path)
