@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def transaction(end: int, rows: int = 1, size: int = 10, at_us: int = 7) -> list[bytes]:
-    """Messages of a transaction that ends at ``end`` and was committed at ``at_us``."""
+    """Return the messages of a transaction that ends at ``end`` and committed at ``at_us``."""
     begin = struct.pack("!cQqI", b"B", end - 5, at_us, 1)
     commit = struct.pack("!cBQQq", b"C", 0, end - 5, end, at_us)
     return [begin, *(b"I" + bytes(size) for _ in range(rows)), commit]

@@ -49,7 +49,7 @@ class ReportedData:
 
 
 class World:
-    """A table under random alterations, and what each transaction saw of it."""
+    """A table under random alterations, and its columns as each transaction saw them."""
 
     def __init__(self, conn: psycopg.Connection, rng: random.Random) -> None:
         self.conn = conn
@@ -58,7 +58,7 @@ class World:
         self.told: list[ReportedData] = []
 
     def transaction(self, *, only_writes: bool = False) -> int:
-        """Its number."""
+        """Run a transaction, and return its number."""
         with self.conn.transaction():
             row = self.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
             for _ in range(self.rng.randint(1, 3)):

@@ -55,7 +55,7 @@ def block(*messages: bytes, xid=XID, first=True) -> list[bytes]:
 
 
 def within(out: list[bytes]) -> list[str]:
-    """What a transaction that was handed on has between its Begin and its Commit."""
+    """Return the messages of a transaction between its Begin and its Commit."""
     assert (out[0][:1], out[-1][:1]) == (b"B", b"C")
     return [m.decode() for m in out[1:-1]]
 
@@ -150,7 +150,7 @@ def test_no_room_on_disk(tmp_path):
 
 
 def test_any_undoing_in_any_memory(tmp_path):
-    """Savepoints as Postgres nests them; what is left is what was not rolled back."""
+    """Savepoints nest as in Postgres; only changes that were not rolled back are left."""
     for seed in range(200):
         rng = random.Random(seed)
         streams = Streams(tmp_path, rng.choice([0, 100, 300, 10_000]))
@@ -266,7 +266,7 @@ def _changes(messages: list[bytes]) -> list[bytes]:
 
 
 def _tables(messages: list[bytes]) -> set[bytes]:
-    """Each description that a change follows, with the tables that have none."""
+    """Check that each table is described before its changes; return the described tables."""
     known: set[bytes] = set()
     for message in messages:
         if message[:1] == b"R":
@@ -277,7 +277,7 @@ def _tables(messages: list[bytes]) -> set[bytes]:
 
 
 def _prepared(dsn: str) -> int:
-    """Transactions in two phases, others in between; how many have changed a published table."""
+    """Run two-phase transactions among others; return how many changed a published table."""
     with psycopg.connect(dsn) as conn, psycopg.connect(dsn, autocommit=True) as other:
         for number in range(6):
             conn.execute(
@@ -297,7 +297,7 @@ def _prepared(dsn: str) -> int:
 
 
 def _written(dsn: str) -> int:
-    """Sessions side by side; how many transactions have changed a published table."""
+    """Run concurrent sessions; return how many transactions changed a published table."""
     rng = random.Random(5)
     seen = 0
     with contextlib.ExitStack() as stack:
