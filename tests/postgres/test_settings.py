@@ -23,7 +23,7 @@ MATTERS = {
     "transform_null_equals": ("on", "(SELECT NULL) = NULL"),
     "search_path": ("pg_temp", "current_schemas(true)"),
 }
-"""Another value than ours, and what it changes."""
+"""Non-default values of settings, and expressions whose results they change."""
 NOT_HERE = {"lc_monetary", "lc_numeric", "lc_time", "xmlbinary", "xmloption"}
 """They need locales, or libxml, which the server of the wheel has not."""
 LEGACY = {"backslash_quote"}
@@ -50,7 +50,7 @@ def test_it_matters(postgres, name):
 def test_what_matters_is_captured():
     assert {*MATTERS, *NOT_HERE, *LEGACY} == set(settings.CAPTURED)
     assert len(settings.CAPTURED) == len(set(settings.CAPTURED))
-    # What the text means is kept in the plan; all else that may be another's is pinned.
+    # The plan stores the settings for the meaning of text; all others that may differ are pinned.
     assert set(settings.OUTPUT) <= set(settings.EVALUATION) & set(settings.PINNED_SETTINGS)
 
 
