@@ -62,7 +62,7 @@ def test_what_cannot_be_read_says_why(asked, query, words, at):
     assert words is None or words in raised.value.message
     if at is not None:
         assert query[raised.value.position - 1 :].startswith(at)
-    # And what is asked next is answered.
+    # The next query is answered.
     assert asked.read("SELECT 1 AS a").text == "SELECT\n  1 AS a"
 
 
