@@ -1,7 +1,7 @@
 """An engine in this process, on a real Postgres, with views populated by hand.
 
-Population here is the builder's order in small: hold, publish, temporary slot with snapshot,
-load, state runs, result table and progress in one transaction, adopt.
+The population follows the builder's order: hold, publish, temporary slot with snapshot, load, state
+runs, result table and progress in one transaction, adopt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i;
 
 
 class Running:
-    """A running engine; ``stop`` is clean, ``crash`` drops it without a last word."""
+    """A running engine; ``stop`` is clean, ``crash`` drops it without a final checkpoint or report."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -64,7 +64,7 @@ class Running:
             self.error = error
 
     def hold(self, job: str) -> Position:
-        """Have the engine keep what a population needs."""
+        """Let the engine retain the WAL that a population needs."""
         return self.book.holds.grant(job)
 
     def on(self, work: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Other workers for an engine under test: in this process, or as processes of their own."""
+"""Other workers for an engine under test: in this process, or as separate processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hosting(settings: Settings, name: str) -> Iterator[WorkerService]:
 
 
 class HostProcess:
-    """A worker as a process."""
+    """A worker as a separate process."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
@@ -84,7 +84,7 @@ def process(settings: Settings, name: str) -> Iterator[HostProcess]:
 
 
 def place(source: psycopg.Connection, view: str, worker: str) -> None:
-    """Have a view, which is not adopted yet, placed."""
+    """Place a view that is not adopted yet."""
     source.execute(
         "UPDATE headrace.views SET options = coalesce(options, '{}')"
         " || jsonb_build_object('placement', %s::text) WHERE view_name = %s",
@@ -93,7 +93,7 @@ def place(source: psycopg.Connection, view: str, worker: str) -> None:
 
 
 def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[str, str]:
-    """Have parts of a view, which is not adopted yet, placed: by the kind of their last node."""
+    """Place parts of a view that is not adopted yet, by the kind of their last node."""
     [(data,)] = source.execute("SELECT plan FROM headrace.views WHERE view_name = %s", (view,))
     found = {
         node.id: workers[plan.kind(type(node)).lower()]
@@ -107,7 +107,7 @@ def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[
 
 
 def reached(running: Running, view_id: int) -> None:
-    """Wait until a view goes on."""
+    """Wait until a view advances again."""
 
     def goes() -> bool:
         view = running.book.views.get(view_id)

@@ -1,4 +1,4 @@
-"""Change batches as views take them: by number, typed, and only of what is read."""
+"""Change batches as views receive them: by column number, typed, and only the columns read."""
 
 from __future__ import annotations
 

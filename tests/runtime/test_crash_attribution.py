@@ -1,4 +1,4 @@
-"""Which view the worker dies of, by what its marks say after each death."""
+"""Attribution of a worker's deaths to a view, by the marks after each death."""
 
 from __future__ import annotations
 

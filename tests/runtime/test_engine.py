@@ -60,7 +60,7 @@ def test_follows_every_change(source, start, database):
 
 
 def test_an_idle_engine_does_not_wait_for_more(source, start, database):
-    """The interval bounds how long a batch gathers while another is in flight, no more."""
+    """The interval bounds the size of a batch only while another batch is in flight."""
     running = start(batch_interval_ms=3_600_000, lock_timeout_ms=60_000)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(3):
@@ -109,9 +109,9 @@ def test_failure_at_every_point_loses_and_doubles_nothing(source, start, databas
 
 
 def assert_consistent(running, source):
-    """State and sink of every view are where the engine thinks they are.
+    """Assert that state and sink of every view are at the engine's positions.
 
-    It thinks so a moment after the rows are there for all to see.
+    The engine updates its positions shortly after the rows are visible.
     """
 
     def written(view):
@@ -186,7 +186,7 @@ def test_new_view_begins_in_memory(source, database, start, monkeypatch):
 
 
 class WorkerProcess:
-    """``python -m headrace.runtime.worker`` as a child."""
+    """A worker process: ``python -m headrace.runtime.worker``."""
 
     def __init__(self, settings, **env):
         self.process = subprocess.Popen(
@@ -377,7 +377,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     running.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert files.views()
-    # Their marks were forgotten; one has a column family of its own.
+    # Their marks were forgotten; one has its own column family.
     files.disk.own("v999")
     files.disk.write([(files.disk.place("v998").section("s"), [b"k"], [b"v"])], {}, sync=True)
     assert {998, 999} <= files.views()
@@ -482,7 +482,7 @@ def test_million_row_transaction_is_spooled(source, start, database):
 
 
 def test_e24_large_batches_are_taken_up_as_memory_allows(source, start, database, monkeypatch):
-    """In pieces, of two views side by side never more than the budget."""
+    """In pieces; two concurrent views never use more than the budget."""
     running = start(batch_memory_bytes=GRANT_BYTES_MIN)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     query = "SELECT id % 7 AS p, count(*) AS n, min(name) AS least FROM items GROUP BY 1"

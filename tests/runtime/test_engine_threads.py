@@ -28,7 +28,7 @@ INSERT INTO items SELECT i, i FROM generate_series(1, 10) i;
 """
 """A function whose statement waits while another session holds the gate."""
 MANY = 5_000
-"""Rows that views are given side by side, however quick they were before."""
+"""Number of rows for which views run concurrently, even if they were quick before."""
 
 
 def threads(pid: int) -> list[str]:

@@ -80,7 +80,7 @@ class View:
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Txid of its progress, and which transaction moved it there."""
+        """Return the txid of its progress, and the transaction that set it."""
         return self.conn.execute(
             "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s", (self.id,)
         ).fetchone()
@@ -165,7 +165,7 @@ def test_jobs_made_ahead_of_the_answers_know_old_progress(conn, owner, sink):
 
 
 def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
-    """By the name of the connection: nothing is written."""
+    """The connection's name reports it: nothing is written."""
     lag = "SELECT lag_ms FROM headrace.list_views()"
     view = View(conn, 1)
     owner.announce()

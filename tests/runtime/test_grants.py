@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Asking(threading.Thread):
-    """Asks for ``size`` bytes again and again, until it has had ``wanted``."""
+    """A thread that reserves ``size`` bytes again and again, until it has had ``wanted``."""
 
     def __init__(self, grants: Grants, size: int, wanted: int, held_s: float = 0.0) -> None:
         super().__init__(daemon=True)
@@ -72,7 +72,7 @@ def test_e24_a_grant_is_a_share_of_what_is_free():
 
 
 def test_who_asked_first_is_first():
-    """So a small one does not pass by for ever those who ask for much."""
+    """Small reservations do not overtake large ones for ever."""
     grants = Grants(4 * MIB, 4 * MIB)
     order: list[str] = []
     held = threading.Event()

@@ -29,7 +29,7 @@ INSERT INTO others VALUES (1, 'one');
 LOCAL = {"wal_retention": "local", "feedback_interval_ms": 20}
 SOURCE = {"wal_retention": "source", "feedback_interval_ms": 20}
 AHEAD = LOCAL | {"buffer_bytes_max": 400}
-"""Hardly a transaction may wait anywhere but in the queue."""
+"""Hardly any transaction may wait outside the queue."""
 both = pytest.mark.parametrize("local", [LOCAL, AHEAD], ids=["local", "ahead"])
 
 
@@ -155,7 +155,7 @@ def test_with_source_it_does(source, database, start):
 
 @both
 def test_over_restarts_and_switches(source, database, start, local):
-    """Between source and local, both ways, with a view that is paused all the while."""
+    """Between source and local, both ways, while one view is paused."""
     running = start(**SOURCE)
     ids = views(running, database, source)
     pause(running, ids["a"])
@@ -299,7 +299,7 @@ def test_large_transactions_truncates_and_ddl(source, database, start, local):
 
 
 def _flip(folder) -> None:
-    """Change one bit in the middle of every block that holds something."""
+    """Change one bit in the middle of every block that is not empty."""
     path = folder / "blocks"
     data = bytearray(path.read_bytes())
     for begin in range(0, len(data), 131_072):
@@ -314,9 +314,7 @@ def _cut(folder) -> None:
 
 @pytest.mark.parametrize("spoil", [_flip, _cut, shutil.rmtree])
 def test_what_is_kept_is_lost(source, database, start, spoil):
-    """The view that needs the lost log reports it; other views go on, from a source that has their
-    WAL.
-    """
+    """The view that needs the lost log reports it; other views continue from the source's WAL."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     rng = random.Random(19)
@@ -445,7 +443,7 @@ def test_the_slot_is_lost(source, database, start):
 
 @pytest.mark.parametrize("gone", ["state", "queues"])
 def test_the_power_goes(source, database, start, gone):
-    """Of what was written since the last checkpoint the disk has one, and not the other."""
+    """Of the writes since the last checkpoint one reached the disk, and the other did not."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     rng = random.Random(41)
@@ -477,7 +475,7 @@ def test_the_power_goes(source, database, start, gone):
 
 
 def test_the_state_is_older_than_what_is_kept(source, database, start):
-    """It has lost more than a crash may take: views say so, or are right."""
+    """It has lost more than a crash may lose: views report it, or are right."""
     running = start(**LOCAL)
     views(running, database, source)
     rng = random.Random(43)

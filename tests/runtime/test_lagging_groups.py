@@ -1,4 +1,4 @@
-"""The side lane: a commit group that takes long is processed beside the others (A-37 … A-44)."""
+"""Lagging groups: a slow commit group is processed separately (A-37 … A-44)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def grouped(running, source, dsn: str, group: str, name: str, query: str) -> int
 
 
 def aside(running, source, group: str) -> None:
-    """Change things until a group is put aside."""
+    """Change rows until a group is separate."""
     rng = random.Random(1)
     for _ in again_and_again(PATIENCE_S):
         change(source, rng)
@@ -218,7 +218,7 @@ def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, sta
 
 
 def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
-    """Killed at any moment, the stream still has what its state lacks."""
+    """After a kill at any time, the stream still has the changes that its state lacks."""
     running = start(lane_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -321,7 +321,7 @@ def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay
 
 
 def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypatch):
-    """All go on in one lane then."""
+    """All views then go on in one lane."""
     running = start(lane_ms=MS)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -377,7 +377,7 @@ def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, e
 
 
 def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
-    """With the row that it fails of; the rest of its train goes on without it."""
+    """It stops at the row that fails; the rest of its coalesced batch goes on without it."""
     running = start(lane_ms=MS)
     bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
     failing = grouped(running, source, database, "reports", "bad", bad)

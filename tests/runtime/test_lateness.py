@@ -34,7 +34,7 @@ def soon(monkeypatch) -> None:
 
 @pytest.fixture
 def running(source, database, start):
-    """An engine with a view of each table; they are in one commit group."""
+    """Yield an engine with a view of each table, both in one commit group."""
     made = start()
     for name, table in (("slow", "items"), ("quick", "few")):
         create_view(made, database, name, source_plan(source, table), QUERIES[name])
@@ -108,7 +108,7 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
                 source.execute("INSERT INTO few VALUES (1, 'a')")
             settle(running, source)
         check_said_and_over(running, source, logs, "writing its 200 changed rows")
-    # Meanwhile list_views() tells it of the view that is written, and names that to the others.
+    # Meanwhile list_views() reports it for the view that is written, and names that view to others.
     whats = ["its 200 changed rows are written", "its 1 changed rows are written"]
     assert [(told["view_id"], told["what"]) for told in seen] == list(enumerate(whats, 1))
     assert [differs(source, name, query) for name, query in QUERIES.items()] == [[], []]

@@ -25,7 +25,7 @@ _STILL = {
     "feedback_interval_ms": _NEVER_MS,
     "checkpoint_interval_ms": 20,
 }
-"""No transaction of another test's database makes this engine look at anything."""
+"""Settings under which other databases' transactions cause no checks by this engine."""
 
 
 def many(running: Running, database: str, conn: psycopg.Connection, count: int) -> None:
@@ -151,9 +151,7 @@ def test_a_start_sends_as_many_statements_for_any_number_of_views(
     source, database, start, monkeypatch
 ):
     def sent() -> int:
-        """Count the statements of a start after another engine, and the scans of all that has
-        states.
-        """
+        """Count the statements of a start after another engine, and the scans of all its states."""
         seen: list[object] = []
         execute = psycopg.Cursor.execute
         with monkeypatch.context() as patch:
@@ -205,7 +203,7 @@ def test_a_sample_has_only_views_that_were_written(source, database, start, monk
 
 
 def _load_again(running: Running, seen: list[object]) -> int:
-    """Have all views loaded as at a start; returns the number of statements and looks."""
+    """Load all views as at a start, and return the number of statements and scans."""
     book = running.book
     for view in list(book.views.values()):
         view.release()

@@ -22,7 +22,7 @@ NOTES = "SELECT note FROM headrace.views"
 
 @pytest.mark.parametrize(("rate", "overloaded"), [(600, True), (500, False), (400, False)])
 def test_a43_what_takes_two_milliseconds_bears_500_rows_a_second(rate, overloaded):
-    """Rows come evenly for ten seconds, and are worked on as long as there is time."""
+    """Rows come evenly for ten seconds, and are processed as long as there is time."""
     cost_s, passed_s = 0.002, 10.0
     done = min(rate * passed_s, passed_s / cost_s)
     load = Workload(passed_s, covered_s=done / rate, worked_s=done * cost_s)
@@ -48,7 +48,7 @@ def test_a43_who_has_no_rest_and_falls_behind_is_overloaded(load, overloaded, ne
 
 @pytest.fixture
 def soon(monkeypatch) -> None:
-    """It is said sooner."""
+    """Shorten the time before overload is reported."""
     monkeypatch.setattr(overload, "_WINDOW_S", 1.0)
     monkeypatch.setattr(overload, "_LOOK_S", 0.1)
 
@@ -129,7 +129,7 @@ def test_a43_what_is_written_beside_the_others_is_not_what_they_wait_for(
 
 
 def test_a43_it_says_that_it_waits_for_the_disk(source, database, start, soon, monkeypatch):
-    """Where nothing can be taken before a checkpoint is written, and none can be."""
+    """Nothing can be processed before a checkpoint is written, and none can be."""
     running = start(checkpoint_txids=1, batch_rows_max=1)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)

@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def careful(monkeypatch) -> list[int]:
-    """The txids that were written view by view."""
+    """Collect the txids that were written view by view."""
     seen: list[int] = []
     carefully = writing._Group._carefully
 
@@ -73,7 +73,7 @@ def test_what_a_table_is_known_for_takes_one_round_trip(conn, owner, sink, caref
 
 
 def test_what_is_large_is_written_view_by_view(conn, owner, sink, careful, monkeypatch):
-    """Of all views: not all of it has to be in memory then."""
+    """This holds for all views: the batch need not be in memory as a whole."""
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     parts = [a.part(*range(100)), b.part(*range(100))]
@@ -93,7 +93,7 @@ SPY = (
     "CREATE FUNCTION public.spies() RETURNS boolean LANGUAGE plpgsql"
     " AS $$BEGIN PERFORM nextval('public.ran'); RETURN true; END$$;"
 )
-"""A sequence tells of what has run, also where it was rolled back."""
+"""A sequence shows the statements that have run, also where they were rolled back."""
 ON = "public.v1 FOR EACH ROW EXECUTE FUNCTION public.spy()"
 PLANTED = {
     "before row": f"CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON {ON}",
@@ -166,7 +166,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
     assert "changed by somebody else" in failed[1].message
     assert (a.rows, b.rows) == ([2], [1, 2])
     assert careful == [1, 2]
-    # It is out, and the others are quick again.
+    # It is removed, and the others use the pipelined commit again.
     write(sink, owner, 3, changed(a, a2=-1), b.part(3))
     assert careful == [1, 2]
     assert (a.rows, b.rows) == ([2], [1, 2, 3])
@@ -203,7 +203,9 @@ def test_one_failure_after_the_other_is_got_over(conn, owner, sink, careful):
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     for txid in range(2, 30, 2):
-        conn.execute(f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}")  # harmless, but not known
+        conn.execute(
+            f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}"
+        )  # harmless, but unknown to the sink
         write(sink, owner, txid, changed(a, **{f"a{txid - 1}": -1, f"a{txid}": 1}), b.part(txid))
         for _ in range(7 if txid > 6 else 0):
             owner.look()
@@ -295,7 +297,7 @@ def test_a_pipeline_that_dies_in_the_middle(
             else:
                 conn.execute("SELECT pg_terminate_backend(%s, 60000)", (owner.pid,))
 
-        # A row that is locked keeps the server in the middle.
+        # A locked row stops the server in the middle.
         with psycopg.connect(database) as blocker, monkeypatch.context() as patched:
             blocker.execute("SELECT FROM v2 FOR UPDATE")
             patched.setattr(faults, "point", hurt)
@@ -403,7 +405,7 @@ def test_changes_are_kept_by_either_way(conn, owner, sink, careful):
     failed = write(sink, owner, 3, kept(a, a3=-1, a9=1), kept(b, a5=1), good=False)
     assert set(failed) == {1}
     assert (len(told(conn, a)), told(conn, b)[2:]) == (2, [(3, [1], ["(5)"])])
-    # One that is taken away without a word to us.
+    # A history that was removed without Headrace's knowledge.
     conn.execute("DELETE FROM headrace.histories")
     write(sink, owner, 4, kept(b, a6=1))
     assert b.rows == [5, 6]

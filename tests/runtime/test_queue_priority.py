@@ -38,7 +38,7 @@ def standing(running, shared: Shared) -> dict[int, Standing]:
 
 
 def late(running, source, shared: Shared, blocks: int) -> None:
-    """Change things until so many blocks of a queue are on the disk."""
+    """Change rows until ``blocks`` blocks of a queue are on the disk."""
     rng = random.Random(7)
 
     def full() -> bool:
@@ -98,7 +98,7 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
     assert begun <= commits[0] <= ended
     assert seen[0][0].priority > 200
     for own, patient, other, _ in seen:
-        # The one that is called runs; the other has read it long ago, and nothing waits for it.
+        # The called view runs; the other one has read the frame long ago, and nothing waits for it.
         assert own.running
         assert not other.running
         assert own.priority >= 100
@@ -110,7 +110,7 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
 
 
 def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, start, monkeypatch):
-    """Of two that lack the same; each takes it in the order of commits."""
+    """Two views lack the same txids; each processes them in the order of commits."""
     running = start(queue_block_bytes=BLOCK, queue_memory_bytes=8 * BLOCK)
     one = create(running, database, "one", ROWS)
     two = create(running, database, "two", SUMS)
@@ -140,7 +140,7 @@ def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, star
 
 
 def test_a24_memory_holds_while_nothing_is_committed(source, database, start):
-    """No checkpoint comes by itself behind a sink that stands still; queues are written to it."""
+    """A blocked sink causes no checkpoint, and yet the queues leave memory."""
     memory = 8 * BLOCK
     running = start(queue_block_bytes=BLOCK, queue_memory_bytes=memory, lock_timeout_ms=60_000)
     create(running, database, "one", ROWS)
@@ -183,8 +183,9 @@ def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, m
 
 
 def test_a40_what_nobody_else_reads_is_handed_over(source, database, start):
-    """A view that runs next as the only reader gets the rows without a frame; with a second reader,
-    a frame is written.
+    """A view that runs next as the only reader gets rows without a frame.
+
+    With a second reader, a frame is written.
     """
     running = start()
     create(running, database, "one", ROWS)

@@ -35,7 +35,9 @@ TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"
 
 
 class Sink:
-    """A result table ``v (x int)`` with progress, and the sink thread's work on it by hand."""
+    """A result table ``v (x int)`` with progress, and the sink thread's work on it, called
+    directly.
+    """
 
     def __init__(self, dsn: str, folder, source) -> None:
         self.source = source
@@ -165,7 +167,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
 
 @pytest.fixture
 def gate(monkeypatch):
-    """An event that the sink thread waits for before it writes."""
+    """Make the sink thread wait for the returned event before it writes."""
     event = threading.Event()
     event.set()
     commit_of = SinkThread.write
@@ -185,7 +187,7 @@ def states(running) -> list[tuple[int, int, str]]:
 
 
 def fly(running, source, count: int) -> list[int]:
-    """Commit words until ``count`` batches are processed and none is written; their txids."""
+    """Commit words until ``count`` batches are processed and none is written; return their txids."""
     for i in range(count):
         write(source, f"flying {i}")
         wait_until(
@@ -235,7 +237,7 @@ def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(source, start, dat
 
 
 def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate):
-    # Without checkpoints all records are kept, to be looked at.
+    # Without checkpoints all records stay for inspection.
     running = start(
         max_inflight_batches=4, checkpoint_txids=1_000_000, checkpoint_interval_ms=1_000_000
     )

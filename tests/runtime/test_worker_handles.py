@@ -38,7 +38,7 @@ def placed(running, source, dsn: str, name: str, query: str, worker: str = "w1",
 
 @pytest.fixture
 def worker(database, tmp_path) -> Iterator[HostProcess]:
-    """Worker "w1", a process of its own."""
+    """Yield worker "w1", a separate process."""
     with hosted.process(settings_for(database, tmp_path / "data"), "w1") as process:
         yield process
 
@@ -163,7 +163,7 @@ def test_a_view_that_is_dropped_leaves_the_worker(source, database, start):
 
 
 def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, worker, tmp_path):
-    """After some deaths it is known which one it is."""
+    """After some deaths the view is identified."""
     running = start()
     worker.wait()
     bad = placed(running, source, database, "bad", "SELECT id, n FROM orders WHERE n > 100")
@@ -191,7 +191,7 @@ def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, wor
 
 
 def test_a_damaged_state_is_set_aside(source, database, start, worker):
-    """And the views there stop, to be filled anew."""
+    """The views there stop and must be populated again."""
     running = start()
     worker.wait()
     view = placed(running, source, database, "sums", SUMS)
@@ -277,7 +277,7 @@ def test_it_goes_on_after_anything(source, database, start, worker, seed):
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
 )
 def test_three_workers_go_on_after_anything(source, database, start, tmp_path, seed):
-    """Views of one transaction on three workers, of which any is killed or stopped at any time."""
+    """Views of one transaction on three workers, each of which is killed or stopped at any time."""
     rng = random.Random(seed)
     changes = {"checkpoint_txids": 3}
     running = start(**changes)
@@ -317,7 +317,7 @@ def test_three_workers_go_on_after_anything(source, database, start, tmp_path, s
 
 @pytest.mark.slow
 def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
-    """The one before it may not know: its link is cut without a word, or it was stopped."""
+    """The earlier coordinator may not know it: its link is cut silently, or it was stopped."""
     settings = settings_for(database, tmp_path / "data")
     with hosting(settings, "w1"), contextlib.ExitStack() as stack:
 
@@ -355,7 +355,7 @@ def test_patience_grows_with_a_worker_that_is_silent_again_and_again():
 
 
 def test_marks_beside_records_that_are_lost_are_void(source, database, start, worker):
-    """The writer's disk is lost: a txid means other rows then, and states elsewhere are no use."""
+    """The writer's disk is lost: txids then mean other rows, and states elsewhere are useless."""
     running = start()
     worker.wait()
     placed(running, source, database, "sums", SUMS)

@@ -47,7 +47,7 @@ def stored(source: psycopg.Connection, view: str) -> tuple[int, str, int]:
 
 
 def log_commits(source: psycopg.Connection) -> None:
-    """Keep every move of a progress row in table ``moves``."""
+    """Log every update of a progress row in table ``moves``."""
     source.execute(
         "CREATE TABLE moves (n serial, xid xid8, view_id bigint, txid bigint, attempt int)"
     )
