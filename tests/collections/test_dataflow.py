@@ -1,4 +1,4 @@
-"""Whole dataflows equal the naive evaluator after every txid, however the stream is cut."""
+"""Whole dataflows equal the naive evaluator after every txid, for any batches of the stream."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def play(tables: Sequence[Table], chosen: Sequence[Choice]) -> list[tuple[int, O
     for which, kind, place, number, values in chosen:
         here = tables[which]
         new = (str(number), *values)
-        if values[2] == "NaN":  # keep to what the reference can compare
+        if values[2] == "NaN":  # only values that the reference can compare
             new = (*new[:3], "7")
         free = not here.key or all(row[0] != new[0] for row in here.rows)
         old = here.rows[place % len(here.rows)] if here.rows else None
@@ -81,7 +81,7 @@ def counted(batch) -> Counter[Row]:
     names = batch.schema.names
     assert names[-1] == WEIGHT
     for raw in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-        # To Python -0.0 is 0.0 and no NaN is another one; a user sees it the other way.
+        # In Python -0.0 equals 0.0 and NaNs differ; for a user it is the other way round.
         row = tuple(repr(value) if isinstance(value, float) else value for value in raw)
         assert row[-1] != 0
         assert row[:-1] not in out, "a row comes once"
@@ -161,7 +161,7 @@ def test_rollback_and_replay_change_nothing(name, first, stream) -> None:
         ops = play(tables, chosen)
         feed(straight, tables, ops, size)
         diffs = straight.end(txid)
-        # Once half of the batch, once all of it: both are forgotten, then replayed.
+        # Once half of the batch, once all of it: both are rolled back, then replayed.
         for part in (ops[: len(ops) // 2], ops):
             flow = Dataflow(physical, store, None, 0)
             feed(flow, tables, part, 100)

@@ -1,4 +1,4 @@
-"""Feed, and the plans it stands in: cut at a node, both parts give what the whole gives."""
+"""Feed nodes and plans cut at a node: both parts together give the rows of the whole plan."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def bounded(depth: int) -> plan.RecursiveSpec:
 
 
 class Harness:
-    """A recursion over one table, by hand: base and outside input are the same rows."""
+    """A recursion over one table, driven by hand: base and outside input are the same rows."""
 
     def __init__(self, node: plan.RecursiveSpec, base=PAIR) -> None:
         [self.node] = from_json(to_json(PhysicalPlan((node,)))).nodes
@@ -189,7 +189,7 @@ def test_an_iteration_with_too_many_rows_is_an_error() -> None:
     flow = Harness(replace(closure(distinct=False), rows_max=3))
     flow.send(["+ 1 2", "+ 1 3", "+ 2 4", "+ 3 4"])
     with pytest.raises(DefiniteFailure, match="more than 3 rows") as caught:
-        # Each of the two ways to 4 goes on to two more, and their beginnings do.
+        # Each of the two ways to 4 continues to two more nodes, and so do their beginnings.
         flow.send(["+ 4 5", "+ 4 6"])
     assert caught.value.code == "54001"
 
@@ -226,7 +226,7 @@ def test_no_expression_sees_rows_that_no_commit_showed() -> None:
     step = (work, join, sieve, plan.MapSpec("m", "s", last.expressions, WORK))
     flow = Harness(plan.RecursiveSpec("r", "edges", ("edges",), step, True, 50, PAIR))
     flow.send(["+ 1 2", "+ 2 3"])
-    # New edges back from 2 meet the old edge to it only within the txid.
+    # New edges back from 2 match the old edge to it only within the txid.
     assert flow.send(["+ 2 1", "- 1 2", "- 2 3"]) == ["+ 2 1", "- 1 2", "- 1 3", "- 2 3"]
 
 

@@ -1,4 +1,4 @@
-"""Running: window functions from the first change on equal those over all rows."""
+"""Running: window functions that are maintained per change equal those over all rows."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
 
 
 class Counting:
-    """An index that counts the rows that were read."""
+    """An index that counts the rows read."""
 
     def __init__(self, index) -> None:
         self._index = index

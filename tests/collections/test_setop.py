@@ -1,4 +1,4 @@
-"""SetOp: INTERSECT and EXCEPT, also ALL, over NULLs, duplicates and equal rows of other looks."""
+"""SetOp: INTERSECT and EXCEPT, also ALL, over NULLs, duplicates and equal but distinct texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which expressions may fail, and why those wait for the TimeEnd."""
+"""Expressions that may fail, and the reason why they wait for the TimeEnd."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a48_tests_that_commute_come_by_what_they_let_pass_and_cost() -> None:
 
 
 def test_a48_a_filter_finds_the_order_and_shows_nobody_more_rows(monkeypatch) -> None:
-    """Only tests beside each other that cannot fail change places."""
+    """Only adjacent tests that cannot fail are reordered."""
     monkeypatch.setattr(steps, "_ORDER_ROWS", 100)
     # All have the same cost here: their selectivity decides.
     now = itertools.count()

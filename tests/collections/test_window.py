@@ -1,4 +1,4 @@
-"""Window: the values of the calls are Postgres' over the rows that are there."""
+"""Window: the values of the calls equal Postgres' over the current rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that streams transactions, beside one that sends them at their end: the same."""
+"""A streaming server gives the same transactions as one that sends them at their end."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, messages):
 
 
 def test_who_asks_meanwhile_what_they_take(tmp_path):
-    """Another thread does, while transactions come and go."""
+    """Another thread asks while transactions come and go."""
     streams = Streams(tmp_path, 100)
     over = threading.Event()
     errors: list[BaseException] = []
@@ -155,7 +155,7 @@ def test_any_undoing_in_any_memory(tmp_path):
         rng = random.Random(seed)
         streams = Streams(tmp_path, rng.choice([0, 100, 300, 10_000]))
         numbers = itertools.count(XID + 1)
-        # Each level: its number, its changes and those of who was released into it, by number.
+        # Each level: its number, its changes, and those of levels released into it, by number.
         levels: list[tuple[int, list[str], list[int]]] = [(XID, [], [])]
         first = True
         for step in range(rng.randrange(1, 60)):
@@ -213,7 +213,7 @@ def until_commit_of(receiver: Receiver, commits: int) -> list[bytes]:
 
 @pytest.mark.parametrize("how", ["immediate", "64kB"])
 def test_it_is_what_a_server_sends_that_streams_nothing(database, tmp_path, how):
-    """Two slots of one server, and sessions that write beside each other and roll back."""
+    """Two slots of one server, and concurrent sessions that write and roll back."""
     _compare(database, tmp_path, how, _written)
 
 

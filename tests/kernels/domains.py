@@ -38,7 +38,7 @@ class Domain:
     """The type; with a collation where it has one."""
     forms: tuple[str, ...]
     since: tuple[tuple[int, str], ...] = ()
-    """Forms of which a server must have a version."""
+    """Forms that need a minimum version of the server."""
     hashed: bool = False
     """The type has ``=`` and no order."""
 
@@ -318,4 +318,4 @@ _PLAIN = _BASE | _RANGED | _MULTI
 DOMAINS: dict[str, Domain] = _PLAIN | {
     f"{name}[]": _array(domain) for name, domain in _PLAIN.items()
 }
-"""By the name of the type as ``pg_type`` and ``[]`` give it."""
+"""By the type's name in ``pg_type``, and ``[]``."""

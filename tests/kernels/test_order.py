@@ -1,4 +1,4 @@
-"""Sort keys stand in the order of ORDER BY, and entries fall apart into what they were made of."""
+"""Sort keys have the order of ORDER BY, and entries decode to the values they encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder against real slots, and against mutilated messages."""
+"""The decoder against real slots, and against damaged messages."""
 
 from __future__ import annotations
 

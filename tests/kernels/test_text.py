@@ -1,4 +1,4 @@
-"""``parse`` and ``render`` against what a real Postgres prints and reads."""
+"""``parse`` and ``render`` against a real Postgres' output and input."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ COMPARED = (*FIXED, "numeric", "uuid", "bytea", "text", "varchar", "bpchar")
 LISTS = tuple(
     f"{name}[]" for name in COMPARED if name not in ("oid", "float4", "float8", "numeric", "bytea")
 )
-"""Arrays of which IN lists may be made."""
+"""Arrays that IN lists may become."""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ ROWS = {
         " pg_temp.pick('{', '\"', ''))::pg_temp.inner_, NULL] END",
     ),
 }  # fmt: skip
-"""Rows by their form: the columns of a type, and random values of these."""
+"""Rows by their form: the types of the columns, and random values of these."""
 
 
 @pytest.mark.parametrize("form", ROWS)

@@ -1,4 +1,4 @@
-"""Messages that are passed by, beside a loop that is easy to read."""
+"""Messages that are passed through, against a loop that is easy to read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_passes_by_whole_messages(messages, before, cut):
             break
         expected += 5 + len(body)
     assert wire.pass_by(data, len(before), wire.kinds(b"Dd")) == expected
-    # Of a part of them it sees as far as headers go.
+    # It sees a partial message up to its headers.
     del data[max(len(data) - cut, len(before)) :]
     found = wire.pass_by(data, len(before), wire.kinds(b"Dd"))
     assert found == expected or len(data) - 5 < found <= expected

@@ -1,4 +1,4 @@
-"""Files between two ends: there whole, or not at all; and nowhere else than they should be."""
+"""File transfer between two ends: files arrive whole or not at all, and only in their folder."""
 
 from __future__ import annotations
 

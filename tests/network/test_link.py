@@ -35,7 +35,7 @@ Answer = Callable[[FlightSession, ToWorker], None]
 
 
 class Other:
-    """The other end: it keeps what it hears, and answers as the test says."""
+    """The other end: it stores the messages that it receives, and answers as the test requires."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.heard: queue.Queue[ToWorker] = queue.Queue()
@@ -126,7 +126,7 @@ def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OutOfReach) as caught:
             made.results(1, 0)
         assert "no sign of life" in str(caught.value.detail)
-        # The other end learns it, too, when it can.
+        # The other end learns of it, too, when it can.
         assert other.ended.wait(30)
 
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_ends_it(path: Path) -> None:
 
 
 def test_an_interrupt_overtakes_what_is_sent(path: Path) -> None:
-    """Also where the other end reads nothing any more."""
+    """This holds even when the other end no longer reads."""
     reading = threading.Event()
 
     def stuck(session: FlightSession, word: ToWorker) -> None:

@@ -1,4 +1,4 @@
-"""Lineage as sqlglot finds it, to be compared with ours: its own reading, and its own rules."""
+"""Lineage by sqlglot's own reading and rules, for comparison with Headrace's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Logical plans as SQL: Postgres itself says what a plan means, node by node.
+"""Logical plans as SQL, so that Postgres itself defines their meaning, node by node.
 
-Columns are called ``c<id>``.  ``single`` and ``least_look`` are functions that ``FUNCTIONS`` makes.
+Columns are called ``c<id>``. ``FUNCTIONS`` creates the functions ``single`` and ``least_look``.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _nth(texts: Sequence[str]) -> Callable[[int], str]:
 
 
 class Seen(Exception):
-    """Everything is known; the plan need not become physical."""
+    """A stand-in that knows everything; the plan need not become physical."""
 
 
 def texts(

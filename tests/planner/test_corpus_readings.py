@@ -29,10 +29,10 @@ LEAST = {
     "sqlite": (106, 0), "tpcds": (70, 0), "tpch": (20, 0),
 }  # fmt: skip
 
-# Where sqlglot has another lineage, and why ours stands.
+# Where sqlglot has another lineage, and why Headrace's is right.
 OTHERWISE = re.compile(
     r"\b(using|natural)\b"  # of an inner join Postgres takes the left side's, sqlglot both
-    r"|\blateral\b"  # it takes columns of the subquery for the other side's
+    r"|\blateral\b"  # it takes the subquery's columns for those of the other side
     r"|\b(except|intersect)\b"  # values are the left side's
     r"|\b\w+ \w+ ?\((a|x)\b"  # t1 (a, b, c): it does not rename
     r"|\bgrouping\b"  # which set a row is of is no value of a column

@@ -1,7 +1,7 @@
-"""Subqueries and LATERAL: the bound plan, the decorrelated and the optimised one mean the query.
+"""Subqueries and LATERAL: bound, decorrelated and optimised plans have the query's meaning.
 
-Each plan is written down as SQL (``plan_sql``) and run in Postgres over random rows beside the
-query itself: same rows, or the same error.
+Each plan is written as SQL (``plan_sql``) and run in Postgres over random rows, as is the query:
+the rows or the error must be the same.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def test_nothing_fails_for_rows_that_nobody_asks_for(query, data, monkeypatch):
     assert want == Counter()
     for stage in ("decorrelated", "optimised"):
         assert rows(data, stages[stage]) == want, f"{stage}: {query}\n{stages[stage]}"
-    # And with rows that ask, and none that fails.
+    # With rows that need the subquery, and none that fails.
     data.execute("UPDATE db SET x = id, a = id")
     data.execute("INSERT INTO da VALUES (1, 1, 1, 'a', 1), (2, NULL, 1, 'a', 1)")
     want = rows(data, query)

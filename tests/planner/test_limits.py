@@ -1,4 +1,4 @@
-"""Planning is limited in time and size, ends with its job, and keeps no xid meanwhile."""
+"""Planning is limited in time and size, ends with its job, and holds no xid in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Literals that might run code when they are read: none is overlooked, however it is written."""
+"""Literals that might run code when they are read: all are found, in every notation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_bracket_is_overlooked(database, standard):
             # There may be more findings: an escape at the beginning might become a bracket.
             assert len(found) <= len(values)
             if len(values) != len(texts):
-                continue  # one has swallowed another
+                continue  # one literal has swallowed another
             for text, value in zip(texts, values, strict=True):
                 # N'…' has a type of its own.
                 if value.strip()[:1] in tuple("({[") and text[:1].lower() != "n":

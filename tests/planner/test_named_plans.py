@@ -1,4 +1,4 @@
-"""Views and WITH queries are planned once, however often they are mentioned."""
+"""Views and WITH queries are planned once, however often a query refers to them."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_plans_grow_with_the_text_not_with_the_mentions(base, conn):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_reader_of_a_plan_finds_it_named(step, conn):
-    """Each pass over a plan of 2 ** 20 copies looks at one of them."""
+    """Each pass over a plan of 2 ** 20 copies visits one of them."""
     planned = plan(conn, PlanRequest(chain(20, step=step)))
     assert size(planned.logical) <= 10 * repeats.COPIED_MAX
     assert {origin.table for _, origins in planned.lineage for origin in origins} == {"t"}
@@ -200,7 +200,7 @@ def test_what_is_known_of_a_plan_is_known_of_its_name(conn, monkeypatch):
 
 
 def test_expressions_do_not_grow_exponentially(conn):
-    """A filter over expressions that mention each other twice."""
+    """A filter over expressions, each of which uses the previous one twice."""
     query = "SELECT id, k AS x0 FROM t"
     for i in range(14):
         query = f"SELECT id, greatest(x{i}, least(x{i}, id)) AS x{i + 1} FROM ({query}) q{i}"

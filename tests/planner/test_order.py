@@ -51,7 +51,7 @@ def order(node: Node) -> object:
             " WHERE f.k = 3",
             (("many", "few"), "other"),
         ),
-        # As written: equal in size.
+        # As written, because the sizes are equal.
         (
             "SELECT a.id FROM few a JOIN few b ON a.id = b.id JOIN few c ON c.id = b.id",
             (("few", "few"), "few"),
@@ -105,7 +105,7 @@ def test_estimates(data, query, least, most):
 
 
 def test_sixteen_tables_are_estimated_in_no_time(data):
-    """Once, each join doubled the time and more: ten tables took a minute."""
+    """Earlier each join more than doubled the time: ten tables took a minute."""
     tables = ", ".join(f"many t{i}" for i in range(16))
     pairs = " AND ".join(f"t{i}.id = t{i + 1}.few_id AND t{i}.k = t{i + 1}.k" for i in range(15))
     tree = optimised(data, f"SELECT t0.s FROM {tables} WHERE {pairs}")

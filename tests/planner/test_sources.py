@@ -1,4 +1,4 @@
-"""Rights on what a query reads, where Postgres would check them."""
+"""Privileges on the tables and columns of a query, where Postgres would check them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_refusal_inside_a_view_has_no_position_in_the_query(conn):
 
 
 def test_generated_columns_and_full_identity(conn):
-    """Since 18 Postgres refuses updates of such a table once it is published."""
+    """Since version 18 Postgres refuses updates of such a table once it is published."""
     with conn.transaction(force_rollback=True):
         conn.execute("ALTER TABLE gen REPLICA IDENTITY FULL")
         if conn.info.server_version < 180000:

@@ -1,4 +1,4 @@
-"""Messages speak of SQL: no name of a class, of a node of a tree or of a rule reaches a user."""
+"""Messages use SQL terms: no name of a class, of a tree node or of a rule reaches a user."""
 
 from __future__ import annotations
 

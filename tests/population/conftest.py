@@ -1,4 +1,4 @@
-"""A source database with a small shop, and a worker that only remembers what it was asked."""
+"""A source database with a small shop, and a worker that only records its calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Worker:
-    """The builder's view of a worker: positions from the server, calls in order."""
+    """A worker as the builder sees it: positions from the server, calls in order."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -76,7 +76,7 @@ class Bench:
         return create_view(self.context, job or self.job(), request)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        # By text: NaN is not itself, and 1.0 is not 1.00.
+        # Compared as text: NaN does not equal itself, and 1.0 is not 1.00.
         cursor = self.conn.execute(f"SELECT whole::text FROM ({query}) whole")
         return sorted(cursor.fetchall())
 
@@ -153,7 +153,7 @@ def spark_bench(database: str, shop: psycopg.Connection, tmp_path: Path, spark: 
 
 @pytest.fixture
 def in_thread() -> Iterator[Callable[[Callable[[], Any]], threading.Thread]]:
-    """Runs functions in threads; re-raises what they raised at the end."""
+    """Yield a function that runs functions in threads; re-raise their exceptions at the end."""
     threads: list[tuple[threading.Thread, list[BaseException]]] = []
 
     def start(function: Callable[[], Any]) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""Hand-made physical plans over a small shop, with the SQL they stand for."""
+"""Hand-made physical plans over a small shop, with their SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COPY data in large pieces is what psycopg gives row by row."""
+"""COPY data in large pieces equals psycopg's data, row by row."""
 
 import psycopg
 import pytest

@@ -1,4 +1,4 @@
-"""Blocks between Spark tasks, and states that several tasks have written; without Spark."""
+"""Blocks between Spark tasks, and states that several tasks write; without Spark."""
 
 from __future__ import annotations
 

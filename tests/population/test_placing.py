@@ -57,7 +57,7 @@ def test_nothing_is_known_of_a_view_that_sends_nothing():
 
 
 def test_the_load_of_a_view_is_what_it_takes_per_second():
-    """One that has run for an hour is not heavier than one that takes as much since a minute."""
+    """A view that has run for an hour is no heavier than one with the same load for a minute."""
     assert balance._busy(rows(("main", 3600, 3600.0))) == balance._busy(rows(("w1", 60, 60.0)))
     assert balance._busy(rows(("main", 100, 10.0), ("main", 50, 10.0))) == 150.0
     assert balance._busy(rows(("main", 0, 0.0))) == 0.0, "no row has come"

@@ -101,7 +101,7 @@ def test_empty_tables(spark_bench, tmp_path, make):
     "query",
     [
         slow("SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 10"),
-        # Many rows have the amount of the last: more of them than a part has.
+        # Many rows tie with the last one: more than a partition has.
         "SELECT id FROM orders ORDER BY amount::int / 20 OFFSET 5 FETCH FIRST 7 ROWS WITH TIES",
         # Equal rows, of which the last shown has only some.
         "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
@@ -193,7 +193,7 @@ def test_what_meets_an_aggregate_of_shares(spark_bench, tmp_path):
 
 
 def test_shares_that_are_out_of_range_alone(spark_bench, tmp_path):
-    """Only what all of them come to is shown, and may fail."""
+    """Only the total of all partial aggregates is shown, and only it may fail."""
     conn = spark_bench.conn
     conn.execute(
         "CREATE TABLE big (id int PRIMARY KEY, f float8);"
@@ -248,7 +248,7 @@ def test_the_clock_shows_the_same_in_all_tasks(spark_bench, tmp_path, monkeypatc
 
 
 def test_the_clock_by_spark(spark_bench):
-    """As of when the snapshot was read, not of the first day of the world."""
+    """The clock is the snapshot's timestamp, not the epoch."""
     spark_bench.conn.execute(EVENTS + "UPDATE events SET at = now() + interval '1 h' WHERE n = 3")
     query = "SELECT n, day FROM events WHERE at > now()"
     spark_bench.create("v", query, options={"population": "spark"})

@@ -24,7 +24,7 @@ def first(monkeypatch):
 
 @pytest.fixture
 def sessions(database):
-    """Names and states of the sessions there are besides this one."""
+    """Return a function that lists names and states of the other sessions."""
     with psycopg.connect(database, autocommit=True) as conn:
         yield lambda: conn.execute(
             "SELECT state FROM pg_stat_activity WHERE application_name = 'begun'"

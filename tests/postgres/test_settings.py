@@ -1,4 +1,4 @@
-"""Which settings matter, and to what: as Postgres shows it."""
+"""Settings that matter, and the values that they change, as Postgres shows them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MATTERS = {
 }
 """Non-default values of settings, and expressions whose results they change."""
 NOT_HERE = {"lc_monetary", "lc_numeric", "lc_time", "xmlbinary", "xmloption"}
-"""They need locales, or libxml, which the server of the wheel has not."""
+"""They need locales or libxml, which the server of the wheel does not have."""
 LEGACY = {"backslash_quote"}
-"""It matters where strings do not conform."""
+"""It matters only for non-standard strings."""
 LOOKS = """
 SELECT ROW('2024-01-31 20:00:00+00'::timestamptz, '2024-01-31'::date, '1 day'::interval,
   0.1::float8 + 0.2, 0.1::float4, '\\x41'::bytea, 1.50, '{"a": 1.0}'::jsonb, 'a fat cat'::tsvector,
@@ -70,7 +70,7 @@ def test_every_name_is_that_of_a_setting(postgres):
     known = {name for (name,) in rows}
     for names in (settings.PINNED_SETTINGS, settings.CAPTURED, settings.OUTPUT):
         assert set(names) <= known
-    # Two that no row of that view has.
+    # Two that are in no row of that view.
     assert set(settings.FORCED) - known <= {"role", "session_authorization"}
 
 

@@ -1,4 +1,4 @@
-"""The scanner against Postgres' own, which says what it finds: tokens, their ends, their values."""
+"""The scanner against Postgres' own, whose errors show tokens, their ends and their values."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def nothing_behind(conn: psycopg.Connection, text: str, start: int, end: int) ->
 
 
 def check(conn: psycopg.Connection, text: str, *, standard: bool) -> int:
-    """Compare; how many tokens there were."""
+    """Compare both scanners; return the number of tokens."""
     found = list(ours(text, standard=standard))
     count = 0
     for place, want in enumerate(judged(conn, text)):
         here = found[place] if place < len(found) else None
         if isinstance(want, str):
-            # A U& string is not done before the next token is seen.
+            # A U& string ends only after the next token.
             behind = found[place + 1 :][:1] if here and "uni" in here.kind else []
             refused = here is None or behind == [None]
             old = conn.info.server_version < 160000 and "junk" in want

@@ -26,13 +26,13 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Answer:
-    """In these dialects the expression gives this text, or NULL, or is refused."""
+    """The expression's text in these dialects; or it is NULL, or refused."""
 
     dialects: str
     expression: str
     value: str | None
     clause: str = ""
-    """Behind FROM known."""
+    """Clauses after FROM known."""
 
 
 def _all(dialects: str, *pairs: tuple[str, str | None]) -> list[Answer]:

@@ -47,7 +47,7 @@ INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i;
 
 
 class Running:
-    """A running engine; ``stop`` is clean, ``crash`` drops it without a final checkpoint or report."""
+    """A running engine; ``stop`` is clean, ``crash`` drops it without a final checkpoint."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -203,9 +203,7 @@ def test_one_failure_after_the_other_is_got_over(conn, owner, sink, careful):
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     for txid in range(2, 30, 2):
-        conn.execute(
-            f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}"
-        )  # harmless, but unknown to the sink
+        conn.execute(f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}")  # harmless, but unknown
         write(sink, owner, txid, changed(a, **{f"a{txid - 1}": -1, f"a{txid}": 1}), b.part(txid))
         for _ in range(7 if txid > 6 else 0):
             owner.look()

@@ -35,9 +35,7 @@ TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"
 
 
 class Sink:
-    """A result table ``v (x int)`` with progress, and the sink thread's work on it, called
-    directly.
-    """
+    """A result table ``v (x int)`` with progress, and direct calls of the sink thread's work."""
 
     def __init__(self, dsn: str, folder, source) -> None:
         self.source = source
@@ -187,7 +185,7 @@ def states(running) -> list[tuple[int, int, str]]:
 
 
 def fly(running, source, count: int) -> list[int]:
-    """Commit words until ``count`` batches are processed and none is written; return their txids."""
+    """Commit words until ``count`` processed batches wait to be written; return their txids."""
     for i in range(count):
         write(source, f"flying {i}")
         wait_until(

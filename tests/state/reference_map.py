@@ -24,7 +24,7 @@ Through = Callable[[list[bytes], list[bytes]], Chunk]
 
 
 class Weight(bytes):
-    """A value that ``add_many`` wrote."""
+    """A weight that ``add_many`` wrote."""
 
 
 class Node:
@@ -32,9 +32,9 @@ class Node:
 
     def __init__(self) -> None:
         self.chain: list[tuple[int, bytes | None]] = []
-        self.listed = 0  # in how many lists below the node stands: not removed before 0
-        self.epoch = 0  # of the list of changes it stands in
-        self.held = False  # stands in the list of nodes to prune after the checkpoint
+        self.listed = 0  # number of lists below that contain the node; removed only at 0
+        self.epoch = 0  # of the list of changes that contains it
+        self.held = False  # in the list of nodes to prune after the checkpoint
         self.claimed = False  # a thread prunes it (F-7)
 
     @property
@@ -77,7 +77,7 @@ class ReferenceSkipList:
         self.changed: list[bytes] = []  # committed keys, not in a checkpoint yet
         self.changing: list[bytes] | None = None  # those of the checkpoint being written
         self.held: list[bytes] = []  # to prune when the checkpoint is over
-        self.cleaning: list[bytes] = []  # to prune or remove by and by
+        self.cleaning: list[bytes] = []  # to prune or remove step by step
         self.epoch = 1
         self.residency = [RESIDENT] * 256
         self.requests = [0] * 256
@@ -175,10 +175,10 @@ class ReferenceSkipList:
     def add_many(
         self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
     ) -> int:
-        """Add to weights; a weight of 0 is a removal.  Equal keys add up.
+        """Add to weights; a weight of 0 is a removal, and equal keys add up.
 
-        ``missing`` is what ``missing(keys)`` said, ``bases`` what the base holds there.  Returns
-        the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
+        ``missing`` is the result of ``missing(keys)``, ``bases`` the base's values there. Returns
+        the change of ``negatives``. Values are weights: 8 bytes, little-endian.
         """
         self._writable()
         before = self.negatives
@@ -321,12 +321,14 @@ class ReferenceSkipList:
         return True
 
     def unclaim(self, key: bytes) -> None:
-        """Give a claimed node back."""
+        """Release a claimed node."""
         self.nodes[key].claimed = False
 
     def release(self, snapshot: int) -> None:
-        """End a snapshot, in any order (F-17).  Txid mode: its checkpoint failed, so that all its
-        changes belong to the next one."""
+        """End a snapshot, in any order (F-17).
+
+        In txid mode its checkpoint has failed, so that all its changes belong to the next one.
+        """
         self._running(snapshot)
         del self.snapshots[snapshot]
         if not self.txids:
@@ -416,7 +418,7 @@ class ReferenceSkipList:
         self.held = []
 
     def clean(self, limit: int) -> int:
-        """Prune or remove up to ``limit`` nodes after checkpoints; how many are left to do."""
+        """Prune or remove up to ``limit`` nodes after checkpoints; return the number left."""
         for key in self.cleaning[:limit]:
             node = self.nodes[key]
             self._prune(node)
@@ -429,7 +431,7 @@ class ReferenceSkipList:
     # ---- residence -------------------------------------------------------------------------------
 
     def set_resident(self, group: int, flag: bool) -> None:
-        """Say that all entries of the group are here, or that the base must be asked."""
+        """Set whether all entries of the group are in the map; otherwise reads need the base."""
         self.residency[group] = RESIDENT if flag else SPILLED
 
     def begin_load(self, group: int) -> None:
@@ -449,7 +451,7 @@ class ReferenceSkipList:
             if self.residency[group(key)] != LOADING:
                 raise BugError(f"group {group(key)} is not being loaded")
             node = self.nodes.setdefault(key, Node())
-            # Under values in flight, for a rollback; a committed one makes it useless.
+            # Below values in flight, for a rollback; a committed value makes it useless.
             if not node.chain or node.chain[-1][0] > self.committed:
                 node.chain.append((0, value))
 

@@ -1,4 +1,4 @@
-"""The reference of the state map against something simpler still: one dictionary per txid.
+"""The reference of the state map against a still simpler model: one dictionary per txid.
 
 The statements of seed F have their tests in test_seed_f.py, on the reference and on the kernel.
 """

@@ -1,4 +1,4 @@
-"""F-22: which key groups are spilled and loaded, and that memory stays within its budget."""
+"""F-22: the key groups that are spilled and loaded, and memory that stays within its budget."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Clock:
 
 
 class State:
-    """One map in a database, and a regulator of our own."""
+    """One map in a database, and a separate regulator."""
 
     def __init__(self, path: Path, budget_bytes: int) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class State:
         self.database.end_checkpoint(made)
 
     def step(self, seconds: float = 0.0) -> None:
-        """Time goes on, then all the work that was decided is done."""
+        """Advance the time, then finish the work that was decided."""
         self.clock.now += seconds
         while self.regulator.step([self.tier]):
             pass
@@ -158,7 +158,8 @@ def test_F_22_loads_what_is_asked_for_up_to_a_limit(made) -> None:
     state.put(0, 5000)
     whole = state.tier.map.live_bytes
     state.database.close()
-    # After a restart everything is spilled, and comes back unasked up to half of the budget.
+    # After a restart everything is spilled, and up to half of the budget is loaded without
+    # requests.
     state.open(whole)
     assert state.tier.spilled == 256
     state.step(1)
@@ -209,7 +210,7 @@ def test_a_group_that_cannot_be_read_stays_spilled(made, monkeypatch) -> None:
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path, pack) -> None:
-    """Killed before the first checkpoint: the files were taken in before anything was loaded."""
+    """Killed before the first checkpoint: the files were ingested before anything was loaded."""
     run, pairs = tmp_path / "0.sst", [(b"%c%d" % (i % 256, i), b"v%d" % i) for i in range(5000)]
     pairs.sort()
     write_run(run, {"m": pairs}, pack=pack)
@@ -269,7 +270,7 @@ def test_a_long_batch_is_followed_by_what_it_asked_for(made) -> None:
     state.database.close()
     state.open(1 << 40)
     state.tier.fresh = False
-    state.step()  # nothing is asked for: the next look would be in a second
+    state.step()  # no request: the next check would be in a second
     assert state.regulator.loaded_groups == 0
     state.check(5000)
     state.regulator.step([state.tier], 0.001)

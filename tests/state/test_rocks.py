@@ -297,7 +297,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """A kill that no code catches."""
 
 
 _WRITER = """
@@ -372,7 +372,7 @@ def test_states_are_handed_over_with_what_is_written(tmp_path: Path) -> None:
     assert database.views() == {-64, 2}
     taker, giver = database.view(-64, 1), database.view(1, 1)
     assert (taker.dump(), giver.dump()) == (had, {})
-    # Each goes on by itself.
+    # Each view continues separately.
     fill_next(taker, 10, 12)
     fill_next(giver, 20, 21)
     checkpoint(database, [taker, giver], {})

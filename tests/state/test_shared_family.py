@@ -1,4 +1,4 @@
-"""Small views share a column family, so RocksDB's work for a new view does not grow with their number."""
+"""Small views share a column family: their number does not affect the cost of a new view."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_view_adds_a_column_family(tmp_path: Path) -> None:
 def test_views_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Any order of what is done to views leaves each with the states of a dictionary."""
+    """Any order of operations leaves each view with the states of a dictionary."""
     rng = random.Random(seed)
     monkeypatch.setattr(rocks, "_COPIED_BYTES", rng.choice((0, 4096, 1 << 20)))
     database = RocksDatabase(tmp_path / "db")
@@ -130,7 +130,7 @@ def test_views_do_not_touch_each_other(
 def test_states_of_the_format_before_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each view of it has a column family of its own."""
+    """Each of its views has a separate column family."""
     monkeypatch.setattr(rocks, "_COPIED_BYTES", 0)
     database = RocksDatabase(tmp_path / "db")
     states = {"a": {b"xk": b"1"}}

@@ -75,7 +75,7 @@ class Rocks:
 
 
 class Spilled(Rocks):
-    """All that is in a checkpoint is read from RocksDB."""
+    """Reads from RocksDB all that is in a checkpoint."""
 
     def settle(self) -> None:
         for tier in self.store.tiers.values():
@@ -88,7 +88,7 @@ class Spilled(Rocks):
 
 
 class Loaded(Rocks):
-    """Groups come and go at every checkpoint."""
+    """Loads and spills groups at every checkpoint."""
 
     def settle(self) -> None:
         for tier in self.store.tiers.values():
@@ -276,7 +276,7 @@ def test_any_sequence_equals_dictionaries(make: Make, todo) -> None:
                 if value is not None:
                     now[0][key] = value
         elif kind == "add":
-            # Keep to what a consistent stream does: no weight ends below zero.
+            # As in a consistent stream, no weight ends below zero.
             done = []
             for key, row, weight in items:
                 weight = max(weight, -now[1].get((key, row), 0))  # noqa: PLW2901

@@ -72,7 +72,7 @@ class Pair:
     def now(self) -> Model:
         return self.in_flight[-1][1] if self.in_flight else self.committed[1]
 
-    # --- what may happen
+    # --- operations
 
     def run(self, puts, adds) -> None:
         """Run one txid; several may be in flight."""
@@ -180,7 +180,7 @@ class Pair:
         self.database = RocksDatabase(self.path)
         self.open()
 
-    # --- what must hold
+    # --- checks
 
     def check(self) -> None:
         values, weights = self.now
@@ -236,13 +236,13 @@ steps = st.lists(
 )
 full = ([(key, b"v") for key in KEYS], [(key, row, 2) for key in KEYS for row in ROWS])
 stopped = [("run", *full), ("commit",), ("begin",), ("write",), ("end",), ("crash",)]
-"""So that there is something to load."""
+"""Operations that leave something to load."""
 budgets = st.tuples(st.just("regulate"), st.sampled_from([1, 1000, 3000, 1 << 20]))
 regulated = st.lists(st.one_of(*txids, budgets, budgets, budgets), max_size=40)
 
 
 class Ticks:
-    """A clock of which each look takes a millisecond: a step of the regulator is two slices."""
+    """A clock that advances a millisecond per read: a step of the regulator is two slices."""
 
     now = 0.0
 
@@ -275,7 +275,7 @@ def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -
 )
 @given(todo=regulated)
 def test_a_population_that_goes_into_memory_equals_dictionaries(tmp_path_factory, todo) -> None:
-    """While it goes there it is written, checkpointed, given up for lack of room, lost."""
+    """Meanwhile it is written, checkpointed, abandoned for lack of room, and lost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regulator, "clock", Ticks())
         play(tmp_path_factory, todo, [("populate", *full), ("regulate", 1 << 20)])
@@ -337,7 +337,7 @@ def test_txids_come_in_order(pair) -> None:
         pair.database.begin_checkpoint([(pair.store, 6)], {})
     with pytest.raises(BugError):
         pair.database.begin_checkpoint([(pair.store, 4)], {})
-    # A view that got nothing in the last txids is checkpointed at the last of them.
+    # A view without changes in the last txids is checkpointed at the last of them.
     pair.store.commit(6)
     checkpoint = pair.database.begin_checkpoint([(pair.store, 9)], {})
     with pytest.raises(BugError, match="under way"):

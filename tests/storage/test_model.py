@@ -1,4 +1,4 @@
-"""Any use of queues against a model that keeps everything (A-5)."""
+"""Random use of queues against a model that keeps all frames (A-5)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Model:
     put: list[tuple[int, list[int] | None]] = field(default_factory=list)
     """Txid and rows; None for its end."""
     read: dict[str, int] = field(default_factory=dict)
-    """How many each successor has read."""
+    """Number of frames that each successor has read."""
     durable: dict[str, int] = field(default_factory=dict)
 
 
@@ -141,7 +141,7 @@ class Play:
         self.storage.maintain()
         self.count()
         if synced and not self.held:
-            # But for blocks that are being written.
+            # Except for blocks that are being written.
             assert self.storage.pool.used_bytes <= MEMORY + 2 * BLOCK * len(self.storage.queues)
         used = self.storage.pool.used_bytes
         while self.storage.pool.upgrade():
@@ -190,7 +190,7 @@ class Play:
                 model.read[successor] = self.place(model, successor)
 
     def run(self, steps: int) -> None:
-        """Go on for so many steps."""
+        """Run ``steps`` random steps."""
         verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
         verbs += [self.check] * 2 + [self.rewind, self.let_go, self.maintain]
         for step in range(steps):

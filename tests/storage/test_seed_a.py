@@ -20,12 +20,12 @@ POOL = 4
 """Blocks that may be in memory."""
 LONG = 64
 ROWS = BLOCK_BYTES // 8 - 256
-"""Of a frame that leaves little of a block."""
+"""Rows of a frame that leaves little of a block."""
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Storage]:
-    """Queues of which four blocks may be in memory."""
+    """Yield queues with four blocks in memory at most."""
     made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES, memory_bytes=POOL * BLOCK_BYTES)
     yield made
     made.close()

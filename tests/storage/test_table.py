@@ -25,7 +25,7 @@ Opened = Callable[..., Storage]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Queues of which so many blocks may be in memory."""
+    """Yield a function that makes queues with a number of blocks in memory at most."""
     made: list[Storage] = []
 
     def open_(memory: int, blocks: int = 256) -> Storage:
@@ -39,7 +39,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock, in seconds."""
+    """Set the monotonic clock, in seconds."""
     time = [1000.0]
     monkeypatch.setattr(clock, "monotonic", lambda: time[0])
     return time
@@ -67,7 +67,7 @@ def filled(storage: Storage, name: str, blocks: int, priority: float) -> Queue:
 
 
 def put(queue: Queue, block: int) -> None:
-    """Put what fills a block, as a txid, the first one as txid 1."""
+    """Put rows that fill a block, as a txid; the first one is txid 1."""
     batch = rows(block)
     queue.put(Header(Kind.DIFFS, block + 1, 0, batch.num_rows), batch)
     queue.put(Header(Kind.TIME_END, block + 1, 0, batch.num_rows))
@@ -83,7 +83,7 @@ def read(queue: Queue, block: int) -> None:
 
 
 def out(storage: Storage, *queues: Queue) -> None:
-    """Leave queues to the disk."""
+    """Evict queues from memory."""
     for queue in queues:
         storage.pool.spill(queue, queue.queued_bytes)
         assert queue.resident_bytes == 0
@@ -96,7 +96,7 @@ def percent(storage: Storage) -> dict[str, int]:
 
 
 def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
-    """Written by both sides: residency when queues are tended; one more reader is one more row."""
+    """Both sides write it: residency changes with maintenance; another reader is another row."""
     storage = opened(4)
     queue = filled(storage, "a", 2, 7.5)
     filled(storage, "b", 1, 1)
@@ -118,7 +118,7 @@ def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
 
 
 def test_a17_a_successor_runs_exactly_during_the_call() -> None:
-    """Also one that the storage manager has not met, and one that fails."""
+    """This includes a successor that is new to the storage manager, and one that fails."""
     table = SharedTable()
     table.follow("q", ["s"], 100)
 
@@ -158,7 +158,7 @@ def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
 def test_a19_what_leaves_while_it_comes_is_gone(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk brings what was asked for, though it was given up meanwhile."""
+    """The disk still brings requested blocks that were evicted meanwhile."""
     storage = opened(16)
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
@@ -176,7 +176,7 @@ def test_a19_what_leaves_while_it_comes_is_gone(
 
 
 def test_a21_nothing_comes_that_is_not_asked_for(opened: Opened) -> None:
-    """The system reads one page where one is touched, and nothing around it."""
+    """The system reads one page where one is touched, without read-ahead."""
     storage = opened(16)
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
@@ -228,7 +228,7 @@ def test_a16_who_leaves_is_told_by_priority_and_not_by_use(opened: Opened) -> No
 
 
 def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
-    """Likewise, when the priorities of A and B are exchanged meanwhile."""
+    """The same, with the priorities of A and B exchanged meanwhile."""
     storage = opened(3)
     c = filled(storage, "C", 2, 9)
     out(storage, c)
@@ -241,7 +241,7 @@ def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
 
 
 def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> None:
-    """Of its own first what it has read; ahead of its turn nobody does."""
+    """Its own blocks that it has read go first; read-ahead evicts none of the more urgent."""
     storage = opened(2)
     low = filled(storage, "low", 3, 1)
     out(storage, low)
@@ -267,7 +267,7 @@ def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
         assert percent(storage) == {"A": 100, "B": 0, "C": 33}
         with table.running("C", ["s"]):
             read(c, 1)
-            # Its own, which it has read; never that of who is at work too.
+            # It evicts its own block, which it has read, and none of another working reader.
             assert percent(storage) == {"A": 100, "B": 0, "C": 33}
             assert storage.pool.overdrawn == 0
             held = c.read("s", BLOCK)
@@ -297,7 +297,7 @@ def test_a20_an_idle_tick_reads_ahead_for_the_more_urgent(opened: Opened, now: l
 def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
     opened: Opened, now: list[float]
 ) -> None:
-    """Of several queues, and not beyond what the memory is."""
+    """Of several queues, up to the size of the memory."""
     storage = opened(10)
     names = {"low": 1, "middle": 5, "high": 9}
     queues = {name: filled(storage, name, 6, p) for name, p in names.items()}
@@ -353,7 +353,7 @@ def test_a24_priorities_that_swing_much_move_little(opened: Opened, now: list[fl
 def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
     opened: Opened, now: list[float]
 ) -> None:
-    """One queue that is larger than the memory, and grows: nothing is read for nothing."""
+    """One queue is larger than memory, and grows: no block is read ahead."""
     storage = opened(8)
     queue = filled(storage, "q", 40, 1)
     for block in range(40, 100):
@@ -366,7 +366,7 @@ def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
 
 
 def test_a22_a_run_of_blocks_is_one_call(opened: Opened) -> None:
-    """A queue of eight blocks that follow each other: one call, of eight that do not: eight."""
+    """Eight adjacent blocks take one call, and eight separate ones take eight."""
     for apart, calls in ((False, 1), (True, 8)):
         storage = opened(0, 17)
         if apart:
@@ -384,7 +384,7 @@ def test_a22_a_run_of_blocks_is_one_call(opened: Opened) -> None:
 
 
 def test_a22_what_is_larger_than_what_is_read_ahead_is_counted(opened: Opened) -> None:
-    """A frame of several blocks comes whole, and drives out as much."""
+    """A frame of several blocks comes whole, and evicts as many."""
     storage = opened(8)
     queue = storage.make("q")
     queue.open("s")
@@ -412,7 +412,7 @@ def test_a_block_that_is_new_takes_no_memory_before_it_is_written(opened: Opened
 def test_a_frame_that_is_written_in_pieces_is_whole(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may write less than it is given: of a value of gigabytes it does."""
+    """The system may write less than requested: with gigabytes it does."""
     storage = opened(0)
     write = os.pwritev
 

@@ -91,7 +91,7 @@ def test_parts_compute_what_the_plan_does(name, strategy) -> None:
 
 
 def test_states_may_have_the_names_of_copies(tmp_path) -> None:
-    """Also in the database that a worker keeps them in."""
+    """This includes the state database of a worker."""
     query = PLANS["join"]
     pins = {s.id: Shards(("a", "c"), True) if s.table_oid == 1 else "b" for s in query.sources}
     found = placed(Strategy.BOTTOM_UP, query, WHERE, pins | {"sink": "root"})

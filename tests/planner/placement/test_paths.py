@@ -183,7 +183,7 @@ def test_each_node_has_one_parent_and_leads_to_the_sink(drawn, groups) -> None:
 
 @given(topologies())
 def test_the_matrix_counts_paths(drawn) -> None:
-    """By walking each of them."""
+    """The test walks each path."""
     where, sources = drawn
     found = done(selected(where, {"L": sources}, "n0"))
     order = list(graphlib.TopologicalSorter(where.parents).static_order())

@@ -1,4 +1,4 @@
-"""Plans on workers around one that is both ends: where they are cut, by hand and by strategies."""
+"""Plans on workers around one that has both sources and sink: cut by hand and by strategies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_id_counts_before_the_kind():
 
 
 def test_what_several_read_is_a_part_for_who_is_elsewhere():
-    """The filter is read by a part and by what is on main: that one is sent its rows."""
+    """A part and a node on main read the filter: its rows are sent to main."""
     shared = plan("A B f:A j:f,B k:f,j")
     assert cuts.cuts(shared, {"f": "w1", "j": "w1"}, "main") == {"f": "w1", "j": "w1"}
     # The shared node has no placement: each reader has its own copy.
