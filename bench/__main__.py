@@ -78,9 +78,9 @@ SCENARIOS: dict[str, type[Scenario]] = {
 
 
 def shown(lines: Iterable[Figures]) -> Iterator[str]:
-    """Yield ``lines`` as columns under their names, each as soon as it is there.
+    """Yield ``lines`` as columns under their names, each as soon as it is measured.
 
-    A column is as wide as its name and its first value; a wider one that comes later shifts its row.
+    A column is as wide as its name and its first value; a wider later value shifts its row.
     """
     widths: dict[str, int] = {}
     for line in lines:

@@ -21,7 +21,7 @@ _TRANSACTION_ROWS: Final = 100
 
 
 class Checkpoint(Scenario):
-    """Synced checkpoints of one view's state, without the engine's other work beside it."""
+    """Synced checkpoints of one view's state, without other work of the engine."""
 
     name: ClassVar[str] = "checkpoint"
     about: ClassVar[str] = (

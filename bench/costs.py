@@ -62,7 +62,7 @@ class Costs(Scenario):
 
 
 Spent = dict[str, tuple[int, int, int]]
-"""By node: rows in, ns, calls."""
+"""Rows in, ns and calls by node."""
 
 
 def _played(unit: engine.Unit, messages: list[bytes], size: int) -> Spent:

@@ -28,7 +28,7 @@ def of_children(pid: int) -> float:
     """Return the CPU seconds of the living children of a process."""
     total = 0.0
     for path in _PROC.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             fields = _fields(path)
             if int(fields[_PARENT]) == pid:
                 total += (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS

@@ -16,7 +16,7 @@ from bench.scenario import Bed, Figures, Options, Scenario, bed
 _WRITERS = 8
 _CREATIONS = 11
 _OPEN_S = (0.5, 2.0)
-"""Seconds a transaction stays open after its first row, each writer in its own rhythm."""
+"""Range of the seconds that a transaction stays open after its first row, spread over writers."""
 
 
 class Creations(Scenario):

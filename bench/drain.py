@@ -1,4 +1,4 @@
-"""drain: a backlog through views end to end, three times, beside pg_recvlogical on the same WAL."""
+"""drain: three backlogs through views end to end, compared with pg_recvlogical on the same WAL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WALSENDER: Final = "SELECT active_pid FROM pg_replication_slots WHERE slot_name
 
 
 class Drain(Scenario):
-    """The worker is stopped while a backlog is written, and released: from then on it counts."""
+    """A backlog is written while the worker is stopped; the time counts from its release."""
 
     name: ClassVar[str] = "drain"
     about: ClassVar[str] = (

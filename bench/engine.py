@@ -45,7 +45,7 @@ from headrace.runtime.incoming import StreamFrames
 from headrace.state.rocks import RocksDatabase, RocksStore
 
 _DRAINS: Final = 4
-"""Of each size; the first one is the cold one."""
+"""Drains of each size; the first one is the cold one."""
 _BATCHES: Final = {30_000: 1, 100: 50, 1: 200}
 """Batches of a drain, by rows of a batch."""
 _TRANSACTION_ROWS: Final = 100
@@ -56,7 +56,7 @@ _PARTS: Final = ("stream", "decode", "flow", "regulate", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Recorded messages, and of how many rows a batch of them is to be."""
+    """Recorded messages, and the rows per batch."""
 
     size: int
     messages: list[bytes]
@@ -64,7 +64,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """All that happens to some tables: how they are filled, and drains."""
+    """All changes of some tables: the fill, and drains."""
 
     fill: list[bytes]
     drains: list[Drain]
@@ -79,7 +79,7 @@ class Spent:
     batches: int = 0
     diffs: int = 0
     bytes: int = 0
-    """Of the diffs."""
+    """Bytes of the diffs."""
 
     def timed(self, part: str, begin: float) -> float:
         """Add this thread's CPU time since ``begin`` to ``part``, and return the current time."""
@@ -89,7 +89,7 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """Of all parts."""
+        """CPU seconds of all parts."""
         return sum(self.seconds.values())
 
 
@@ -120,7 +120,7 @@ class Described:
         return {}
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """See ``runtime.columns.Columns``."""
+        """Number the columns as ``runtime.columns.Columns`` does."""
         return self._columns.numbered(changes, xid, read)
 
 
@@ -147,21 +147,21 @@ class Unit:
 
     @property
     def plan(self) -> PhysicalPlan:
-        """Return the view's plan."""
+        """The view's plan."""
         return self._plan
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """By node, since it was opened."""
+        """Metrics by node since the store was opened."""
         return self._flow.metrics()
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of the view's states in memory."""
+        """Bytes of the view's states in memory."""
         return self._store.memory_bytes
 
     def reopen(self) -> None:
-        """Stop and start: all that is in memory is gone."""
+        """Close and open the store, so that nothing is in memory."""
         self.close()
         self._open()
 
@@ -220,7 +220,7 @@ class Unit:
 
 
 class Engine(Scenario):
-    """The gate of what makes the engine faster: CPU time of its parts for each shape."""
+    """The gate for the engine's speed: CPU time of its parts for each shape."""
 
     name: ClassVar[str] = "engine"
     about: ClassVar[str] = (
@@ -259,7 +259,7 @@ class Engine(Scenario):
             return
         with psycopg.connect(on.source, autocommit=True) as conn:
             recorder = Recorder(conn)
-            # Lines are four times the orders, and most of the rows.
+            # There are four times as many lines as orders; they are most of the rows.
             data = Tpch(conn, rows / 4 / 1_500_000)
             data.load()
             fill, drains = recorder.take(), []

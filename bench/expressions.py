@@ -64,7 +64,7 @@ def _column(oid: int, rows: int) -> pa.Array:
 
 
 class Expressions(Scenario):
-    """The same expression over one column of different values, in both ways."""
+    """The same expression over one column of different values, natively and in Postgres."""
 
     name: ClassVar[str] = "expressions"
     about: ClassVar[str] = "us per row, our kernels beside Postgres in batches"

@@ -23,7 +23,7 @@ _LATE_MS: Final = 1_000
 _LATE_RATE: Final = 200.0
 _CLIENTS: Final = 4
 _SETTLE_S: Final = 1.0
-"""After which the writers have their rate."""
+"""Seconds after which the writers have reached their rate."""
 _OPEN: Final = shop.ShopView(
     "open_orders", "SELECT id, customer_id, amount FROM orders WHERE status = 'open'", ""
 )

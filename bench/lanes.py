@@ -75,7 +75,7 @@ def _measure(on: Bed, slow: str, lane_ms: int, options: Options) -> Figures:
         row = conn.execute("SELECT greatest(max(id), 1000000) FROM events").fetchone()
         assert row is not None, "the query gives one row"
         following = int(row[0]) + 1
-        # The first ones show what is slow.
+        # The first probes show which view is slow, and are not measured.
         for number in range((int(options.seconds / _PAUSE_S) or _PROBES) + 10):
             place = int(rng.integers(_ROWS // 2, _ROWS))
             conn.execute("INSERT INTO events VALUES (%s, %s, 1)", (following, place))

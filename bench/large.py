@@ -16,7 +16,7 @@ _WALSENDER = (
 
 
 class Large(Scenario):
-    """Rows for a view that sums up, and of another table for another view meanwhile."""
+    """Rows for a view of sums, and meanwhile rows of another table for another view."""
 
     name: ClassVar[str] = "large"
     about: ClassVar[str] = (

@@ -1,4 +1,4 @@
-"""many: cost of thousands of views: creation, idle time and restart."""
+"""many: the cost of thousands of views: creation, idle time and restart."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bench import cpu
 from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
 
 _VIEWS: Final = 400
-"""For a first look; ``--views 2000`` shows what thousands cost."""
+"""Enough for a quick run; ``--views 2000`` shows the cost of thousands."""
 _EACH: Final = 100
-"""Views that one line is of."""
+"""Views per line."""
 _TABLES: Final = 4
 _SETTLE_S: Final = 5.0
-"""After the last creation, before the idle time begins."""
+"""Seconds between the last creation and the idle time."""
 
 
 class Many(Scenario):

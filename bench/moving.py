@@ -1,4 +1,4 @@
-"""moving: how late a view is while it moves from one worker to another and back, under writers."""
+"""moving: lateness of a view that moves from one worker to another and back, under writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEW: Final = shop.VIEWS[0]
 
 
 class Moving(Scenario):
-    """A join-and-aggregate view goes to and fro; it is read all the while."""
+    """A join-and-aggregate view moves back and forth while it is read."""
 
     name: ClassVar[str] = "moving"
     about: ClassVar[str] = (
@@ -81,7 +81,7 @@ class Moving(Scenario):
 
 
 class _Reader(threading.Thread):
-    """Reads what never becomes less."""
+    """Reads a value that never decreases."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(daemon=True)

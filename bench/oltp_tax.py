@@ -23,7 +23,7 @@ _VIEWS: Final = {
 
 
 class OltpTax(Scenario):
-    """The same load by turns: no engine, an engine without views, an engine with three."""
+    """The same load in turns: no engine, an engine without views, an engine with three."""
 
     name: ClassVar[str] = "oltp_tax"
     about: ClassVar[str] = (

@@ -28,7 +28,7 @@ _PAIRS: Final = (
 )
 _ROWS: Final = 30_000
 _DRAINS: Final = 6
-"""Half of them side by side."""
+"""Half of them run on two threads."""
 
 
 class Pairs(Scenario):

@@ -1,4 +1,4 @@
-"""pgbench, as the server's programs have it."""
+"""pgbench, from the programs of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""placement: how much crosses the links of a fog with each strategy, beside the exact solver."""
+"""placement: bytes over a fog's links with each strategy, compared with the exact solver."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ _FOG: Final = Topology(
 _EVERYWHERE: Final = {"lineitem", "orders", "auction", "bid"}
 """Tables of which each edge has a part; other tables are on one edge each ..."""
 _CENTRAL: Final = {"nation", "region", "side_input"}
-"""... or beside the sink."""
+"""... or on the sink's node."""
 _BATCH_ROWS: Final = 100
 _ORDERS: Final = 1_500
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """How tables are filled, and changes of them."""
+    """The fill of tables, and their changes."""
 
     fill: list[bytes]
     changes: list[bytes]

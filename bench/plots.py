@@ -1,7 +1,7 @@
-"""Pictures out of what ``--json`` has written: ``make bench-plots ARGS='small.json drain.json'``.
+"""Plots of the output of ``--json``: ``make bench-plots ARGS='small.json drain.json'``.
 
-Runs in an environment of its own, with matplotlib and the standard library alone.  Several
-documents of one scenario (runs before and after something) are laid over each other.
+Runs in a separate environment, with matplotlib and the standard library alone. Several documents of
+one scenario (runs before and after a change) are drawn in one plot.
 """
 
 from __future__ import annotations

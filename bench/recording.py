@@ -18,7 +18,7 @@ _ROWS: Final = frozenset(b"IUD")
 
 
 class Recorder:
-    """Records all tables of a database from where it is made."""
+    """Records all tables of a database from its creation on."""
 
     def __init__(self, conn: psycopg.Connection[tuple[object, ...]]) -> None:
         """Create the publication and the slot.

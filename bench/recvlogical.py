@@ -30,13 +30,13 @@ class Received:
 
     seconds: float
     cpu_s: float
-    """Of pg_recvlogical."""
+    """CPU seconds of pg_recvlogical."""
     walsender_s: float
-    """CPU of its walsender."""
+    """CPU seconds of its walsender."""
 
 
 class Backlog:
-    """The changes of our views' tables since a moment, by a slot of its own."""
+    """The changes of the views' tables since its creation, in a separate slot."""
 
     def __init__(self, on: Bed) -> None:
         """Begin the backlog now."""
@@ -52,7 +52,7 @@ class Backlog:
         """End the backlog now."""
         source = self._on.source
         self._end = scalar(source, "SELECT pg_current_wal_insert_lsn()::text")
-        # pg_recvlogical stops at the first message at or behind the end: there must be one.
+        # pg_recvlogical stops at the first message at or after the end, so there must be one.
         scalar(source, "SELECT pg_logical_emit_message(true, 'bench', 'end')::text")
 
     def rows(self) -> int:
@@ -60,7 +60,10 @@ class Backlog:
         return int(scalar(self._on.source, _COUNT, _SLOT, _PUBLICATION))
 
     def receive(self, file: Path = Path("/dev/null")) -> Received:
-        """Have pg_recvlogical read it to ``file``.  REQUIRES: ``end`` was called."""
+        """Let pg_recvlogical read the backlog to ``file``.
+
+        REQUIRES: ``end`` was called.
+        """
         server = self._on.server
         ended, ours = cpu.of_ended_children(server.pid), os.times()
         begin = time.monotonic()

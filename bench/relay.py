@@ -30,7 +30,7 @@ _ROUNDS: Final = 3
 
 
 class Relay(Scenario):
-    """pgbench through the port and past it, by turns; the median round of each counts."""
+    """pgbench through the port and directly, in turns; the median round of each counts."""
 
     name: ClassVar[str] = "relay"
     about: ClassVar[str] = (

@@ -20,11 +20,11 @@ from bench.scenario import Bed, Figures, Options, Scenario
 _VIEWS: Final = ("group_sum", "join")
 _DRAINS: Final = 3
 _PART: Final = 20
-"""A drain changes one row of so many."""
+"""A drain changes one row in so many."""
 
 
 class Restart(Scenario):
-    """Each view alone: created, drained, stopped with the engine, drained again."""
+    """Each view alone: created, drained, stopped with the engine, and drained again."""
 
     name: ClassVar[str] = "restart"
     about: ClassVar[str] = (

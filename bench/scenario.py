@@ -30,19 +30,19 @@ class Options:
     rate: float = 0.0
     version: int = 16
     only: tuple[str, ...] = ()
-    """Views, where a scenario has many; empty: all."""
+    """Views to measure, in scenarios with many; empty: all."""
     views: int = 0
-    """At most so many, where a scenario asks what their number costs."""
+    """Maximum number of views, in scenarios that vary it."""
 
 
 class Scenario:
-    """One measurement; ``run`` gives the lines of its table, as they come or at its end."""
+    """One measurement; ``run`` gives the lines of its table, one by one or at its end."""
 
     name: ClassVar[str]
     about: ClassVar[str]
 
     def run(self, options: Options) -> Iterable[Figures]:
-        """Measure; servers are its own and gone afterwards."""
+        """Measure; the servers are started for it and removed afterwards."""
         raise NotImplementedError
 
 
@@ -55,7 +55,7 @@ class Bed:
 
     @property
     def source(self) -> str:
-        """DSN of the database itself, past the engine."""
+        """DSN of the database itself, without the engine's port."""
         return self.engine.source
 
     @property

@@ -1,4 +1,4 @@
-"""The shapes of queries that the engine is measured by, their tables, and a stream of changes."""
+"""The query shapes of the engine's benchmarks, their tables, and a stream of changes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ INSERT INTO customers SELECT i, 'region ' || drawn(i, 7, 20), drawn(i, 8, 5)
     FROM generate_series(1, {customers}) i;
 INSERT INTO orders SELECT (made(i, i, {customers})).* FROM generate_series(1, {rows}) i;
 """
-# Of 50 changed rows 29 are updated orders, 10 new, 10 deleted, and one is a customer.  An
-# order lives for five times as many changes as there are orders.
+# Of 50 changed rows 29 are updated orders, 10 new, 10 deleted, and one is a customer. An order
+# lives for five times as many changes as there are orders.
 _CHANGE: Final = """DO $do$ BEGIN
     FOR low IN {first} .. {last} BY {step} LOOP
         UPDATE orders o SET (customer, product, quantity, amount, placed, note)
@@ -91,7 +91,7 @@ SHAPES: Final[dict[str, str]] = {
 
 @dataclass(slots=True)
 class Stream:
-    """Changes of the tables, each of which is another one; ``rows`` orders are there at a time."""
+    """Changes of the tables, each of another row; there are ``rows`` orders at any time."""
 
     conn: psycopg.Connection[tuple[object, ...]]
     rows: int

@@ -34,7 +34,7 @@ _CHANGED_MAX: Final = 50_000
 """Rows that one transaction changes, over all views."""
 _ROUNDS: Final = 3
 _WAYS: Final = {"quick": 1 << 40, "careful": -1}
-"""By how many rows a view may have at most to be written in one round trip."""
+"""Maximum changed rows of a view that is written in one round trip."""
 
 
 class Sink(Scenario):

@@ -1,4 +1,4 @@
-"""state: the state tier beside a plain RocksDB loop: gets, upserts, checkpoints, restart."""
+"""state: the state tier compared with a plain RocksDB loop: gets, upserts, checkpoints, restart."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class TpchQueries(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Scale 0.1, or so many ``options.rows`` orders."""
+        """Measure at scale 0.1, or with ``options.rows`` orders."""
         scale = options.rows / _ORDERS_AT_1 if options.rows else _SCALE
         out: list[Figures] = []
         with (

@@ -1,8 +1,8 @@
-"""Tables, rows and refresh streams for the TPC-H queries: our own generator, in SQL.
+"""Tables, rows and refresh streams for the TPC-H queries, generated in SQL.
 
-The distributions follow clause 4.2 of the TPC-H specification as far as its queries can tell
-(keys, dates, prices, categories, words that are searched for); texts are shorter.  Everything is
-a function of row numbers, so the same scale gives the same rows.
+The distributions follow clause 4.2 of the TPC-H specification as far as its queries depend on them
+(keys, dates, prices, categories, searched words); texts are shorter. Everything is a function of
+row numbers, so the same scale gives the same rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CREATE FUNCTION pg_temp.r(i bigint, salt int, n bigint) RETURNS bigint IMMUTABLE
 CREATE FUNCTION pg_temp.pick(i bigint, salt int, words text[]) RETURNS text IMMUTABLE LANGUAGE sql
     AS $$ SELECT words[1 + pg_temp.r(i, salt, cardinality(words))] $$;
 """
-"""Draws of a row: a number below ``n``, one of ``words``; other ones for each ``salt``."""
+"""Random draws of a row: a number below ``n``, or one of ``words``; they differ by ``salt``."""
 _HELPERS: Final = """
 CREATE FUNCTION pg_temp.phone(i bigint, nation bigint) RETURNS text IMMUTABLE LANGUAGE sql AS
     $$ SELECT format('%s-%s-%s-%s', 10 + nation, 100 + pg_temp.r(i, 1, 900),

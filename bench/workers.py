@@ -26,14 +26,14 @@ _OVER: Final = {
 """Query over a shape: it writes few rows, so that Postgres is not the bottleneck."""
 _VIEWS: Final = {name: _OVER[name].format(query) for name, query in shapes.queries(tuple(_OVER))}
 _DRAINS: Final = 4
-"""Of each kind, in turns; the first is not counted."""
+"""Drains of each kind, in turns; the first is not counted."""
 _TRANSACTION_ROWS: Final = 100
 _PART: Final = 8
 """A drain changes one order in so many."""
 
 
 class Workers(Scenario):
-    """Views on two workers, beside all of them on one."""
+    """Views on two workers, compared with all of them on one."""
 
     name: ClassVar[str] = "workers"
     about: ClassVar[str] = (
@@ -50,7 +50,7 @@ class Workers(Scenario):
             shapes.streaming(options, rows) as (on, stream),
             psycopg.connect(on.engine.dsn, autocommit=True) as conn,
         ):
-            # Else what the views are compared with takes minutes.
+            # Otherwise the comparison with the query takes minutes.
             stream.conn.execute("CREATE INDEX ON orders (customer)")
             conn.execute("CALL headrace.add_worker('w1')")
             for drain in range(_DRAINS):

@@ -1,4 +1,4 @@
-"""The same tables and the same changes, as files for those that do not read from Postgres."""
+"""The same tables and changes as files, for peers that do not read from Postgres."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench import shapes
 from bench.scenario import Options, bed
 
 VIEWS: Final = {"filter": "amount", "group_sum": "s", "join": "amount"}
-"""Shapes that are compared, and the column by whose sum (and the number of rows) an answer is."""
+"""Compared shapes, and the column whose sum, with the number of rows, is an answer."""
 _TRANSACTION_ROWS: Final = 100
 _LOG: Final = """
 CREATE SEQUENCE change;

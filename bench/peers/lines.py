@@ -1,4 +1,4 @@
-"""A measured peer, and as a line of the table."""
+"""A measured peer, and its line of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers in environments of their own: made with pip, run as processes, checked by their answer."""
+"""Peers in separate environments: installed with pip, run as processes, checked by their answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _RUN_S: Final = 1_200
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program; ``run_NAME.py`` is what it is asked."""
+    """Another program; ``run_NAME.py`` runs its query."""
 
     name: str
     package: str
     given: str
     streams: bool
-    """It is given first rows and changes as one stream, and once the first rows alone: the
-    difference is what the changes cost."""
+    """Whether the peer gets the first rows and the changes as one stream.
+
+    Another run gets the first rows alone; the difference is the cost of the changes.
+    """
 
 
 PEERS: Final = (

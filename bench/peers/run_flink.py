@@ -1,4 +1,4 @@
-"""Flink SQL: a changelog in files, answers thrown away.  FOLDER VIEW QUERY SUM STREAM."""
+"""Flink SQL: a changelog in files, answers discarded. FOLDER VIEW QUERY SUM STREAM."""
 
 import json
 import sys

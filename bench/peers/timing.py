@@ -1,4 +1,4 @@
-"""Time and CPU of a peer's work, told to who started it; runs in the peer's environment.
+"""Time and CPU of a peer's work, reported to the parent; runs in the peer's environment.
 
 REQUIRES: nothing but the standard library.
 """

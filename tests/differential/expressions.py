@@ -21,7 +21,7 @@ CREATE TABLE t (
 ALTER TABLE t DROP COLUMN gone;
 """
 
-# (least version of Postgres, expression)
+# (minimum version of Postgres, expression)
 CASES: list[tuple[int, str]] = [
     *((15, e) for e in (
         "(k, s) < (1, 'a')", "(k, big) <= (1, 5)", "(m, s) > ('ok'::mood, 'x')",
@@ -189,7 +189,7 @@ VALUES: dict[str, list[str]] = {
     "nm": ["a", "Bc", ""], "mac": ["08:00:2b:01:02:03"], "vb": ["", "1", "01"],
     "lsn": ["0/0", "16/B374D848"],
 }  # fmt: skip
-"""Per column values that are equal, nearly equal, or odd."""
+"""Values by column: equal, nearly equal, or odd."""
 
 
 def row(rng: random.Random, number: int) -> str:

@@ -1,6 +1,6 @@
-"""Random queries over subqueries whose columns may fail on a row, and the same queries made safe.
+"""Random queries over subqueries whose columns may fail on a row, and their safe twins.
 
-A failing expression has a twin that is NULL where the expression fails.  Wherever Postgres answers
+A failing expression has a twin that is NULL where the expression fails. Wherever Postgres answers
 the first query without use of a failing value, the second one has the same rows.
 """
 
@@ -154,7 +154,7 @@ class Queries:
         if rng.random() < 0.25:
             return f"DELETE FROM {rng.choice('ej')} WHERE id = {number}"
         if rng.random() < 0.4:
-            # Rows that fail are partners of none: their ids are large.
+            # Rows that fail have no join partners: their ids are large.
             return (
                 f"INSERT INTO j VALUES ({number}, {rng.choice('123')}, {rng.choice('012')}, 'a')"
                 " ON CONFLICT (id) DO UPDATE SET k = excluded.k, g = excluded.g"

@@ -157,7 +157,7 @@ class Table:
     name: str
     columns: dict[str, str]  # name -> kind
     identity: str  # 'pk', 'pk2' or 'full'
-    # 'plain', 'parts' (partitioned), 'deep' or 'view' (over a table); no part of a seed.
+    # 'plain', 'parts' (partitioned), 'deep' or 'view' (over a table); not determined by the seed
     form: str = field(default="plain", repr=False)
 
     @property
@@ -219,7 +219,7 @@ class Scope:
 
 
 class Generator:
-    """Everything random of one schema."""
+    """Random schema, queries and transactions of one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -244,7 +244,7 @@ class Generator:
         return Table(f"t{number}", columns, identity, self._form(number))
 
     def _form(self, number: int) -> str:
-        # Its own dice: the schema and the queries of a seed stay what they were.
+        # A separate generator: the schema and the queries of a seed stay the same.
         return random.Random(f"{self._seed}/{number}").choice(
             ("plain", "plain", "plain", "parts", "deep", "view")
         )

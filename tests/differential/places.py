@@ -22,7 +22,7 @@ FRAMES = (
 
 
 class Places:
-    """Fills the places of one subquery; the data are those of ``subqueries.Maker``."""
+    """Expressions for the places of one subquery; the data are those of ``subqueries.Maker``."""
 
     def __init__(self, rng: random.Random, table: Callable[[str], str]) -> None:
         """Use ``table``, which returns a table of FROM for an alias."""
@@ -82,7 +82,7 @@ class Places:
 
     def _over(self) -> str:
         partition = f"PARTITION BY {self.value()} " if self._rng.random() < 0.4 else ""
-        # To the last column: no two rows are equal in the order.
+        # By all columns: no two rows are equal in the order.
         order = f"ORDER BY {self.value()}, {self._inner}.id"
         return f"({partition}{order}{self._rng.choice(FRAMES)})"
 

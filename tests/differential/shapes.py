@@ -34,14 +34,14 @@ WHOLE = ("int", "small", "big")
 COMPARED = ("int", "small", "big", "text", "vchar", "money2", "date", "stamp")
 TYPES = {kind: POOLS[kind][0] for kind in POOLS}
 SUBTLE = 0.12
-"""How often a predicate is a subquery, where the budget allows one."""
+"""Probability that a predicate is a subquery, where the budget allows one."""
 
 
 class Shapes(Generator):
-    """Everything random of one schema."""
+    """Random schema, transactions and queries of one seed."""
 
     depths: Sequence[int] = (0, 1, 1, 2, 2, 3)
-    """How deep its queries are nested, each equally often."""
+    """Depths of nesting, each equally often."""
 
     def _table(self, number: int) -> Table:
         rng = self.rng
@@ -84,9 +84,9 @@ class Query:
         self.shared: list[tuple[str, list[str]]] = []
         """CTEs in scope: name and kinds of c0, c1, …"""
         self.own: list[tuple[str, list[str]]] = []
-        """The user's own views likewise."""
+        """The user's own views, in the same form."""
         self.results: list[tuple[str, list[str]]] = []
-        """Views of Headrace likewise."""
+        """Views of Headrace, in the same form."""
         self._aliases = 0
 
     def text(self, depths: Sequence[int]) -> tuple[str, list[str]]:
@@ -240,7 +240,7 @@ class Query:
             having = f" HAVING {test}"
         items = [*keys, *aggregates]
         if self.maybe(0.12):
-            # A window over what the groups are.
+            # A window over the groups.
             items.append((f"rank() OVER (ORDER BY {self.direction('count(*)')})", "big"))
         by = ""
         if keys:
@@ -363,8 +363,8 @@ class Query:
         sharp = [c for c in columns if c[1] not in LOOSE]
         calls = [self.window(columns, sharp)]
         if self.maybe(0.5):
-            # Which of two equal rows gets which value of the one call and of the other is not
-            # said: only one of them may tell equal rows apart.
+            # The pairing of two calls' values among equal rows is undefined: only one of the calls
+            # may tell equal rows apart.
             calls.append(self.window(columns, sharp, peers=True))
         sql = f"SELECT {named([*columns, *calls])} FROM ({inner}) {name}"
         return sql, kinds([*columns, *calls])

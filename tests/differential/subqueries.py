@@ -1,7 +1,7 @@
 """Random queries with subqueries: every kind in every position, nested, over NULLs and duplicates.
 
-Tables ``da``, ``db`` and ``dc`` of one shape; a subquery's own tables are aliased, so any may be
-the same as an outer one.
+Tables ``da``, ``db`` and ``dc`` have one shape. A subquery's own tables have aliases, so that they
+may be the same as outer ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows and arrays whose parts look different though equal, as keys, under random transactions.
+"""Rows and arrays whose parts are equal but look different, as keys, under random transactions.
 
-A group shows one of the looks of its key, which Postgres chooses freely, so queries show which rows
-go together and never the key.
+A group shows one form of its key, which Postgres chooses freely. Queries therefore show which rows
+are grouped, and never the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ORDER BY with LIMIT, DISTINCT ON and window functions under random transactions.
 
-Where Postgres may choose among ties, the queries leave it no choice: a key comes last in ORDER BY, or
-the function does not look at the order of peers.  A failure prints the seed.
+Where Postgres may choose among ties, the queries leave it no choice: a key comes last in ORDER BY,
+or the function does not depend on the order of peers. A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Writer:
         ]
 
     def order(self) -> str:
-        """ORDER BY that leaves no ties."""
+        """Return an ORDER BY that leaves no ties."""
         return ", ".join([*self._items(), self.rng.choice(["id", "id DESC"])])
 
     def limited(self) -> str:
@@ -97,7 +97,7 @@ class Writer:
             first = r.choice(["k", "n", "t", "f", "e"])
             direction = r.choice(["", " DESC", " DESC NULLS LAST", " NULLS FIRST"])
             offset = r.choice([0, 1, 3]) if first in "kte" else 0
-            # Which of the peers an offset takes off is open.
+            # The peers that an offset removes are undefined.
             return (
                 f"SELECT {'' if offset else 'id, '}{first} FROM items"
                 f" ORDER BY {first}{direction} OFFSET {offset} FETCH FIRST {r.choice([1, 2, 4])} ROWS WITH TIES"
@@ -214,7 +214,7 @@ FIXED = (
 )
 
 INSIDE = (
-    # In LATERAL and in subqueries: of each group the first rows, windows of each group.
+    # In LATERAL and in subqueries: the first rows of each group, and windows of each group.
     "SELECT b.k, x.id FROM bag b,"
     " LATERAL (SELECT id, n FROM items i WHERE i.k = b.k ORDER BY n, id LIMIT 2) x",
     "SELECT b.k, x.id FROM bag b LEFT JOIN LATERAL (SELECT id FROM items i WHERE i.k = b.k"

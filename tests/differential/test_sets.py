@@ -24,7 +24,7 @@ TRANSACTIONS = 12
 
 
 class Writer:
-    """Random statements over ``DDL``; small pools, so that rows meet, repeat and go."""
+    """Random statements over ``DDL``; small pools, so that rows match, repeat and disappear."""
 
     def __init__(self, seed: int, nodes: int = 7) -> None:
         self.rng = random.Random(seed)
@@ -164,10 +164,10 @@ RECURSIVE = (
     # Reachable nodes, cycles included.
     "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
     " SELECT r.a, e.b FROM r JOIN edges e ON e.a = r.b) SELECT * FROM r",
-    # The same, the other way round and from one node.
+    # The same in the other direction and from one node.
     "WITH RECURSIVE r(n) AS (VALUES (0) UNION SELECT e.b FROM r, edges e"
     " WHERE e.a = r.n) SELECT n FROM r",
-    # Walks up to a length, each as often as there is one.
+    # Walks up to a length, each as often as it exists.
     "WITH RECURSIVE r(a, b, d) AS (SELECT a, b, 1 FROM edges UNION ALL"
     " SELECT r.a, e.b, d + 1 FROM r JOIN edges e ON e.a = r.b WHERE d < 3)"
     " SELECT a, b, d FROM r",

@@ -39,7 +39,7 @@ class Outcome:
 
     made: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Refused queries by reason."""
     examples: dict[str, str] = field(default_factory=dict)
     """A query refused for that reason."""
     wrong: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ def test_shapes(seed, source, commander):
 
 
 def test_few_shapes_are_refused():
-    """Runs after the others; it says which reasons there were."""
+    """Runs after the other tests; a failure lists the reasons."""
     refused, made = REFUSED.total(), MADE.total()
     print(f"{refused} refused of {refused + made}: {REFUSED.most_common()}")
     assert refused <= REFUSED_MAX * (refused + made), REFUSED.most_common()

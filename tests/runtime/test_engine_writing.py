@@ -80,7 +80,7 @@ class View:
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Return the txid of its progress, and the transaction that set it."""
+        """Txid of its progress, and the transaction that set it."""
         return self.conn.execute(
             "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s", (self.id,)
         ).fetchone()
