@@ -20,7 +20,7 @@ _OPEN_S = (0.5, 2.0)
 
 
 class Creations(Scenario):
-    """Small views over one table; each waits for a moment without older open transactions."""
+    """Small views over one table; each waits for a moment without open transactions."""
 
     name: ClassVar[str] = "creations"
     about: ClassVar[str] = f"seconds of {_CREATIONS} create_views under {_WRITERS} writers"
