@@ -134,7 +134,7 @@ def call(made: plan.WindowCallSpec, spec: plan.WindowSpec, ordered, at: int) -> 
         if name == "sum":
             return str(sum(numbers))
         best = min(numbers)
-        # Of equal values Postgres keeps the last.
+        # Postgres keeps the last of equal values.
         return [v for v, d in zip(values, numbers, strict=True) if d == best][-1]
     return {"sum": sum, "min": min, "max": max}[name](values)
 

@@ -82,7 +82,7 @@ def test_what_is_rolled_back_is_gone(streams):
     handed_on(streams, *block(change("a"), change("b", 8), change("c", 9)))
     handed_on(streams, abort(XID, 9))
     handed_on(streams, *block(change("d", 8), first=False), abort(XID, 8), abort(XID, 8))
-    # Of one of which nothing has come, and of a transaction of which nothing has.
+    # Aborts of a subtransaction and of a transaction that have sent nothing.
     handed_on(streams, abort(XID, 11), abort(12, 12))
     out = handed_on(streams, *block(change("e"), change("f", 10), first=False), commit())
     assert within(out) == ["Ia", "Ie", "If"]

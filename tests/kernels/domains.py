@@ -32,7 +32,7 @@ CREATE FUNCTION pg_temp.number() RETURNS numeric LANGUAGE sql VOLATILE AS
 
 @dataclass(frozen=True)
 class Domain:
-    """How values of a type are drawn."""
+    """A type, and the forms of its random values."""
 
     sql: str
     """The type; with a collation where it has one."""

@@ -158,7 +158,7 @@ def test_the_first_rows_of_all_are_looked_for_side_by_side(spark_bench, tmp_path
 def test_aggregates_without_keys_are_computed_side_by_side(
     spark_bench, tmp_path, calls, rows, kept
 ):
-    """``kept``: how many shares keep values; 2: several, and 1: all are in one place."""
+    """``kept``: 2 if several partial aggregates keep values, 1 if all values are in one place."""
     listed = [f"{call} AS c{i}" for i, call in enumerate(re.split(r", (?![^(]*\))", calls))]
     query = f"SELECT {', '.join(listed)} FROM {rows}"
     conn = spark_bench.conn

@@ -482,7 +482,7 @@ def test_million_row_transaction_is_spooled(source, start, database):
 
 
 def test_e24_large_batches_are_taken_up_as_memory_allows(source, start, database, monkeypatch):
-    """In pieces; two concurrent views never use more than the budget."""
+    """They are processed in pieces; two concurrent views never use more than the budget."""
     running = start(batch_memory_bytes=GRANT_BYTES_MIN)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     query = "SELECT id % 7 AS p, count(*) AS n, min(name) AS least FROM items GROUP BY 1"

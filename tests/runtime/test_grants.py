@@ -53,7 +53,7 @@ def test_e24_five_collections_share_a_budget():
 
 @pytest.mark.slow
 def test_e24_stress():
-    """For a minute, of all sizes, from many threads."""
+    """Many threads reserve memory of all sizes for a minute."""
     grants = Grants(10 * MIB, MIB)
     until = time.monotonic() + 60
     while time.monotonic() < until:

@@ -297,7 +297,7 @@ def test_a20_an_idle_tick_reads_ahead_for_the_more_urgent(opened: Opened, now: l
 def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
     opened: Opened, now: list[float]
 ) -> None:
-    """Of several queues, up to the size of the memory."""
+    """Several queues share the memory, and reading ahead stops when it is full."""
     storage = opened(10)
     names = {"low": 1, "middle": 5, "high": 9}
     queues = {name: filled(storage, name, 6, p) for name, p in names.items()}
