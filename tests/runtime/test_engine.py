@@ -60,7 +60,7 @@ def test_follows_every_change(source, start, database):
 
 
 def test_an_idle_engine_does_not_wait_for_more(source, start, database):
-    """The interval bounds the size of a batch only while another batch is in flight."""
+    """The interval bounds how long a batch gathers, only while another batch is in flight."""
     running = start(batch_interval_ms=3_600_000, lock_timeout_ms=60_000)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(3):

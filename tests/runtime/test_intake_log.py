@@ -243,7 +243,7 @@ def test_a_failure_at_every_point(source, database, start, local):
         equal(running, source, "b", "c")
     faults.arm("")
     change(source, rng)
-    equal(running, source, "b", "c")  # The work that the last fault interrupted continues.
+    equal(running, source, "b", "c")  # the work that the last fault interrupted continues
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
     assert_consistent(running, source)

@@ -152,7 +152,7 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
 
 
 def test_a42_what_is_derived_carries_when_the_oldest_was_committed(source, database, start):
-    """The queues of the shared subplan and of the batches have it, and so do frames read from them."""
+    """The queues of the shared subplan and of the batches have it, also when read again."""
     running = start(wal_retention="local")
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
