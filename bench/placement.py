@@ -189,7 +189,6 @@ def _line(name: str, physical: PhysicalPlan, costs: Costs) -> Figures:
 
 
 def _try(physical: PhysicalPlan, strategy: Strategy, costs: Costs, pins: Pins) -> Placement | None:
-    """Return the placement, or None if there is none."""
     try:
         found = try_to_place(physical, _FOG, strategy, costs, pins, seed=1)
     except UserError as error:

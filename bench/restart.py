@@ -83,5 +83,4 @@ def _drain(worker: int, stream: shapes.Stream) -> tuple[float, float]:
 
 
 def _wait(conn: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Wait until the view shows all committed changes."""
     conn.execute("CALL headrace.wait_for('v')")

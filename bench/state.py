@@ -65,7 +65,6 @@ def _keys(count: int) -> list[bytes]:
 
 
 def _batches(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield ``keys`` in sorted batches."""
     for start in range(0, len(keys), _BATCH):
         yield sorted(keys[start : start + _BATCH])
 

@@ -48,7 +48,6 @@ DIGEST = "19966d042ee3ed4a"
 
 
 def parts(data: object) -> list[dict]:
-    """Return every object of JSON data."""
     if isinstance(data, list):
         return [part for item in data for part in parts(item)]
     return [data, *parts(list(data.values()))] if isinstance(data, dict) else []

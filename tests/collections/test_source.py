@@ -26,7 +26,6 @@ def opened(here: Table) -> tuple[Source, MemoryStore]:
 
 
 def send(made: Source, here: Table, *ops: Op) -> list[str]:
-    """Return the consolidated diffs of one change batch."""
     net = Diffed(made.schema)
     for batch in made.apply(0, here.changes(ops)):
         net.add(batch)

@@ -193,7 +193,6 @@ VALUES: dict[str, list[str]] = {
 
 
 def row(rng: random.Random, number: int) -> str:
-    """Return the VALUES of one row."""
     values = [str(number)]
     for column in VALUES:
         value = None if rng.random() < 0.15 else rng.choice(VALUES[column])
@@ -207,13 +206,11 @@ def literal(value: str | None) -> str:
 
 
 def insert(rng: random.Random, numbers: range) -> str:
-    """Return a statement that adds rows of these ids."""
     rows = ", ".join(row(rng, n) for n in numbers)
     return f"INSERT INTO t (id, {', '.join(VALUES)}) VALUES {rows}"
 
 
 def change(rng: random.Random) -> str:
-    """Return a statement that changes some columns of some rows."""
     columns = rng.sample(list(VALUES), 12)
     sets = ", ".join(f"{c} = {literal(rng.choice(VALUES[c]))}" for c in columns)
     return f"UPDATE t SET {sets} WHERE id % {rng.randint(2, 4)} = 0"

@@ -148,7 +148,6 @@ class Queries:
         )
 
     def statement(self) -> str:
-        """Return a change of some rows."""
         rng = self._rng
         number = rng.randrange(1, 12)
         if rng.random() < 0.25:

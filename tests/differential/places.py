@@ -72,7 +72,6 @@ class Places:
         )
 
     def test(self) -> str:
-        """Return a condition."""
         operator = self._rng.choice(("=", "<", "<=", "<>"))
         return f"{self.value()} {operator} {self.value()}"
 

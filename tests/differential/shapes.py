@@ -753,10 +753,8 @@ def side_by_side(taken: list[str]) -> str:
 
 
 def named(items: list[Column]) -> str:
-    """Return the select list."""
     return ", ".join(f"{e} AS c{i}" for i, (e, _) in enumerate(items))
 
 
 def kinds(items: list[Column]) -> list[str]:
-    """Return the kinds of the items."""
     return [k for _, k in items]

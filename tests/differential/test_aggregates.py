@@ -192,7 +192,6 @@ def ordered_sets(name: str, direct: int, args: list[str]) -> Iterator[str]:
 
 
 def plain(name: str, kind: str) -> Iterator[str]:
-    """Yield calls with one argument."""
     order = " ORDER BY id" if name.startswith(IN_ORDER) else ""
     for column in POLYMORPHIC.get(kind, [kind]):
         one = f"v_{column}"

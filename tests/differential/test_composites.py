@@ -100,7 +100,6 @@ class Values:
         return f"ROW({number}, {self.cost()}, {spans}, {self.costs()})::deal"
 
     def piece(self, key: int) -> str:
-        """Return a row of table ``pieces``."""
         return (
             f"({key}, {self._rng.randrange(3)}, {self._one(NUMBERS, 'numeric')}, {self.cost()},"
             f" {self.deal()}, {self.costs()}, {self._array(SPANS, 'interval')},"
@@ -108,7 +107,6 @@ class Values:
         )
 
     def line(self, key: int) -> str:
-        """Return columns n, i and k of table ``lines``."""
         number, span = self._one(NUMBERS, "numeric"), self._one(SPANS, "interval")
         return f"({key}, {number}, {span}, {self._rng.randrange(3)})"
 

@@ -65,11 +65,9 @@ class Writer:
         return r.choice(["TRUNCATE items", "TRUNCATE bag", "UPDATE bag SET k = k + 1", "SELECT 1"])
 
     def transaction(self) -> list[str]:
-        """Return a few statements."""
         return [self.statement() for _ in range(self.rng.randrange(1, 6))]
 
     def _items(self) -> list[str]:
-        """Return random ORDER BY items."""
         r = self.rng
         some = r.sample(
             [
@@ -89,7 +87,6 @@ class Writer:
         return ", ".join([*self._items(), self.rng.choice(["id", "id DESC"])])
 
     def limited(self) -> str:
-        """Return a query with LIMIT."""
         r = self.rng
         kind = r.randrange(6)
         limit = r.choice(["LIMIT 3", "LIMIT 1", "LIMIT 0", "LIMIT 7 OFFSET 2", "OFFSET 4"])
@@ -123,7 +120,6 @@ class Writer:
         return f"SELECT id, k, t FROM items ORDER BY {self.order()} {limit}"
 
     def window(self) -> str:
-        """Return a query with window functions."""
         r = self.rng
         calls = [self._call(i) for i in range(r.choice([1, 1, 2, 3]))]
         return f"SELECT id, {', '.join(calls)} FROM items" + r.choice(

@@ -81,7 +81,6 @@ class Writer:
         return r.choice(["TRUNCATE bag", "TRUNCATE edges", "UPDATE bag SET a = a + 1"])
 
     def transaction(self) -> list[str]:
-        """Return a few statements."""
         return [self.statement() for _ in range(self.rng.randrange(1, 7))]
 
     def set_operation(self, depth: int = 0) -> str:

@@ -55,7 +55,6 @@ QUERIES = (
 
 
 def written(query: str) -> str:
-    """Return the query as a user writes it."""
     return query.format(now="now()", today="current_date", local="localtimestamp")
 
 
@@ -129,7 +128,6 @@ def create(engine, source, views: dict[str, str]) -> None:
 
 
 def source_rows(engine, query: str) -> list[tuple]:
-    """Return the rows of a call to the commander."""
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
         return c.execute(query).fetchall()
 

@@ -64,7 +64,6 @@ class Bench:
         return Job(self.messages.append)
 
     def change(self, **changes: Any) -> None:
-        """Change the settings for later populations."""
         self.settings = self.settings.replace(**changes)
         self.context.settings = self.settings
 

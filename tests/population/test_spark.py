@@ -28,7 +28,6 @@ _numbers = itertools.count()
 
 
 def slow(*values):
-    """Return a case of the slow tests."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

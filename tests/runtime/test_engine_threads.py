@@ -32,7 +32,6 @@ MANY = 5_000
 
 
 def threads(pid: int) -> list[str]:
-    """Return the names of the threads of a process."""
     return sorted(path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
 
 

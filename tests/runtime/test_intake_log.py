@@ -44,7 +44,6 @@ def views(running, database, source) -> dict[str, int]:
 
 
 def change(source, rng: random.Random, times: int = 1) -> None:
-    """Run some transactions over both tables."""
     for _ in range(times):
         with source.transaction():
             source.execute(

@@ -88,7 +88,6 @@ def put_in_group(source, name: str, group: str) -> None:
 
 
 def grouped(running, source, dsn: str, group: str, name: str, query: str) -> int:
-    """Create a view in a commit group."""
     return create(running, dsn, name, query, between=lambda: put_in_group(source, name, group))
 
 

@@ -122,7 +122,6 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
 
 
 def in_commit(running) -> int | None:
-    """Return the txid that is being committed."""
     found = [f for f in running.book.pipeline.flights() if f.state is FlightState.COMMITTING]
     return found[0].txid if found else None
 

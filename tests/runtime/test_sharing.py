@@ -59,7 +59,6 @@ def create(running, dsn: str, name: str, query: str, **more) -> int:
 
 
 def change(source, rng: random.Random, transactions: int = 1) -> None:
-    """Run random transactions over both tables."""
     for _ in range(transactions):
         with source.transaction():
             for _ in range(rng.randint(1, 4)):

@@ -32,7 +32,6 @@ TABLES = test_sharing.TABLES
 
 
 def placed(running, source, dsn: str, name: str, query: str, worker: str = "w1", **more) -> int:
-    """Create a view that is placed on another worker."""
     return create(running, dsn, name, query, between=lambda: place(source, name, worker), **more)
 
 

@@ -125,7 +125,6 @@ class ReferenceSkipList:
         return list(self.nodes[key].chain) if key in self.nodes else []
 
     def group_bytes(self) -> list[int]:
-        """Return the bytes per group."""
         out = [0] * 256
         for key, node in self.nodes.items():
             out[group(key)] += len(key) + sum(len(v or b"") for _, v in node.chain)

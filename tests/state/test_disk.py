@@ -22,7 +22,6 @@ def disk(tmp_path):
 
 
 def run(store, keys: list[bytes]) -> None:
-    """Run and commit one txid."""
     txid = store.txid + 1
     store.begin(txid)
     store.map("m").put_many(keys, [b"%d" % txid] * len(keys))

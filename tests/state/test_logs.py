@@ -17,7 +17,6 @@ ROUNDS = 3 * LOGS_MAX
 
 
 def write(database: RocksDatabase, store, keys: list[bytes], meta) -> None:
-    """Write one txid in one checkpoint."""
     store.begin(store.txid + 1)
     store.map("m").put_many(keys, [b"%d" % (store.txid + 1)] * len(keys))
     store.prepare()

@@ -49,7 +49,6 @@ class Play:
         self.held: list[tuple[Frame, tuple[int, list[int] | None]]] = []
 
     def opened(self) -> Storage:
-        """Open the queues as the next process does."""
         return Storage(self.folder, BLOCKS_MAX * BLOCK, BLOCK, MEMORY)
 
     def pick(self) -> tuple[Queue, Model]:
@@ -190,7 +189,6 @@ class Play:
                 model.read[successor] = self.place(model, successor)
 
     def run(self, steps: int) -> None:
-        """Run ``steps`` random steps."""
         verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
         verbs += [self.check] * 2 + [self.rewind, self.let_go, self.maintain]
         for step in range(steps):
@@ -214,5 +212,4 @@ def test_a5_every_successor_reads_what_was_put(tmp_path: Path, seed: int) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 60))
 def test_a5_every_successor_reads_what_was_put_at_length(tmp_path: Path, seed: int) -> None:
-    """The same with more seeds."""
     Play(tmp_path / "queues", seed).run(4000)

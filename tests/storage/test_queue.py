@@ -34,7 +34,6 @@ def ends(queue: Queue, first: int, count: int) -> None:
 
 
 def diffs(queue: Queue, txid: int, values: list[int]) -> None:
-    """Put rows."""
     batch = pa.record_batch({"a": pa.array(values, pa.int64())})
     queue.put(Header(Kind.DIFFS, txid, 0, len(values)), batch)
 

@@ -108,5 +108,4 @@ def placed(
 
 
 def hops(found: Placement) -> int:
-    """Return the number of pairs of network sinks and sources."""
     return sum(len(part.sends) for part in found.parts.values())

@@ -54,7 +54,6 @@ def together(found: Placement, second: int) -> p.PhysicalPlan:
 
 
 def flowed(physical: p.PhysicalPlan, tables: list[Table], store=None) -> Counter[Row]:
-    """Return the rows of a view after its population."""
     flow = Dataflow(physical, store or MemoryStore(), None, 0)
     for here in tables:
         flow.load(here.oid, here.load())
