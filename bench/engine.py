@@ -120,7 +120,7 @@ class Described:
         return {}
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """Number the columns as ``runtime.columns.Columns`` does."""
+        """Assign column numbers as ``runtime.columns.Columns`` does."""
         return self._columns.numbered(changes, xid, read)
 
 
