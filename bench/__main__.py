@@ -78,9 +78,9 @@ SCENARIOS: dict[str, type[Scenario]] = {
 
 
 def shown(lines: Iterable[Figures]) -> Iterator[str]:
-    """Yield ``lines`` as columns under their names, each as soon as it is there.
+    """Yield ``lines`` as columns under their names, each as soon as it is measured.
 
-    A column is as wide as its name and its first value; a wider one that comes later shifts its row.
+    A column is as wide as its name and its first value; a wider later value shifts its row.
     """
     widths: dict[str, int] = {}
     for line in lines:
@@ -92,12 +92,12 @@ def shown(lines: Iterable[Figures]) -> Iterator[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where figures come from."""
+    """Describe the machine of the figures."""
     return {"cpus": os.cpu_count(), "python": platform.python_version()}
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The parsed command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser("bench", description=__doc__)
     about = "; ".join(f"{s.name}: {s.about}" for s in SCENARIOS.values()).replace("%", "%%")
     parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})")

@@ -1,4 +1,4 @@
-"""altering: seconds of alter_view that adds a column, beside those of creating the view anew."""
+"""altering: seconds of alter_view that adds a column, compared with a new create_view."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NEW: Final = {
     "computed": f"SELECT s.*, total / n AS mean FROM ({_OLD}) s",
     "aggregate": _OLD.replace(" FROM", ", sum(units) AS units FROM"),
 }
-"""A column made of those that are there; one that needs another column of the table."""
+"""A column computed from existing ones; a column that needs another table column."""
 _OPTIONS: Final = {
     "customer": '{"population": "local"}',
     "account": '{"population": "local", "key": ["account"]}',
 }
-"""By what rows are grouped by: without a key of the result table, and with one."""
+"""Options by the grouping column: without a key of the result table, and with one."""
 _SETTLE_S: Final = 3.0
 
 
 class Altering(Scenario):
-    """An aggregate over a million rows with as many groups, or with a thousand."""
+    """An aggregate over a million rows, with a million groups or a thousand."""
 
     name: ClassVar[str] = "altering"
     about: ClassVar[str] = (
@@ -33,7 +33,7 @@ class Altering(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """For each number of groups and kind of column."""
+        """Measure each number of groups and each kind of column."""
         rows = options.rows or 1_000_000
         out: list[Figures] = []
         for groups in (1_000, rows):
@@ -78,7 +78,7 @@ class Altering(Scenario):
 
 
 def _settle(on: Bed) -> None:
-    """Let be done what was left to be done of what was before: neither of the two is to do it."""
+    """Finish the background work of earlier steps, so that neither measurement includes it."""
     with psycopg.connect(on.source, autocommit=True) as conn:
         conn.execute("CHECKPOINT")
     time.sleep(_SETTLE_S)

@@ -1,4 +1,4 @@
-"""cdc: how fast a backlog of WAL is drained, beside pg_recvlogical on the same WAL."""
+"""cdc: rows per second of a WAL backlog, compared with pg_recvlogical on the same WAL."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cdc(Scenario):
         ]
 
     def _prepare(self, on: Bed, rows: int) -> Backlog:
-        """View on an empty table, engine stopped, second slot, then the backlog."""
+        """Create a view on an empty table, stop the engine, create a slot, then the backlog."""
         with psycopg.connect(on.source, autocommit=True) as conn:
             conn.execute(_TABLE)
         on.engine.start()
@@ -78,9 +78,9 @@ class Cdc(Scenario):
         return written
 
     def _time_engine(self, on: Bed, rows: int) -> float:
-        """Seconds from the engine's stream connecting until the view shows all rows.
+        """Return the seconds from the engine's stream connecting until the view shows all rows.
 
-        By the server's clock: a small backlog is there before ``start`` returns.
+        The server's clock counts, because a small backlog is processed before ``start`` returns.
         """
         on.engine.start()
         with psycopg.connect(on.source, autocommit=True) as conn:

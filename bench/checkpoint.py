@@ -1,4 +1,4 @@
-"""checkpoint: what it takes to make changes durable, by how many they are."""
+"""checkpoint: the time to make changes durable, by their number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSACTION_ROWS: Final = 100
 
 
 class Checkpoint(Scenario):
-    """Synced checkpoints of one view's state, without the engine's other work beside it."""
+    """Synced checkpoints of one view's state, without other work of the engine."""
 
     name: ClassVar[str] = "checkpoint"
     about: ClassVar[str] = (
@@ -31,7 +31,7 @@ class Checkpoint(Scenario):
     rows_default: ClassVar[int] = 400_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Over so many orders; at most a quarter of them is changed at once."""
+        """Measure over ``options.rows`` orders, of which at most a quarter is changed at once."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
         with bed(options) as on:

@@ -1,8 +1,8 @@
-"""costs: what each kind of collection takes for a row, and for a call; bytes of its state per row.
+"""costs: CPU time of each kind of collection, per row and per call; bytes of its state per row.
 
-The figures that ``headrace.advise`` reckons with (``planner/physical/costs.py``) come from here.
-CPU time is the thread's own, of the best of three drains: of 20 000 rows in one batch, and of 200
-batches of one row.
+``headrace.advise`` estimates with these figures (``planner/physical/costs.py``). CPU time is that
+of the thread, and of the best of three drains: of 20 000 rows in one batch, and of 200 batches of
+one row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS = 20_000
 
 
 class Costs(Scenario):
-    """What advise reckons with."""
+    """The cost figures of advise."""
 
     name: ClassVar[str] = "costs"
     about: ClassVar[str] = (
@@ -35,7 +35,7 @@ class Costs(Scenario):
     rows_default: ClassVar[int] = 100_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Each collection of the shapes."""
+        """Measure each collection of the shapes."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
         with bed(options) as on:
@@ -62,7 +62,7 @@ class Costs(Scenario):
 
 
 Spent = dict[str, tuple[int, int, int]]
-"""By node: rows in, ns, calls."""
+"""Rows in, ns and calls by node."""
 
 
 def _played(unit: engine.Unit, messages: list[bytes], size: int) -> Spent:
@@ -100,7 +100,7 @@ def _lines(
 
 @contextmanager
 def _thread_time() -> Iterator[None]:
-    """Collections are timed by what their thread works, not by the clock on the wall."""
+    """Time collections by the CPU time of their thread instead of wall-clock time."""
     known = base.time
     base.time = SimpleNamespace(perf_counter_ns=time.thread_time_ns)  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""What processes and their threads use, from /proc: CPU seconds, memory, bytes written."""
+"""Resource use of processes and their threads, from /proc: CPU seconds, memory, bytes written."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _ENDED_UTIME, _ENDED_STIME = 13, 14
 
 
 def _fields(path: Path) -> list[str]:
-    """What stands behind the name, which may hold anything."""
+    """Return the fields after the name, which may contain any character."""
     return path.read_text().rpartition(")")[2].split()
 
 
 def of_process(pid: int) -> float:
-    """CPU seconds of all its threads, also of those that have ended."""
+    """Return the CPU seconds of all threads of a process, also of those that have ended."""
     fields = _fields(_PROC / str(pid) / "stat")
     return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
 
 
 def of_children(pid: int) -> float:
-    """CPU seconds of the living children of a process."""
+    """Return the CPU seconds of the living children of a process."""
     total = 0.0
     for path in _PROC.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             fields = _fields(path)
             if int(fields[_PARENT]) == pid:
                 total += (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
@@ -36,13 +36,13 @@ def of_children(pid: int) -> float:
 
 
 def of_ended_children(pid: int) -> float:
-    """CPU seconds of the children that have ended, and of theirs."""
+    """Return the CPU seconds of the ended children of a process, and of their descendants."""
     fields = _fields(_PROC / str(pid) / "stat")
     return (int(fields[_ENDED_UTIME]) + int(fields[_ENDED_STIME])) / _TICKS
 
 
 def of_threads(pid: int) -> dict[str, float]:
-    """CPU seconds by name of the living threads."""
+    """Return the CPU seconds of the living threads by name."""
     out: dict[str, float] = {}
     for path in (_PROC / str(pid) / "task").glob("*/stat"):
         with contextlib.suppress(OSError):
@@ -54,12 +54,12 @@ def of_threads(pid: int) -> dict[str, float]:
 
 
 def status(pid: int, field: str) -> int:
-    """A number of /proc/PID/status, in its own unit: ``PPid``, ``VmRSS`` (kB)."""
+    """Return a number of /proc/PID/status in its own unit: ``PPid``, ``VmRSS`` (kB)."""
     text = (_PROC / str(pid) / "status").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{field}:"))
 
 
 def written_bytes(pid: int) -> int:
-    """Bytes that the process has given to write(2) and its relatives."""
+    """Return the bytes that the process has passed to write(2) and similar calls."""
     text = (_PROC / str(pid) / "io").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("wchar:"))

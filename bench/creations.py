@@ -1,4 +1,4 @@
-"""creations: seconds until many new views are there, asked for at once while others write."""
+"""creations: seconds until many concurrently created views are ready, under other writers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bench.scenario import Bed, Figures, Options, Scenario, bed
 _WRITERS = 8
 _CREATIONS = 11
 _OPEN_S = (0.5, 2.0)
-"""Seconds a transaction stays open after its first row, each writer in its own rhythm."""
+"""Range of the seconds that a transaction stays open after its first row, spread over writers."""
 
 
 class Creations(Scenario):
-    """Small views over one table: what they wait for is a moment without open transactions."""
+    """Small views over one table; each waits for a moment without open transactions."""
 
     name: ClassVar[str] = "creations"
     about: ClassVar[str] = f"seconds of {_CREATIONS} create_views under {_WRITERS} writers"
 
     def run(self, options: Options) -> list[Figures]:
-        """One alone, then all at once, in a quiet database and under the writers."""
+        """Create one view, then all at once, in a quiet database and under the writers."""
         rows = options.rows or 10_000
         with bed(options, HEADRACE_SPARK_WARM="false") as on:
             _fill(on, rows)
@@ -72,7 +72,7 @@ def _measure(on: Bed, writers: str, count: int) -> Figures:
 
 @contextmanager
 def _writing(on: Bed) -> Iterator[None]:
-    """While inside, others write, each in one transaction after the other."""
+    """Run writers inside the block, each with one transaction after the other."""
     over = threading.Event()
     least, most = _OPEN_S
 

@@ -1,4 +1,4 @@
-"""drain: a backlog through views end to end, three times, beside pg_recvlogical on the same WAL."""
+"""drain: three backlogs through views end to end, compared with pg_recvlogical on the same WAL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WALSENDER: Final = "SELECT active_pid FROM pg_replication_slots WHERE slot_name
 
 
 class Drain(Scenario):
-    """The worker is stopped while a backlog is written, and released: from then on it counts."""
+    """A backlog is written while the worker is stopped; the time counts from its release."""
 
     name: ClassVar[str] = "drain"
     about: ClassVar[str] = (
@@ -34,7 +34,7 @@ class Drain(Scenario):
     rows_default: ClassVar[int] = 200_000
 
     def run(self, options: Options) -> list[Figures]:
-        """One view after the other over so many orders; a drain changes a quarter of them."""
+        """Measure view by view; a drain changes a quarter of the orders."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
         with shapes.streaming(options, rows) as (on, stream):
@@ -52,7 +52,7 @@ class Drain(Scenario):
 
 @contextmanager
 def held(worker: int) -> Iterator[None]:
-    """Inside, the worker does not run."""
+    """Stop the worker's process inside the block."""
     os.kill(worker, signal.SIGSTOP)
     try:
         yield
@@ -97,5 +97,5 @@ def _measure(on: Bed, view: str, stream: shapes.Stream) -> Figures:
 
 
 def us(seconds: float, rows: int) -> float:
-    """µs of each row."""
+    """Return the µs per row."""
     return round(seconds / max(rows, 1) * 1e6, 2)

@@ -3,12 +3,12 @@
     messages ── Batcher.add ── Frames (decoder) ── Dataflow ── RocksStore ── checkpoint
                  stream          decode             flow         flow       checkpoint
 
-All on one thread, one after the other, so that the CPU time of each part is its own; what runs
-on a thread of its own in the engine has the name of that thread.  Only expressions that the
-planner leaves to Postgres go there; of them our side is counted.
+All parts run on one thread in turn, so that the CPU time of each is measured separately. A part is
+named after its thread in the engine. Expressions that the planner leaves to Postgres still go
+there; only Headrace's side of them is counted.
 
-A drain is a number of batches of one size.  Before the first one of a size the store is closed
-and opened again: it is *cold*, as after a start.  *Warm* is the best of three more.
+A drain is a number of batches of one size. Before the first drain of a size the store is closed and
+opened again: this drain is *cold*, as after a start. *Warm* is the best of three more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from headrace.runtime.incoming import StreamFrames
 from headrace.state.rocks import RocksDatabase, RocksStore
 
 _DRAINS: Final = 4
-"""Of each size; the first one is the cold one."""
+"""Drains of each size; the first one is the cold one."""
 _BATCHES: Final = {30_000: 1, 100: 50, 1: 200}
 """Batches of a drain, by rows of a batch."""
 _TRANSACTION_ROWS: Final = 100
@@ -56,7 +56,7 @@ _PARTS: Final = ("stream", "decode", "flow", "regulate", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Recorded messages, and of how many rows a batch of them is to be."""
+    """Recorded messages, and the rows per batch."""
 
     size: int
     messages: list[bytes]
@@ -64,7 +64,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """All that happens to some tables: how they are filled, and drains."""
+    """All changes of some tables: the fill, and drains."""
 
     fill: list[bytes]
     drains: list[Drain]
@@ -72,32 +72,32 @@ class Tape:
 
 @dataclass(slots=True)
 class Spent:
-    """CPU seconds by part, and what they were spent for."""
+    """CPU seconds by part, and the rows that they were spent for."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     rows: int = 0
     batches: int = 0
     diffs: int = 0
     bytes: int = 0
-    """Of the diffs."""
+    """Bytes of the diffs."""
 
     def timed(self, part: str, begin: float) -> float:
-        """What this thread has worked since ``begin`` was for ``part``; returns now."""
+        """Add this thread's CPU time since ``begin`` to ``part``, and return the current time."""
         now = time.thread_time()
         self.seconds[part] += now - begin
         return now
 
     @property
     def total(self) -> float:
-        """Of all parts."""
+        """CPU seconds of all parts."""
         return sum(self.seconds.values())
 
 
 class Described:
-    """Knows the tables, for ``StreamFrames``; nobody alters one here."""
+    """Describes the tables for ``StreamFrames``; no table is altered here."""
 
     def __init__(self, conn: connect.Connection) -> None:
-        """As they are now, after all that was recorded."""
+        """Read the tables' attributes after all recorded changes."""
         row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
         assert row is not None, "it has a snapshot"
         self._snapshot = VisibleXids.of(row[0])
@@ -115,17 +115,17 @@ class Described:
         return [Observation(self._snapshot, tuple(self._attributes[oid]))]
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
-        """Nobody minds."""
+        """Describe the tables; report no errors."""
         self._columns.describe(found)
         return {}
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
-        """See ``runtime.columns.Columns``."""
+        """Assign column numbers as ``runtime.columns.Columns`` does."""
         return self._columns.numbered(changes, xid, read)
 
 
 class Unit:
-    """One view: its store, and what plays changes to it."""
+    """One view: its store, and the code that plays changes to it."""
 
     def __init__(
         self, path: Path, physical: PhysicalPlan, described: Described, remote: RemoteEvaluator
@@ -147,21 +147,21 @@ class Unit:
 
     @property
     def plan(self) -> PhysicalPlan:
-        """What it computes."""
+        """The view's plan."""
         return self._plan
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """By node, since it was opened."""
+        """Metrics by node since the store was opened."""
         return self._flow.metrics()
 
     @property
     def memory_bytes(self) -> int:
-        """What its states take in memory."""
+        """Bytes of the view's states in memory."""
         return self._store.memory_bytes
 
     def reopen(self) -> None:
-        """Stop and start: all that is in memory is gone."""
+        """Close and open the store, so that nothing is in memory."""
         self.close()
         self._open()
 
@@ -220,7 +220,7 @@ class Unit:
 
 
 class Engine(Scenario):
-    """The gate of what makes the engine faster: CPU time of its parts for each shape."""
+    """The gate for the engine's speed: CPU time of its parts for each shape."""
 
     name: ClassVar[str] = "engine"
     about: ClassVar[str] = (
@@ -230,7 +230,7 @@ class Engine(Scenario):
     rows_default: ClassVar[int] = 100_000
 
     def run(self, options: Options) -> Iterator[Figures]:
-        """The shapes and TPC-H, or of both what ``options.only`` names."""
+        """Measure the shapes and TPC-H, or those that ``options.only`` names."""
         rows = options.rows or self.rows_default
         with bed(options) as on:
             yield from self._shapes(on, rows, options.only)
@@ -259,7 +259,7 @@ class Engine(Scenario):
             return
         with psycopg.connect(on.source, autocommit=True) as conn:
             recorder = Recorder(conn)
-            # Lines are four times the orders, and most of the rows.
+            # There are four times as many lines as orders; they are most of the rows.
             data = Tpch(conn, rows / 4 / 1_500_000)
             data.load()
             fill, drains = recorder.take(), []
@@ -282,7 +282,7 @@ class Engine(Scenario):
 
 @contextmanager
 def unit_of(on: Bed, query: str) -> Iterator[Unit]:
-    """A view alone, without the engine's processes."""
+    """Yield a view without the engine's processes."""
     with closing(connect.session(on.source, name="bench")) as conn:
         physical = plan(conn, PlanRequest(query, settings={"search_path": "public"})).physical
         described = Described(conn)
@@ -295,7 +295,7 @@ def unit_of(on: Bed, query: str) -> Iterator[Unit]:
 
 
 def _measure(name: str, unit: Unit, tape: Tape) -> Iterator[Figures]:
-    """The lines of one view, one for each size of batches."""
+    """Yield the lines of one view, one for each size of batches."""
     unit.play(tape.fill, 30_000)
     for size in dict.fromkeys(drain.size for drain in tape.drains):
         unit.reopen()
@@ -323,7 +323,7 @@ def _us(seconds: float, count: int) -> float:
 
 
 def check_weight(on: Bed, name: str, query: str, weight: int) -> None:
-    """What was measured must be the query: the view has as many rows."""
+    """Check that the view has as many rows as the query has in Postgres."""
     with psycopg.connect(on.source, autocommit=True) as conn:
         found = conn.execute(f"SELECT count(*) FROM ({query.rstrip(';')}) q".encode())
         row = found.fetchone()
@@ -332,7 +332,7 @@ def check_weight(on: Bed, name: str, query: str, weight: int) -> None:
 
 
 def calibrated() -> float:
-    """CPU seconds of a fixed piece of work, by which runs on other machines are compared."""
+    """Return the CPU seconds of a fixed piece of work, to compare runs on different machines."""
 
     def fixed() -> object:
         values = np.arange(200_000, dtype=np.int64) * 2_654_435_761 % 1_000_003

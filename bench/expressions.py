@@ -1,4 +1,4 @@
-"""expressions: what a row costs in our kernels, and in batches to Postgres and back."""
+"""expressions: the cost of a row in Headrace's kernels, and in batches to Postgres and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _text(text: str, oid: int = TEXT) -> Literal:
 
 
 def _cases() -> Iterator[tuple[str, str, tuple[Expr, ...], int, int]]:
-    """SQL over $1, our operator, its arguments, type of $1 and of the result."""
+    """Yield SQL over $1, Headrace's operator, its arguments, and the types of $1 and the result."""
     s, d, ts, n = (Column(0, oid) for oid in (TEXT, DATE, TIMESTAMP, NUMERIC))
     pattern = "%special%requests%"
     yield f"$1 LIKE '{pattern}'", "~~", (s, _text(pattern)), TEXT, BOOL
@@ -64,14 +64,14 @@ def _column(oid: int, rows: int) -> pa.Array:
 
 
 class Expressions(Scenario):
-    """The same expression over one column of different values, in both ways."""
+    """The same expression over one column of different values, natively and in Postgres."""
 
     name: ClassVar[str] = "expressions"
     about: ClassVar[str] = "us per row, our kernels beside Postgres in batches"
     rows_default: ClassVar[int] = 20_000
 
     def run(self, options: Options) -> list[Figures]:
-        """One line per expression; the best of three, no value comes twice."""
+        """Measure each expression, best of three; no value occurs twice."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
         with EmbeddedPostgres(None, options.version, durable=False) as server:
@@ -99,7 +99,7 @@ def _seconds(program: Program, column: pa.Array) -> float:
 
 
 def _asked(dsn: str, remote: Remote, column: pa.Array) -> float:
-    """Seconds on a connection of its own, whose results are not remembered yet."""
+    """Return the seconds on a separate connection without cached results."""
     evaluator = RemoteEvaluator(dsn, {})
     program = Program([remote], evaluator)
     program.run([column[:1]], 1)

@@ -23,7 +23,7 @@ _LATE_MS: Final = 1_000
 _LATE_RATE: Final = 200.0
 _CLIENTS: Final = 4
 _SETTLE_S: Final = 1.0
-"""After which the writers have their rate."""
+"""Seconds after which the writers have reached their rate."""
 _OPEN: Final = shop.ShopView(
     "open_orders", "SELECT id, customer_id, amount FROM orders WHERE status = 'open'", ""
 )
@@ -49,7 +49,7 @@ UPDATE customers SET country = (ARRAY['France', 'Japan', 'Peru', 'Kenya', 'Norwa
     WHERE id = :customer;
 """,
 }
-"""What writers do, by how often."""
+"""Statements of the writers, by weight."""
 
 
 class Freshness(Scenario):
@@ -62,7 +62,10 @@ class Freshness(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Idle, 20, 200 and 1 000 transactions/s, or at ``options.rate`` alone; and late views."""
+        """Measure idle, 20, 200 and 1 000 transactions/s, or ``options.rate`` alone.
+
+        A second set of lines is for views that may be late.
+        """
         rates = (options.rate,) if options.rate else _RATES
         lines = self._lines(options, rates, 0)
         return lines + self._lines(options, (options.rate or _LATE_RATE,), _LATE_MS)
@@ -96,7 +99,7 @@ def _measure(on: Bed, words: list[str], probe: shop.Probe, rate: float, seconds:
         probe.start()
         cpu_s, begin = cpu.of_process(on.worker), time.monotonic()
         time.sleep(seconds)
-        # What it saw until then counts also where the view falls behind more and more.
+        # The samples until then count even if the view falls further and further behind.
         with contextlib.suppress(TimeoutError):
             probe.stop()
         took_s, cpu_s = time.monotonic() - begin, cpu.of_process(on.worker) - cpu_s
@@ -114,7 +117,7 @@ def _measure(on: Bed, words: list[str], probe: shop.Probe, rate: float, seconds:
 
 @contextmanager
 def scripts(orders: int) -> Iterator[list[str]]:
-    """Arguments of pgbench that make it write."""
+    """Yield the arguments with which pgbench writes."""
     known = {"orders": orders, "customers": shop.CUSTOMERS, "products": shop.PRODUCTS - 3}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as home:
         words = []
@@ -127,7 +130,10 @@ def scripts(orders: int) -> Iterator[list[str]]:
 
 @contextmanager
 def writing(on: Bed, scripts: list[str], rate: float, seconds: float) -> Iterator[list[str]]:
-    """Inside, others write, late transactions made up for; holds afterwards what pgbench told."""
+    """Write inside the block at ``rate``; the yielded list holds pgbench's output afterwards.
+
+    pgbench catches up on late transactions.
+    """
     told: list[str] = []
     if not rate:
         yield told

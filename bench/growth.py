@@ -1,4 +1,4 @@
-"""growth: what a changed row costs while the table grows; it should cost the same."""
+"""growth: the cost of a changed row while the table grows; it should stay the same."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VIEW: Final = ("join_group",)
 _PARTS: Final = (100, 10, 1)
 _CHANGED: Final = 5_000
 _DRAINS: Final = 6
-"""Of each size; the first one warms up."""
+"""Drains of each size; the first one warms up."""
 _TRANSACTION_ROWS: Final = 100
 
 
 class Growth(Scenario):
-    """As many changes to tables of three sizes, each ten times the one before."""
+    """The same number of changes to tables of three sizes, each ten times the previous one."""
 
     name: ClassVar[str] = "growth"
     about: ClassVar[str] = (
@@ -29,7 +29,7 @@ class Growth(Scenario):
     rows_default: ClassVar[int] = 1_000_000
 
     def run(self, options: Options) -> list[Figures]:
-        """A hundredth of ``options.rows``, a tenth, all; the views that are named, or one."""
+        """Measure a hundredth of ``options.rows``, a tenth, and all; the named views, or one."""
         most = options.rows or self.rows_default
         lines: list[Figures] = []
         for name, query in shapes.queries(options.only or _VIEW):
@@ -56,7 +56,7 @@ def _measure(options: Options, view: tuple[str, str], rows: int, changed: int) -
             "create_s": round(created_s, 2),
             "changed_rows": changed,
             "us_per_row": us(min(wall for wall, _ in drains), changed),
-            # /proc counts in hundredths of a second: of all of them together.
+            # /proc counts in hundredths of a second, so all drains are taken together.
             "worker_us": us(sum(spent for _, spent in drains), changed * len(drains)),
             "state_mb": round(_size(on.engine.data_dir) / 1e6, 1),
             "worker_mb": round(cpu.status(on.worker, "VmRSS") / 1024, 1),
@@ -64,7 +64,7 @@ def _measure(options: Options, view: tuple[str, str], rows: int, changed: int) -
 
 
 def _drain(on: Bed, name: str, stream: shapes.Stream, changed: int) -> tuple[float, float]:
-    """Seconds and the worker's CPU seconds."""
+    """Return the seconds and the worker's CPU seconds."""
     with held(on.worker):
         stream.change(changed, _TRANSACTION_ROWS)
         spent = cpu.of_process(on.worker)

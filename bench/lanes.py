@@ -1,8 +1,8 @@
 """lanes: a quick view beside a slow one, which is in a commit group of its own.
 
-Every transaction concerns both.  What the slow one takes is either waiting (a function of the
-user's, asked in his Postgres) or work of ours (a running sum, in which a row in the middle changes
-all that follow).  ``lane_ms`` 0 has both in one lane, as 50, the default, does not.
+Every transaction concerns both. The slow view either waits (for a user's function in the user's
+Postgres) or computes (a running sum, in which a row in the middle changes all later ones). With
+``lane_ms`` 50, the default, the slow view's group is separated; with 0 it is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POLL_S: Final = 0.001
 
 
 class Lanes(Scenario):
-    """What a slow view costs a quick one."""
+    """The cost of a slow view for a quick one."""
 
     name: ClassVar[str] = "lanes"
     about: ClassVar[str] = (
@@ -45,7 +45,7 @@ class Lanes(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Alone, then beside each kind of slow view."""
+        """Measure the quick view alone, then beside each kind of slow view."""
         lines = []
         for lane_ms in (50, 0):
             with bed(options, HEADRACE_SPARK_WARM="false", HEADRACE_LANE_MS=str(lane_ms)) as on:
@@ -75,7 +75,7 @@ def _measure(on: Bed, slow: str, lane_ms: int, options: Options) -> Figures:
         row = conn.execute("SELECT greatest(max(id), 1000000) FROM events").fetchone()
         assert row is not None, "the query gives one row"
         following = int(row[0]) + 1
-        # The first ones show what is slow.
+        # The first probes show which view is slow, and are not measured.
         for number in range((int(options.seconds / _PAUSE_S) or _PROBES) + 10):
             place = int(rng.integers(_ROWS // 2, _ROWS))
             conn.execute("INSERT INTO events VALUES (%s, %s, 1)", (following, place))

@@ -16,7 +16,7 @@ _WALSENDER = (
 
 
 class Large(Scenario):
-    """Rows for a view that sums up, and of another table for another view meanwhile."""
+    """Rows for a view of sums, and meanwhile rows of another table for another view."""
 
     name: ClassVar[str] = "large"
     about: ClassVar[str] = (
@@ -25,7 +25,7 @@ class Large(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Three transactions, one after the other."""
+        """Measure three transactions, one after the other."""
         rows = options.rows or 1_000_000
         out: list[Figures] = []
         with (

@@ -1,4 +1,4 @@
-"""links: what compressing rows between workers saves and costs, and from which bandwidth it pays."""
+"""links: savings and cost of compressed rows between workers, and the bandwidth where it pays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _numbers(rng: random.Random, rows: int) -> pa.RecordBatch:
 
 
 def _noise(rng: random.Random, rows: int) -> pa.RecordBatch:
-    """What cannot be made smaller."""
+    """Return rows that cannot be compressed."""
     return pa.record_batch({"n:1": pa.array([rng.randbytes(100) for _ in range(rows)])})
 
 
@@ -51,7 +51,7 @@ _KINDS: dict[str, Callable[[random.Random, int], pa.RecordBatch]] = {
 
 
 def _least_s(work: Callable[[], object], times: int) -> float:
-    """The best of some tries, of one time."""
+    """Return the seconds of one call, in the best of some tries."""
     tried = []
     for _ in range(_TRIES):
         begin = time.perf_counter()
@@ -62,7 +62,7 @@ def _least_s(work: Callable[[], object], times: int) -> float:
 
 
 class Links(Scenario):
-    """Messages of one batch, as they are and compressed; what both take over lines."""
+    """Messages of one batch, plain and compressed, and the time of both on lines of a bandwidth."""
 
     name: ClassVar[str] = "links"
     about: ClassVar[str] = (
@@ -71,7 +71,7 @@ class Links(Scenario):
     rows_default: ClassVar[int] = 20_000
 
     def run(self, options: Options) -> list[Figures]:
-        """A line for each kind of rows and size of a batch."""
+        """Measure each kind of rows and size of a batch."""
         most = options.rows or self.rows_default
         return [
             self._line(kind, make(random.Random(rows), rows))  # noqa: S311  not for secrets

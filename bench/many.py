@@ -1,4 +1,4 @@
-"""many: cost of thousands of views: creation, idle time and restart."""
+"""many: the cost of thousands of views: creation, idle time and restart."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bench import cpu
 from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
 
 _VIEWS: Final = 400
-"""For a first look; ``--views 2000`` shows what thousands cost."""
+"""Enough for a quick run; ``--views 2000`` shows the cost of thousands."""
 _EACH: Final = 100
-"""Views that one line is of."""
+"""Views per line."""
 _TABLES: Final = 4
 _SETTLE_S: Final = 5.0
-"""After the last creation, before the idle time begins."""
+"""Seconds between the last creation and the idle time."""
 
 
 class Many(Scenario):
@@ -30,7 +30,7 @@ class Many(Scenario):
     )
 
     def run(self, options: Options) -> Iterator[Figures]:
-        """With ``options.views`` views, or 400; idle for ``options.seconds``, or 20."""
+        """Measure ``options.views`` views (400 by default), idle for ``options.seconds`` (20)."""
         views = options.views or _VIEWS
         with bed(options, HEADRACE_SPARK_WARM="false") as on:
             _fill(on, options.rows or 200)
@@ -93,7 +93,7 @@ def _line(
 
 
 def _spent(on: Bed) -> dict[str, float]:
-    """CPU seconds so far, by process."""
+    """Return the CPU seconds so far by process."""
     builder = on.engine.child("headrace.views.builder")
     return {
         "server": cpu.of_process(on.engine.pid),
@@ -104,7 +104,7 @@ def _spent(on: Bed) -> dict[str, float]:
 
 
 def _of_server(on: Bed) -> float:
-    """CPU seconds of all sessions, also of those that have ended."""
+    """Return the CPU seconds of all sessions, also of those that have ended."""
     return cpu.of_children(on.server.pid) + cpu.of_ended_children(on.server.pid)
 
 

@@ -1,4 +1,4 @@
-"""memory: what views that have nothing to do cost: memory, CPU, and WAL."""
+"""memory: the cost of idle views in memory, CPU, and WAL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memory(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """With so many views as ``options.views`` at most, or 200; idle ``options.seconds``."""
+        """Measure up to ``options.views`` views (200 by default), idle for ``options.seconds``."""
         most = options.views or _VIEWS[-1]
         seconds = options.seconds or 10.0
         lines: list[Figures] = []
@@ -51,7 +51,7 @@ class Memory(Scenario):
 
 
 def _settle(on: Bed, views: int, seconds: float) -> None:
-    """Until what creating them has left to do is done."""
+    """Wait until the work that follows the creation of views is done."""
     with psycopg.connect(on.source, autocommit=True) as conn:
         caught_up(conn, *(f"v{view}" for view in range(views)))
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""moving: how late a view is while it moves from one worker to another and back, under writers."""
+"""moving: lateness of a view that moves from one worker to another and back, under writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEW: Final = shop.VIEWS[0]
 
 
 class Moving(Scenario):
-    """A join-and-aggregate view goes to and fro; it is read all the while."""
+    """A join-and-aggregate view moves back and forth while it is read."""
 
     name: ClassVar[str] = "moving"
     about: ClassVar[str] = (
@@ -28,7 +28,7 @@ class Moving(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """As long as nothing moves, then moves with a second between them."""
+        """Measure without moves, then for as long with moves a second apart."""
         orders = options.rows or 90_000
         with bed(options, HEADRACE_SPARK_WARM="false") as on, scripts(orders) as words:
             shop.load(on.source, orders)
@@ -81,7 +81,7 @@ class Moving(Scenario):
 
 
 class _Reader(threading.Thread):
-    """Reads what never becomes less."""
+    """Reads a value that never decreases."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(daemon=True)
@@ -90,7 +90,7 @@ class _Reader(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Until told to end."""
+        """Read the view until ``ended`` is set."""
         most = 0
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             while not self.ended.wait(0.002):

@@ -1,7 +1,7 @@
 """NEXMark's 23 queries and tables; people, auctions and bids of numbers ``low`` to ``high``.
 
-Bids have no key and some are there twice, as after a retry; otherwise their times differ, so that
-the queries that take a first row know which.
+Bids have no key, and some are duplicates, as after a retry. Otherwise their times differ, so that
+queries for a first row have one answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INSERT INTO side_input SELECT i, 'v' || i FROM generate_series(0, 8) i;
 CREATE FUNCTION pg_temp.at(i bigint) RETURNS timestamp IMMUTABLE LANGUAGE sql AS
     $$ SELECT timestamp '2015-07-15 19:59:30' + i * interval '137 ms' $$;
 """
-"""After ``DRAWS`` of `tpch_data.py`."""
+"""Tables; they need ``DRAWS`` of `tpch_data.py`."""
 
 PEOPLE: Final = """
 INSERT INTO person SELECT i, pg_temp.pick(i, 1, '{{ann,bob,eve,kim}}') || i,
@@ -52,6 +52,6 @@ INSERT INTO bid SELECT (i / 6) - pg_temp.r(i, 9, 6), 1 + pg_temp.r(i, 10, 9),
 
 
 def queries() -> dict[str, str]:
-    """The queries by name, in order."""
+    """Return the queries by name, in order."""
     text = Path(__file__).with_name("nexmark.sql").read_text()
     return dict(re.findall(r"^-- (q\d+):.*\n((?:(?!^--).*\n?)+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""oltp_tax: what views on its tables cost a busy database, by pgbench's own transactions."""
+"""oltp_tax: the cost of views for a busy database, in pgbench's own transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VIEWS: Final = {
 
 
 class OltpTax(Scenario):
-    """The same load by turns: no engine, an engine without views, an engine with three."""
+    """The same load in turns: no engine, an engine without views, an engine with three."""
 
     name: ClassVar[str] = "oltp_tax"
     about: ClassVar[str] = (
@@ -32,7 +32,7 @@ class OltpTax(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``options.seconds`` (10) of each, three rounds; the median round counts."""
+        """Measure ``options.seconds`` (10) of each, in three rounds; the median round counts."""
         seconds = str(max(round(options.seconds or 10), 1))
         scale = max((options.rows or 10 * _ROWS_AT_1) // _ROWS_AT_1, 1)
         rates: dict[str, list[float]] = {"none": [], "no views": [], "3 views": []}

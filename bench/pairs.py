@@ -1,8 +1,8 @@
-"""pairs: two heavy views on two threads, beside one after the other.
+"""pairs: two heavy views on two threads, compared with one after the other.
 
-What takes turns at the interpreter lock gains nothing by a second processor.  Each view has a
-store of its own and plays the same recorded changes; ``ratio`` is how many times as fast they are
-side by side, of the best of some drains each way, in turns.
+Work that holds the interpreter lock gains nothing from a second processor. Each view has a store of
+its own and plays the same recorded changes. ``ratio`` is the speed-up of two threads. Both ways run
+some drains in turns; the best drain of each counts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PAIRS: Final = (
 )
 _ROWS: Final = 30_000
 _DRAINS: Final = 6
-"""Half of them side by side."""
+"""Half of them run on two threads."""
 
 
 class Pairs(Scenario):
-    """Two views at once: what the interpreter lock leaves of two processors."""
+    """Two views at once: the part of two processors that the interpreter lock leaves usable."""
 
     name: ClassVar[str] = "pairs"
     about: ClassVar[str] = (
@@ -42,7 +42,7 @@ class Pairs(Scenario):
     rows_default: ClassVar[int] = 200_000
 
     def run(self, options: Options) -> list[Figures]:
-        """All pairs, or those with a view that ``options.only`` names."""
+        """Measure all pairs, or those with a view that ``options.only`` names."""
         with bed(options) as on:
             with psycopg.connect(on.source, autocommit=True) as conn:
                 recorder = Recorder(conn)
@@ -96,6 +96,6 @@ def _measure(
 
 
 def _settle(units: Sequence[Unit]) -> None:
-    """A checkpoint, which is not measured: the next drain finds the same as this one did."""
+    """Write a checkpoint, which is not measured, so that all drains begin in the same state."""
     for unit in units:
         unit.checkpoint(sync=False)

@@ -1,4 +1,4 @@
-"""pgbench, as the server's programs have it."""
+"""pgbench, from the programs of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TPS: Final = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
 def command(on: Bed, dsn: str, *words: str) -> list[str]:
-    """Pgbench with ``words`` on a database."""
+    """Return the command that runs pgbench with ``words`` on a database."""
     known = conninfo_to_dict(dsn)
     return [
         *(str(on.server.bin_dir / "pgbench"), *words),
@@ -32,7 +32,7 @@ def ran(on: Bed, dsn: str, *words: str) -> str:
 
 
 def rate(printed: str) -> float:
-    """Transactions per second that it tells."""
+    """Return the transactions per second that pgbench printed."""
     found = _TPS.search(printed)
     assert found is not None, printed
     return float(found[1])

@@ -1,4 +1,4 @@
-"""placement: how much crosses the links of a fog with each strategy, beside the exact solver."""
+"""placement: bytes over a fog's links with each strategy, compared with the exact solver."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ _FOG: Final = Topology(
     ),
 )
 _EVERYWHERE: Final = {"lineitem", "orders", "auction", "bid"}
-"""What each edge has a part of; other tables are on one edge each ..."""
+"""Tables of which each edge has a part; other tables are on one edge each ..."""
 _CENTRAL: Final = {"nation", "region", "side_input"}
-"""... or beside the sink."""
+"""... or on the sink's node."""
 _BATCH_ROWS: Final = 100
 _ORDERS: Final = 1_500
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """How tables are filled, and changes of them."""
+    """The fill of tables, and their changes."""
 
     fill: list[bytes]
     changes: list[bytes]
@@ -80,7 +80,7 @@ class PlacementQuality(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``--rows``: orders of TPC-H, and bids of NEXMark."""
+        """Measure ``--rows`` orders of TPC-H and bids of NEXMark."""
         lines = []
         rows = options.rows or _ORDERS
         for record, asked in (
@@ -142,7 +142,7 @@ def _placed(on: Bed, tape: _Recorded, queries: Mapping[str, str]) -> Iterator[Fi
 def _sent(
     on: Bed, described: Described, physical: PhysicalPlan, tape: _Recorded
 ) -> dict[str, float]:
-    """Bytes of the diffs of each operator, while the tables change."""
+    """Return the bytes of the diffs of each operator while the tables change."""
     found: dict[str, float] = {}
     with closing(RemoteEvaluator(on.source, {})) as remote:
         for node in physical.nodes[:-1]:
@@ -189,7 +189,6 @@ def _line(name: str, physical: PhysicalPlan, costs: Costs) -> Figures:
 
 
 def _try(physical: PhysicalPlan, strategy: Strategy, costs: Costs, pins: Pins) -> Placement | None:
-    """The placement, if there is one."""
     try:
         found = try_to_place(physical, _FOG, strategy, costs, pins, seed=1)
     except UserError as error:

@@ -1,7 +1,7 @@
-"""Pictures out of what ``--json`` has written: ``make bench-plots ARGS='small.json drain.json'``.
+"""Plots of the output of ``--json``: ``make bench-plots ARGS='small.json drain.json'``.
 
-Runs in an environment of its own, with matplotlib and the standard library alone.  Several
-documents of one scenario (runs before and after something) are laid over each other.
+Runs in a separate environment, with matplotlib and the standard library alone. Several documents of
+one scenario (runs before and after a change) are drawn in one plot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What of a scenario is drawn over what; one curve for each value of ``by``."""
+    """Axes of a scenario's plot; one curve for each value of ``by``."""
 
     scenario: str
     x: str
@@ -47,7 +47,7 @@ Points = list[tuple[Any, float]]
 
 
 def curves(plot: Plot, lines: list[Line]) -> dict[str, Points]:
-    """Points by the name of their curve; what has no figure (``-``) is left out."""
+    """Return the points by curve name, without lines that have no figure (``-``)."""
     out: dict[str, Points] = {}
     for line in lines:
         if isinstance(line.get(plot.y), int | float):
@@ -57,7 +57,7 @@ def curves(plot: Plot, lines: list[Line]) -> dict[str, Points]:
 
 
 def draw(plot: Plot, documents: dict[str, list[Line]], path: Path) -> None:
-    """One picture of the lines of some documents, by their names."""
+    """Draw one picture of the lines of some documents, which are labelled by name."""
     import matplotlib as mpl
 
     mpl.use("Agg")

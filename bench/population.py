@@ -27,7 +27,7 @@ _SHAPES = {
         "COPY customers (id, region) TO STDOUT",
     ),
 }
-"""Shapes that are populated in process, and what is read for them."""
+"""Shapes that are populated in process, and the COPY statements that read their tables."""
 _BUILDER = "headrace.views.builder"
 
 
@@ -38,7 +38,7 @@ class Population(Scenario):
     about: ClassVar[str] = "seconds of create_view over a filled table, local and Spark, × COPY"
 
     def run(self, options: Options) -> list[Figures]:
-        """The first Spark population starts the session, the second finds it warm."""
+        """Measure; the first Spark population starts the session, and the second finds it warm."""
         sizes = (options.rows,) if options.rows else (100_000, 1_000_000)
         out = [line for orders in sizes for line in _shapes(options, orders)]
         if options.only:
@@ -55,14 +55,14 @@ class Population(Scenario):
         return out
 
     def _postgres(self, on: Bed) -> float:
-        """What Postgres itself needs for the query: the scale of the others."""
+        """Return Postgres' own seconds for the query, as a scale for the other figures."""
         with psycopg.connect(on.source, autocommit=True) as conn:
             begin = time.monotonic()
             conn.execute(f"CREATE TABLE by_postgres AS {shop.VIEWS[0].query}")
         return time.monotonic() - begin
 
     def _create(self, on: Bed, how: str, run: str) -> float:
-        """One create_view; the view is dropped again."""
+        """Return the seconds of one create_view, and drop the view again."""
         name = f"{how}_{run}"
         took_s = on.create_view(name, shop.VIEWS[0].query, f'{{"population": "{how}"}}')
         on.drop_view(name)
@@ -70,7 +70,7 @@ class Population(Scenario):
 
 
 def _copy(on: Bed, statements: tuple[LiteralString, ...]) -> float:
-    """Reading the columns of a query, and nothing else."""
+    """Return the seconds for only reading the columns of a query."""
     begin = time.monotonic()
     with psycopg.connect(on.source) as conn, conn.cursor() as cursor:
         for statement in statements:
@@ -81,7 +81,7 @@ def _copy(on: Bed, statements: tuple[LiteralString, ...]) -> float:
 
 
 def _shapes(options: Options, orders: int) -> Iterator[Figures]:
-    """In process, each shape right after a start of the server, and once more."""
+    """Measure each shape in process, right after a start of the server and once more."""
     with streaming(options, orders) as (on, stream):
         stream.conn.execute("VACUUM ANALYZE")
         for shape, statements in _SHAPES.items():

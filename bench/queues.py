@@ -1,4 +1,4 @@
-"""queues: what it costs to keep what one part sends until another has read it."""
+"""queues: the cost to store an operator's output until another operator has read it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from headrace.storage.queue import Queue
 from headrace.types import Diffs
 
 _FRAME_ROWS: Final = 8_000
-"""Of one int64 column: a frame of 64 000 bytes."""
+"""Rows of one int64 column: a frame of 64 000 bytes."""
 _BYTES: Final = 1 << 30
 _SMALL: Final = 20_000
 _TRIES: Final = 3
 
 
 class _Through(Collection):
-    """A collection that hands on what it gets: a synchronous edge is a call of it."""
+    """A collection that passes its input on: a synchronous edge is a call of it."""
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
+        """Return the batch itself."""
         return [batch]
 
     def describe(self) -> str:
-        """See ``Collection``."""
+        """Return the name of the collection."""
         return "Through"
 
 
 class Queues(Scenario):
-    """A queue alone: frames in memory, small batches beside a call, and from the disk."""
+    """A queue alone: frames in memory, small batches compared with a call, and frames on disk."""
 
     name: ClassVar[str] = "queues"
     about: ClassVar[str] = (
@@ -47,7 +47,7 @@ class Queues(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``--rows``: batches of one row."""
+        """Measure; ``--rows`` is the number of batches of one row."""
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
             storage = Storage(Path(folder) / "queues", 4 * _BYTES)
             lines = [_resident(storage, readers) for readers in (1, 8)]

@@ -1,4 +1,4 @@
-"""What pgoutput says of changes, read once and played to the engine as often as one likes."""
+"""Changes in pgoutput's format, recorded once and played to the engine any number of times."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ _ROWS: Final = frozenset(b"IUD")
 
 
 class Recorder:
-    """Records all tables of a database from where it is made."""
+    """Records all tables of a database from its creation on."""
 
     def __init__(self, conn: psycopg.Connection[tuple[object, ...]]) -> None:
-        """REQUIRES: ``conn`` is in autocommit, as a superuser."""
+        """Create the publication and the slot.
+
+        REQUIRES: ``conn`` is in autocommit, as a superuser.
+        """
         self._conn = conn
         conn.execute(f"CREATE PUBLICATION {_PUBLICATION} FOR ALL TABLES")
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,))
 
     def take(self) -> list[bytes]:
-        """Messages of all that has been committed since the last time."""
+        """Return the messages of all transactions that have committed since the last call."""
         with self._conn.cursor(binary=True, row_factory=scalar_row) as cursor:
             return list(cursor.execute(_READ, (_SLOT, _PUBLICATION)))
 
 
 def rows_in(messages: Sequence[bytes]) -> int:
-    """How many of them are changed rows."""
+    """Return the number of changed rows in the messages."""
     return sum(message[0] in _ROWS for message in messages)
 
 
 def batches(messages: Sequence[bytes], rows_min: int) -> Iterator[list[bytes]]:
-    """Whole transactions, together at least ``rows_min`` rows (the last one: what is left)."""
+    """Yield whole transactions with at least ``rows_min`` rows (the last batch: the rest)."""
     out: list[bytes] = []
     rows = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""pg_recvlogical reading the changes that we read: what Postgres itself needs to send them."""
+"""pg_recvlogical reading the same changes as Headrace: Postgres' own cost to send them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ WHERE get_byte(data, 0) IN (ascii('I'), ascii('U'), ascii('D'))"""
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What it took to read a backlog."""
+    """The time and resources spent reading a backlog."""
 
     seconds: float
     cpu_s: float
-    """Of pg_recvlogical."""
+    """CPU seconds of pg_recvlogical."""
     walsender_s: float
-    """CPU of its walsender."""
+    """CPU seconds of its walsender."""
 
 
 class Backlog:
-    """The changes of our views' tables since a moment, by a slot of its own."""
+    """The changes of the views' tables since its creation, in a separate slot."""
 
     def __init__(self, on: Bed) -> None:
-        """From now on."""
+        """Begin the backlog now."""
         self._on = on
         self._end = ""
         scalar(on.source, "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", _SLOT)
@@ -49,18 +49,21 @@ class Backlog:
         scalar(self._on.source, "SELECT pg_drop_replication_slot(%s)::text", _SLOT)
 
     def end(self) -> None:
-        """It ends here."""
+        """End the backlog now."""
         source = self._on.source
         self._end = scalar(source, "SELECT pg_current_wal_insert_lsn()::text")
-        # pg_recvlogical stops at the first message at or behind the end: there must be one.
+        # pg_recvlogical stops at the first message at or after the end, so there must be one.
         scalar(source, "SELECT pg_logical_emit_message(true, 'bench', 'end')::text")
 
     def rows(self) -> int:
-        """How many changed rows it holds."""
+        """Return the number of changed rows in the backlog."""
         return int(scalar(self._on.source, _COUNT, _SLOT, _PUBLICATION))
 
     def receive(self, file: Path = Path("/dev/null")) -> Received:
-        """Have pg_recvlogical read it to ``file``.  REQUIRES: ``end`` was called."""
+        """Let pg_recvlogical read the backlog to ``file``.
+
+        REQUIRES: ``end`` was called.
+        """
         server = self._on.server
         ended, ours = cpu.of_ended_children(server.pid), os.times()
         begin = time.monotonic()
@@ -84,7 +87,7 @@ class Backlog:
 
 @contextmanager
 def backlog(on: Bed) -> Iterator[Backlog]:
-    """What is committed inside, until it is ended; gone afterwards."""
+    """Yield a backlog of the transactions that commit inside the block, and drop it afterwards."""
     made = Backlog(on)
     try:
         yield made

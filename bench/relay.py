@@ -1,4 +1,4 @@
-"""relay: what passing through the engine's port costs, beside the same clients going direct."""
+"""relay: the cost of connections through the engine's port, compared with direct ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDS: Final = 3
 
 
 class Relay(Scenario):
-    """pgbench through the port and past it, by turns; the median round of each counts."""
+    """pgbench through the port and directly, in turns; the median round of each counts."""
 
     name: ClassVar[str] = "relay"
     about: ClassVar[str] = (
@@ -39,7 +39,7 @@ class Relay(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """``options.seconds`` of each script, protocol and number of clients."""
+        """Measure ``options.seconds`` of each script, protocol and number of clients."""
         seconds = max(round(options.seconds or 3), 1)
         lines: list[Figures] = []
         with bed(options, HEADRACE_SPARK_WARM="false") as on, _scripts() as scripts:
@@ -86,7 +86,7 @@ def _compare(on: Bed, script: Path, mode: str, clients: int, seconds: int) -> Fi
 
 
 def _pgbench(on: Bed, dsn: str, script: Path, mode: str, clients: int, seconds: int) -> float:
-    """Transactions per second; connections are made before."""
+    """Return the transactions per second, without the time to connect."""
     known = conninfo_to_dict(dsn)
     ran = subprocess.run(
         [

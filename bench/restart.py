@@ -1,7 +1,7 @@
-"""restart: until a view follows again after a stop, and what its first changes cost then.
+"""restart: seconds until a view follows again after a stop, and the cost of its first changes.
 
-A *drain* is what a worker that was stopped (SIGSTOP) finds when it goes on; the third one after
-create_view, or after a start, finds its state in memory, the first one maybe not.
+A *drain* is the backlog of a worker that was stopped (SIGSTOP) and goes on. The third drain after
+create_view or a start finds the state in memory; the first one may not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench.scenario import Bed, Figures, Options, Scenario
 _VIEWS: Final = ("group_sum", "join")
 _DRAINS: Final = 3
 _PART: Final = 20
-"""A drain changes one row of so many."""
+"""A drain changes one row in so many."""
 
 
 class Restart(Scenario):
-    """Each view alone: created, drained, stopped with the engine, drained again."""
+    """Each view alone: created, drained, stopped with the engine, and drained again."""
 
     name: ClassVar[str] = "restart"
     about: ClassVar[str] = (
@@ -33,7 +33,7 @@ class Restart(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Over ``options.rows`` orders, or 200 000."""
+        """Measure over ``options.rows`` orders, or 200 000."""
         rows = options.rows or 200_000
         lines: list[Figures] = []
         for name, query in shapes.queries(options.only or _VIEWS):
@@ -71,7 +71,7 @@ def _drains(on: Bed, stream: shapes.Stream, about: Figures) -> Iterator[Figures]
 
 
 def _drain(worker: int, stream: shapes.Stream) -> tuple[float, float]:
-    """Seconds, and CPU seconds of the worker, for changes that wait for it."""
+    """Return the seconds and the worker's CPU seconds to process a backlog."""
     os.kill(worker, signal.SIGSTOP)
     try:
         stream.change(stream.rows // _PART, 100)
@@ -83,5 +83,4 @@ def _drain(worker: int, stream: shapes.Stream) -> tuple[float, float]:
 
 
 def _wait(conn: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Until the view shows all that is committed."""
     conn.execute("CALL headrace.wait_for('v')")

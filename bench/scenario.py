@@ -1,4 +1,4 @@
-"""What a scenario is, and the servers it measures on."""
+"""Scenarios, and the servers on which they measure."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Figures = dict[str, float | int | str]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asked for; 0 is the scenario's own default."""
+    """Options of the command line; 0 is the scenario's own default."""
 
     rows: int = 0
     seconds: float = 0.0
     rate: float = 0.0
     version: int = 16
     only: tuple[str, ...] = ()
-    """Views, where a scenario has many; empty: all."""
+    """Views to measure, in scenarios with many; empty: all."""
     views: int = 0
-    """At most so many, where a scenario asks what their number costs."""
+    """Maximum number of views, in scenarios that vary it."""
 
 
 class Scenario:
-    """One measurement; ``run`` gives the lines of its table, as they come or at its end."""
+    """One measurement; ``run`` gives the lines of its table, one by one or at its end."""
 
     name: ClassVar[str]
     about: ClassVar[str]
 
     def run(self, options: Options) -> Iterable[Figures]:
-        """Measure; servers are its own and gone afterwards."""
+        """Measure; the servers are started for it and removed afterwards."""
         raise NotImplementedError
 
 
@@ -55,7 +55,7 @@ class Bed:
 
     @property
     def source(self) -> str:
-        """DSN of the database itself, past the engine."""
+        """DSN of the database itself, without the engine's port."""
         return self.engine.source
 
     @property
@@ -78,7 +78,7 @@ class Bed:
             conn.execute("CALL headrace.drop_view(%s)", (name,))
 
     def check(self, name: str, query: str) -> None:
-        """What was measured must be right.
+        """Check that the view has the right rows.
 
         Raises:
             BugError: the view has other rows than Postgres answers.
@@ -92,7 +92,7 @@ class Bed:
 
 @contextlib.contextmanager
 def bed(options: Options, **env: str) -> Iterator[Bed]:
-    """Servers for one scenario; ``env`` are settings of the engine (``HEADRACE_*``)."""
+    """Start servers for one scenario; ``env`` are settings of the engine (``HEADRACE_*``)."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
         EmbeddedPostgres(None, options.version) as server,
@@ -117,7 +117,7 @@ def caught_up(conn: psycopg.Connection[Any], *views: str) -> float:
 
 
 def scalar(dsn: str, query: LiteralString, *values: Any) -> Any:
-    """The one value that ``query`` gives."""
+    """Return the one value of the result of ``query``."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         row = conn.execute(query, values or None).fetchone()
     assert row is not None, "the query gives one row"

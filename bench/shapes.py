@@ -1,4 +1,4 @@
-"""The shapes of queries that the engine is measured by, their tables, and a stream of changes."""
+"""The query shapes of the engine's benchmarks, their tables, and a stream of changes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ INSERT INTO customers SELECT i, 'region ' || drawn(i, 7, 20), drawn(i, 8, 5)
     FROM generate_series(1, {customers}) i;
 INSERT INTO orders SELECT (made(i, i, {customers})).* FROM generate_series(1, {rows}) i;
 """
-# Of 50 changed rows 29 are updated orders, 10 new, 10 deleted, and one is a customer.  An
-# order lives for five times as many changes as there are orders.
+# Of 50 changed rows 29 are updated orders, 10 new, 10 deleted, and one is a customer. An order
+# lives for five times as many changes as there are orders.
 _CHANGE: Final = """DO $do$ BEGIN
     FOR low IN {first} .. {last} BY {step} LOOP
         UPDATE orders o SET (customer, product, quantity, amount, placed, note)
@@ -91,19 +91,19 @@ SHAPES: Final[dict[str, str]] = {
 
 @dataclass(slots=True)
 class Stream:
-    """Changes of the tables, each of which is another one; ``rows`` orders are there at a time."""
+    """Changes of the tables, each of another row; there are ``rows`` orders at any time."""
 
     conn: psycopg.Connection[tuple[object, ...]]
     rows: int
     changed: int = 0
 
     def fill(self) -> None:
-        """The tables and their first rows."""
+        """Create the tables and their first rows."""
         self.conn.execute(TABLES)
         self._execute(_FILL)
 
     def change(self, rows: int, rows_per_transaction: int) -> None:
-        """So many changed rows; an update that meets nothing, or the same row twice, is one less."""
+        """Change ``rows`` rows; an update without a match, or of a row again, is one less."""
         if rows // 5 > self.rows // 20:
             raise ValueError(f"{rows} changes are too many for {self.rows} orders")
         first, self.changed = self.changed, self.changed + rows
@@ -116,7 +116,7 @@ class Stream:
 
 @contextlib.contextmanager
 def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
-    """A bed with ``rows`` orders, and its engine at work: views to come follow the stream."""
+    """Yield a bed with ``rows`` orders and a running engine; new views follow the stream."""
     with (
         bed(options, HEADRACE_SPARK_WARM="false") as on,
         psycopg.connect(on.source, autocommit=True) as conn,
@@ -128,5 +128,5 @@ def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
 
 
 def queries(names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Shapes by name: all, or those asked for."""
+    """Return all shapes by name, or the requested ones."""
     return ((n, q) for n, q in SHAPES.items() if not names or n in names)

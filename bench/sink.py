@@ -34,7 +34,7 @@ _CHANGED_MAX: Final = 50_000
 """Rows that one transaction changes, over all views."""
 _ROUNDS: Final = 3
 _WAYS: Final = {"quick": 1 << 40, "careful": -1}
-"""By how many rows a view may have at most to be written in one round trip."""
+"""Maximum changed rows of a view that is written in one round trip."""
 
 
 class Sink(Scenario):
@@ -48,7 +48,7 @@ class Sink(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """At most ``options.rows`` rows of each view, or 10 000."""
+        """Measure up to ``options.rows`` rows of each view, or 10 000."""
         most = options.rows or _ROWS[-1]
         lines: list[Figures] = []
         with (
@@ -84,7 +84,7 @@ class _Bench:
         self._txid = 0
         self._at: dict[int, int] = {}
         self._now: dict[int, dict[int, int]] = {}
-        """What the rows of each view hold, where it is not 0."""
+        """Values of the rows of each view, where they are not 0."""
 
     def __enter__(self) -> _Bench:
         return self
@@ -96,7 +96,7 @@ class _Bench:
         self._conn.close()
 
     def measure(self, views: int, rows: int) -> Iterator[Figures]:
-        """Both ways in turn, and of each the cheapest round."""
+        """Measure both ways in turn, and yield the cheapest round of each."""
         while len(self._parts) < views:
             self._make_view(len(self._parts) + 1)
         best: dict[str, Figures] = {}
@@ -139,7 +139,7 @@ class _Bench:
         self._sink.write(self._owner, self._job(views, rows))
 
     def _job(self, views: int, rows: int) -> CommitJob:
-        """One that gives so many rows of each view another value."""
+        """Return a job that gives ``rows`` rows of each view another value."""
         self._txid += 1
         return CommitJob(
             self._txid, 0, self._txid * 16, 1, 0,

@@ -1,4 +1,4 @@
-"""small: CPU time and latency of small transactions, by how many views read their table."""
+"""small: CPU time and latency of small transactions, by the number of views of their table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRANSACTION: Final = """INSERT INTO events SELECT i, 7, i
 
 
 class Small(Scenario):
-    """Transactions one after the other; each is shown before the next one."""
+    """Transactions one after the other; each is visible before the next one."""
 
     name: ClassVar[str] = "small"
     about: ClassVar[str] = (
@@ -29,7 +29,7 @@ class Small(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """With so many views as ``options.views`` says at most, or 200."""
+        """Measure up to ``options.views`` views, or 200."""
         most = options.views or _VIEWS[-1]
         seconds = options.seconds or 4.0
         lines: list[Figures] = []
@@ -57,7 +57,7 @@ _QUERIES: Final = {
     "all": "SELECT k, sum(n + {0}) AS s FROM events GROUP BY k",
     "one": "SELECT k, sum(n) AS s FROM events WHERE k = 7 + {0} GROUP BY k",
 }
-"""Which views the rows of a transaction concern: by their filters all, or the first one alone."""
+"""Views that a transaction concerns by their filters: all, or only the first one."""
 
 
 def _measure(on: Bed, views: int, seconds: float) -> Iterator[Figures]:

@@ -1,4 +1,4 @@
-"""state: the state tier beside a plain RocksDB loop: gets, upserts, checkpoints, restart."""
+"""state: the state tier compared with a plain RocksDB loop: gets, upserts, checkpoints, restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class State(Scenario):
     rows_default: ClassVar[int] = 1_000_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Every measurement on data of its own."""
+        """Run each measurement on separate data."""
         rows = options.rows or self.rows_default
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as home:
             path = Path(home)
@@ -58,20 +58,19 @@ def _line(what: str, figure: float, plain: float = 0.0) -> Figures:
 
 
 def _keys(count: int) -> list[bytes]:
-    """Distinct keys of 16 bytes, in a random order."""
+    """Return distinct keys of 16 bytes, in a random order."""
     keys = [b"%016d" % (i * 2_654_435_761 % 10**16) for i in range(count)]
     random.Random(7).shuffle(keys)  # noqa: S311  not for secrets
     return keys
 
 
 def _batches(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """``keys`` in sorted batches."""
     for start in range(0, len(keys), _BATCH):
         yield sorted(keys[start : start + _BATCH])
 
 
 def _rate(batches: list[list[bytes]], work: Callable[[list[bytes]], Any]) -> float:
-    """Keys per second of this thread's CPU time: other work on the machine does not count."""
+    """Return keys per second of this thread's CPU time: other programs do not count."""
     begin = time.thread_time()
     for batch in batches:
         work(batch)
@@ -79,7 +78,7 @@ def _rate(batches: list[list[bytes]], work: Callable[[list[bytes]], Any]) -> flo
 
 
 class _Plain:
-    """What one would write without us: a multi-get and a write batch per batch."""
+    """Plain RocksDB as a baseline: a multi-get and a write batch per batch."""
 
     def __init__(self, path: Path) -> None:
         options = rocksdict.Options(raw_mode=True)
@@ -88,7 +87,7 @@ class _Plain:
         self._db = rocksdict.Rdict(str(path), options)
 
     def rates(self, rows: int) -> dict[str, float]:
-        """Operations per second."""
+        """Return the operations per second."""
         keys = _keys(rows)
         for batch in _batches(keys):
             self._put(batch, b"v" * _VALUE_BYTES)
@@ -124,7 +123,7 @@ class _Own:
         self._settle()
 
     def _txid(self, keys: list[bytes], value: bytes) -> None:
-        """A read and a write of every key, as a collection does."""
+        """Read and write every key, as a collection does."""
         txid = self._store.txid + 1
         self._store.begin(txid)
         self._state.get_many(keys)
@@ -138,7 +137,7 @@ class _Own:
                 tier.clean(100_000)
 
     def rates(self, plain: dict[str, float]) -> list[Figures]:
-        """Gets and upserts of resident keys."""
+        """Measure gets and upserts of resident keys."""
         random.Random(8).shuffle(self._keys)  # noqa: S311
         some = list(_batches(self._keys[: len(self._keys) // 2]))
         tier = self._store.tiers["m"]
@@ -161,7 +160,7 @@ class _Own:
         ]
 
     def checkpoint(self) -> list[Figures]:
-        """The time of a txid while a checkpoint of every key is written, and without."""
+        """Measure the time of a txid with and without a concurrent checkpoint of every key."""
         batches = [sorted(self._keys[i : i + 1000]) for i in range(0, 200_000, 1000)]
 
         def times(until: Callable[[], bool]) -> list[float]:
@@ -211,7 +210,7 @@ class _Own:
         ]
 
     def spilled(self, plain: dict[str, float]) -> list[Figures]:
-        """Gets of keys that are in RocksDB only."""
+        """Measure gets of keys that are in RocksDB only."""
         _checkpoint(self._database, self._store)
         self._settle()
         tier = self._store.tiers["m"]
@@ -251,7 +250,7 @@ def _checkpoint(database: RocksDatabase, store: RocksStore) -> None:
 
 
 def _restart(path: Path, rows: int) -> list[Figures]:
-    """Seconds until a state of 1 GiB answers after a stop."""
+    """Measure the seconds until a state of 1 GiB answers after a stop."""
     value_bytes = max(100, _STATE_BYTES // rows // 2)
     # Longer than any block: it cannot be compressed away.
     noise = random.Random(10).randbytes(16 * 1024**2)  # noqa: S311

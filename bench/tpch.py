@@ -14,7 +14,7 @@ from bench.tpch_data import Tpch, queries
 _SCALE = 0.1
 _ORDERS_AT_1 = 1_500_000
 _PART = 0.0005
-"""What a step of the refresh stream concerns of the orders."""
+"""The part of the orders that a step of the refresh stream concerns."""
 _SMALL = 9
 """Transactions of one order each."""
 
@@ -29,7 +29,7 @@ class TpchQueries(Scenario):
     )
 
     def run(self, options: Options) -> list[Figures]:
-        """Scale 0.1, or so many ``options.rows`` orders."""
+        """Measure at scale 0.1, or with ``options.rows`` orders."""
         scale = options.rows / _ORDERS_AT_1 if options.rows else _SCALE
         out: list[Figures] = []
         with (

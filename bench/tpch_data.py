@@ -1,8 +1,8 @@
-"""Tables, rows and refresh streams for the TPC-H queries: our own generator, in SQL.
+"""Tables, rows and refresh streams for the TPC-H queries, generated in SQL.
 
-The distributions follow clause 4.2 of the TPC-H specification as far as its queries can tell
-(keys, dates, prices, categories, words that are searched for); texts are shorter.  Everything is
-a function of row numbers, so the same scale gives the same rows.
+The distributions follow clause 4.2 of the TPC-H specification as far as its queries depend on them
+(keys, dates, prices, categories, searched words); texts are shorter. Everything is a function of
+row numbers, so the same scale gives the same rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CREATE FUNCTION pg_temp.r(i bigint, salt int, n bigint) RETURNS bigint IMMUTABLE
 CREATE FUNCTION pg_temp.pick(i bigint, salt int, words text[]) RETURNS text IMMUTABLE LANGUAGE sql
     AS $$ SELECT words[1 + pg_temp.r(i, salt, cardinality(words))] $$;
 """
-"""Draws of a row: a number below ``n``, one of ``words``; other ones for each ``salt``."""
+"""Random draws of a row: a number below ``n``, or one of ``words``; they differ by ``salt``."""
 _HELPERS: Final = """
 CREATE FUNCTION pg_temp.phone(i bigint, nation bigint) RETURNS text IMMUTABLE LANGUAGE sql AS
     $$ SELECT format('%s-%s-%s-%s', 10 + nation, 100 + pg_temp.r(i, 1, 900),
@@ -184,14 +184,14 @@ UPDATE orders SET o_totalprice = o_totalprice + 1
 
 
 def queries() -> dict[str, str]:
-    """The 22 queries by name, in order."""
+    """Return the 22 queries by name, in order."""
     text = Path(__file__).with_name("tpch.sql").read_text()
     parts = re.split(r"^-- (Q\d+)$", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 class Tpch:
-    """The tables at a scale, and what changes them; one connection, which stays the caller's."""
+    """The tables at a scale, and their changes; the connection stays the caller's."""
 
     def __init__(self, conn: psycopg.Connection[tuple[object, ...]], scale: float) -> None:
         self._conn = conn
@@ -204,7 +204,7 @@ class Tpch:
         self._run(DRAWS + _HELPERS)
 
     def load(self) -> None:
-        """Make the tables and fill them."""
+        """Create the tables and fill them."""
         self._run(_SCHEMA)
         self._run(_FIXED)
         for text in (_SUPPLIERS, _PARTS, _CUSTOMERS):
@@ -213,10 +213,10 @@ class Tpch:
         self._run("ANALYZE")
 
     def refresh(self, number: int, part: float = 0.001) -> Iterator[int]:
-        """One refresh stream, a transaction a step: inserts, updates, deletes.
+        """Run one refresh stream, a transaction a step: inserts, updates, deletes.
 
-        Each step concerns ``part`` of the orders and yields the number of rows that it changed.
-        In the end as many orders are there as before, some of them new.
+        Each step concerns ``part`` of the orders and yields the number of rows that it changed. At
+        the end there are as many orders as before, some of them new.
         """
         count = max(int(self._orders * part), 2)
         low = number * count % max(self._orders - count, 1)
@@ -234,7 +234,7 @@ class Tpch:
             yield changed
 
     def amend(self, number: int) -> int:
-        """A small transaction: one order and its lines; returns the rows that changed."""
+        """Change one order and its lines in a transaction; return the number of changed rows."""
         with self._conn.transaction():
             return self._run(_AMEND, order=number % self._orders)
 

@@ -1,7 +1,7 @@
-"""workers: a backlog through views that are all on one worker, and spread over two.
+"""workers: a backlog through views that are all on one worker, or spread over two.
 
-``drain`` tells how a backlog is made; here the same is done with views that give the engine much to
-do.  With two workers every other view is on the second one.
+The backlog is made as in ``drain``, but the views here need much computation. With two workers
+every other view is on the second one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OVER: Final = {
     "count_distinct_join": "SELECT region, n FROM ({}) x",
     "left_join": "SELECT region, count(amount) AS n FROM ({}) x GROUP BY region",
 }
-"""What is asked of a shape: little is written, so that Postgres is not what they wait for."""
+"""Query over a shape: it writes few rows, so that Postgres is not the bottleneck."""
 _VIEWS: Final = {name: _OVER[name].format(query) for name, query in shapes.queries(tuple(_OVER))}
 _DRAINS: Final = 4
-"""Of each kind, in turns; the first is not counted."""
+"""Drains of each kind, in turns; the first is not counted."""
 _TRANSACTION_ROWS: Final = 100
 _PART: Final = 8
 """A drain changes one order in so many."""
 
 
 class Workers(Scenario):
-    """Views on two workers, beside all of them on one."""
+    """Views on two workers, compared with all of them on one."""
 
     name: ClassVar[str] = "workers"
     about: ClassVar[str] = (
@@ -43,14 +43,14 @@ class Workers(Scenario):
     rows_default: ClassVar[int] = 200_000
 
     def run(self, options: Options) -> list[Figures]:
-        """Both ways in one run, in turns: the views stand twice, once each way, paused in turns."""
+        """Measure both ways in one run: the views exist once each way, and are paused in turns."""
         rows = options.rows or self.rows_default
         took: dict[int, list[float]] = {1: [], 2: []}
         with (
             shapes.streaming(options, rows) as (on, stream),
             psycopg.connect(on.engine.dsn, autocommit=True) as conn,
         ):
-            # Else what the views are compared with takes minutes.
+            # Otherwise the comparison with the query takes minutes.
             stream.conn.execute("CREATE INDEX ON orders (customer)")
             conn.execute("CALL headrace.add_worker('w1')")
             for drain in range(_DRAINS):

@@ -1,1 +1,1 @@
-"""Others beside us, on the same data: ``make bench-peers``."""
+"""Headrace compared with other systems on the same data: ``make bench-peers``."""

@@ -1,4 +1,4 @@
-"""Headrace, Postgres and others on the same data: ``make bench-peers ARGS='--rows 100000'``."""
+"""Headrace, Postgres and peers on the same data: ``make bench-peers ARGS='--rows 100000'``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.scenario import Options
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The parsed command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser("bench.peers", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--rows", type=int, default=200_000, help="orders")

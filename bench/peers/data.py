@@ -1,4 +1,4 @@
-"""The same tables and the same changes, as files for those that do not read from Postgres."""
+"""The same tables and changes as files, for peers that do not read from Postgres."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench import shapes
 from bench.scenario import Options, bed
 
 VIEWS: Final = {"filter": "amount", "group_sum": "s", "join": "amount"}
-"""Shapes that are compared, and the column by whose sum (and the number of rows) an answer is."""
+"""Compared shapes, and the column whose sum, with the number of rows, is an answer."""
 _TRANSACTION_ROWS: Final = 100
 _LOG: Final = """
 CREATE SEQUENCE change;
@@ -33,7 +33,7 @@ _TYPES: Final = {"amount": pa.decimal128(12, 2), "placed": pa.string(), "sign": 
 
 
 def change(stream: shapes.Stream, rows: int) -> None:
-    """So many changed rows, in transactions of a hundred."""
+    """Change ``rows`` rows, in transactions of a hundred."""
     # A call changes a quarter of the table at most.
     while rows > 0:
         part = min(rows, stream.rows // 4)
@@ -42,7 +42,7 @@ def change(stream: shapes.Stream, rows: int) -> None:
 
 
 def make(folder: Path, options: Options, rows: int, changes: int) -> None:
-    """``TABLE_first.parquet``, ``TABLE_changes.parquet`` and ``TABLE.parquet``: what is in the end."""
+    """Write ``TABLE_first.parquet``, ``TABLE_changes.parquet`` and the final ``TABLE.parquet``."""
     with bed(options) as on, psycopg.connect(on.source, autocommit=True) as conn:
         stream = shapes.Stream(conn, rows)
         stream.fill()

@@ -1,4 +1,4 @@
-"""A measured peer, and as a line of the table."""
+"""A measured peer, and its line of the table."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bench.scenario import Figures
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one needed for the changes of a view; ``note`` where there is no figure."""
+    """One peer's figures for the changes of a view; ``note`` explains a missing figure."""
 
     peer: str
     view: str
     given: str
-    """What it was given, and what it owes for that."""
+    """The peer's input, and the guarantees that come with it."""
     seconds: float = 0.0
     cpu_s: float = 0.0
     note: str = "-"
 
     def figures(self, rows: int) -> Figures:
-        """For so many changed rows."""
+        """Return the figures for ``rows`` changed rows."""
         measured = self.note == "-" and self.seconds > 0
         return {
             "view": self.view,

@@ -1,4 +1,4 @@
-"""Peers in environments of their own: made with pip, run as processes, checked by their answer."""
+"""Peers in separate environments: installed with pip, run as processes, checked by their answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _RUN_S: Final = 1_200
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program; ``run_NAME.py`` is what it is asked."""
+    """Another program; ``run_NAME.py`` runs its query."""
 
     name: str
     package: str
     given: str
     streams: bool
-    """It is given first rows and changes as one stream, and once the first rows alone: the
-    difference is what the changes cost."""
+    """Whether the peer gets the first rows and the changes as one stream.
+
+    Another run gets the first rows alone; the difference is the cost of the changes.
+    """
 
 
 PEERS: Final = (
@@ -48,7 +50,7 @@ PEERS: Final = (
 def measure(
     peer: Peer, cache: Path, folder: Path, answers: dict[str, tuple[int, float]]
 ) -> Iterator[Line]:
-    """A line for each view; one that says why when there is no figure."""
+    """Yield a line for each view; the line gives the reason where there is no figure."""
     try:
         python = _installed(peer, cache)
     except (OSError, subprocess.SubprocessError) as error:
@@ -74,7 +76,7 @@ def measure(
 
 
 def _installed(peer: Peer, cache: Path) -> Path:
-    """The Python of the peer's environment, which is made when it is not there."""
+    """Return the Python of the peer's environment, which is made if it does not exist."""
     home = cache / peer.package
     python, done = home / "bin" / "python", home / "installed"
     if not done.exists():
@@ -94,7 +96,7 @@ def _run(peer: Peer, python: Path, folder: Path, view: str, stream: str) -> dict
 
 
 def _quietly(words: list[str], timeout_s: float) -> str:
-    """What a program prints; it knows nothing of our environment."""
+    """Run a program outside our Python environment, and return its output."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run(
         words,
@@ -108,13 +110,13 @@ def _quietly(words: list[str], timeout_s: float) -> str:
 
 
 def _last(error: Exception) -> str:
-    """The last line of what a failed program said."""
+    """Return the last line of a failed program's output."""
     said = getattr(error, "stderr", None) or str(error)
     text = said.decode(errors="replace") if isinstance(said, bytes) else said
     return text.strip().rpartition("\n")[2][:200]
 
 
 def _differs(told: list[float], answer: tuple[int, float]) -> bool:
-    """A figure for another answer than Postgres' would be worth nothing."""
+    """Return whether the peer's answer differs from Postgres'; then its figure is worthless."""
     rows, total = answer
     return told[0] != rows or not math.isclose(told[1], total, rel_tol=1e-9, abs_tol=0.01)

@@ -1,4 +1,4 @@
-"""What we and Postgres itself need for the same changes."""
+"""The cost of the same changes in Headrace and in Postgres itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = tuple[int, float]
 
 
 def end_to_end(options: Options, names: tuple[str, ...], rows: int, changes: int) -> Iterator[Line]:
-    """Headrace with its processes: from Postgres' WAL to result tables in Postgres."""
+    """Measure Headrace with its processes, from Postgres' WAL to result tables in Postgres."""
     for name, query in shapes.queries(names):
         with shapes.streaming(options, rows) as (on, stream):
             on.create_view(name, query, '{"population": "local"}')
@@ -47,7 +47,7 @@ def end_to_end(options: Options, names: tuple[str, ...], rows: int, changes: int
 def beside(
     options: Options, names: tuple[str, ...], rows: int, changes: int
 ) -> tuple[list[Line], dict[str, Answer], int]:
-    """Lines of our engine alone and of Postgres; the answers by view; rows that changed."""
+    """Return lines of the engine alone and of Postgres, answers by view, and changed rows."""
     lines: list[Line] = []
     answers: dict[str, Answer] = {}
     with bed(options) as on, psycopg.connect(on.source, autocommit=True) as conn:
@@ -97,7 +97,7 @@ def _by_postgres(
 
 
 def _spent(on: Bed, *others: int) -> float:
-    """CPU seconds of Postgres, and of ``others``."""
+    """Return the CPU seconds of Postgres and of ``others``."""
     pid = on.server.pid
     ours = sum(cpu.of_process(other) for other in others)
     return cpu.of_children(pid) + cpu.of_ended_children(pid) + ours

@@ -1,4 +1,4 @@
-"""Flink SQL: a changelog in files, answers thrown away.  FOLDER VIEW QUERY SUM STREAM."""
+"""Flink SQL: a changelog in files, answers discarded. FOLDER VIEW QUERY SUM STREAM."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ ANSWERS = {
 
 
 def written(name: str) -> Path:
-    """The changelog of a table."""
+    """Write the changelog of a table."""
     columns = list(TABLES[name])
     parts = [pd.read_parquet(f"{folder}/{name}_first.parquet")[columns].assign(sign=1)]
     if stream == "all":
@@ -56,7 +56,7 @@ text = query.replace("GROUP BY 1", "GROUP BY customer")
 with measured():
     env.execute_sql(f"INSERT INTO nowhere {text}").wait()
 found = (0, 0)
-if stream == "all":  # once more, for what the answer is
+if stream == "all":  # run once more for the answer
     for last in env.execute_sql(f"SELECT count(*), sum({column}) FROM ({text})").collect():
         found = tuple(last)
 tell(*found)

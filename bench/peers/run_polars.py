@@ -1,4 +1,4 @@
-"""Polars: runs the query again, over tables that are as they should be.  FOLDER VIEW QUERY SUM STREAM."""
+"""Polars: runs the query again over the final tables. FOLDER VIEW QUERY SUM STREAM."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Time and CPU of a peer's work, told to who started it; runs in the peer's environment.
+"""Time and CPU of a peer's work, reported to the parent; runs in the peer's environment.
 
 REQUIRES: nothing but the standard library.
 """
@@ -18,7 +18,7 @@ spent = {"seconds": 0.0, "cpu_s": 0.0}
 
 @contextmanager
 def measured() -> Iterator[None]:
-    """What is done inside counts."""
+    """Add the time inside the block to ``spent``."""
     cpu, begin = _cpu_s(), time.monotonic()
     yield
     spent["seconds"] += time.monotonic() - begin
@@ -26,14 +26,14 @@ def measured() -> Iterator[None]:
 
 
 def tell(rows: object, total: object) -> None:
-    """The last line: what it took, and the answer's number of rows and sum."""
+    """Print the last line: the time spent, and the answer's number of rows and sum."""
     sys.stdout.write("\n" + json.dumps({**spent, "answer": [int(str(rows)), float(str(total))]}))
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and its living descendants: a JVM is one."""
+    """Return the CPU seconds of this process and its living descendants, such as a JVM."""
     total, parents = time.process_time(), {}
     ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*/stat"):

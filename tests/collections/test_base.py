@@ -18,7 +18,7 @@ SCHEMA = (Field("x", INT4),)
 
 
 class Echo(Collection):
-    """Passes diffs on and remembers what it was asked."""
+    """Passes diffs on and records its calls."""
 
     def __init__(self, ports: int) -> None:
         super().__init__("echo", SCHEMA, ports)

@@ -1,4 +1,4 @@
-"""The driver of touched keys: a difference is that of multisets, whatever is touched when."""
+"""The driver of touched keys: diffs are differences of multisets for any touched keys."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_key_is_asked_about_once_and_before() -> None:
 
 
 class Whole(ByKey):
-    """A tactic that shows all rows of a key that has two at least."""
+    """A tactic that shows all rows of a key with two rows at least."""
 
     def __init__(self) -> None:
         super().__init__("x", SCHEMA, SCHEMA, (0,))
@@ -105,7 +105,7 @@ class Whole(ByKey):
 
 
 class Stepping(Whole):
-    """The same in steps of two keys."""
+    """The same, in steps of two keys."""
 
     step = 2
 

@@ -1,4 +1,4 @@
-"""Whole dataflows equal the naive evaluator after every txid, however the stream is cut."""
+"""Whole dataflows equal the naive evaluator after every txid, for any batches of the stream."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Choice = tuple[int, int, int, int, tuple[str | None, ...]]
 
 
 def play(tables: Sequence[Table], chosen: Sequence[Choice]) -> list[tuple[int, Op]]:
-    """Ops that fit the tables' rows; the tables are changed as they go."""
+    """Return ops that fit the tables' rows, and apply them to the tables."""
     out: list[tuple[int, Op]] = []
     for which, kind, place, number, values in chosen:
         here = tables[which]
         new = (str(number), *values)
-        if values[2] == "NaN":  # keep to what the reference can compare
+        if values[2] == "NaN":  # only values that the reference can compare
             new = (*new[:3], "7")
         free = not here.key or all(row[0] != new[0] for row in here.rows)
         old = here.rows[place % len(here.rows)] if here.rows else None
@@ -76,12 +76,12 @@ def feed(flow: Dataflow, tables: Sequence[Table], ops: list[tuple[int, Op]], siz
 
 
 def counted(batch) -> Counter[Row]:
-    """Diffs as a counter; weights may be negative."""
+    """Return diffs as a counter; weights may be negative."""
     out: Counter[Row] = Counter()
     names = batch.schema.names
     assert names[-1] == WEIGHT
     for raw in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-        # To Python -0.0 is 0.0 and no NaN is another one; a user sees it the other way.
+        # In Python -0.0 equals 0.0 and NaNs differ; for a user it is the other way round.
         row = tuple(repr(value) if isinstance(value, float) else value for value in raw)
         assert row[-1] != 0
         assert row[:-1] not in out, "a row comes once"
@@ -101,7 +101,7 @@ def start(physical: PhysicalPlan, tables: Sequence[Table], store) -> Dataflow:
 
 
 def always_there(physical: PhysicalPlan) -> dict[str, int]:
-    """Per state the groups that exist over no row."""
+    """Return the number of groups that exist over no row, by state."""
     reduces = [n for n in physical.nodes if isinstance(n, ReduceSpec)]
     counts = {n.id: len(n.always) if n.keys else 1 for n in reduces}
     return {name: count for name, count in counts.items() if count}
@@ -135,7 +135,7 @@ def test_equals_the_reference_after_every_txid(name, keyed, first, stream) -> No
         assert shown == expected(physical, tables)
         assert store.dump() == other.dump()
         store.checkpoint()
-    # What is taken back leaves nothing behind, in the output and in the state.
+    # Deleted rows leave nothing behind, in the output and in the state.
     last = [(at, Op(DELETE, None, row)) for at, t in enumerate(tables) for row in t.rows]
     for here in tables:
         here.rows.clear()
@@ -161,7 +161,7 @@ def test_rollback_and_replay_change_nothing(name, first, stream) -> None:
         ops = play(tables, chosen)
         feed(straight, tables, ops, size)
         diffs = straight.end(txid)
-        # Once half of the batch, once all of it: both are forgotten, then replayed.
+        # Once half of the batch, once all of it: both are rolled back, then replayed.
         for part in (ops[: len(ops) // 2], ops):
             flow = Dataflow(physical, store, None, 0)
             feed(flow, tables, part, 100)

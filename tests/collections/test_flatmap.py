@@ -1,4 +1,4 @@
-"""FlatMap: functions of a row beside the row, evaluated by Postgres."""
+"""FlatMap: set-returning functions of a row, evaluated by Postgres."""
 
 from __future__ import annotations
 

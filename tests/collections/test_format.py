@@ -1,7 +1,7 @@
-"""States are written as they were: what an earlier release has stored is read by this one.
+"""States keep their format: this release reads the states of an earlier one.
 
-Of each collection a digest of what it sent and of the pairs in its states, over the same random
-txids.  A digest changes with the format only, and then the states of existing views are not read.
+For each collection there is a digest of its output and of the pairs in its states, over the same
+random txids. A digest changes only with the format; then existing views' states are unreadable.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ DIGESTS = {
 
 
 def rows(rng: random.Random, now: Counter) -> list[tuple[int, str]]:
-    """Diffs of both ports that fit what is there."""
+    """Return diffs of both ports that fit the current rows."""
     chosen = []
     for _ in range(rng.choice((1, 5, 60))):
         row = (

@@ -1,4 +1,4 @@
-"""Feed, and the plans it stands in: cut at a node, both parts give what the whole gives."""
+"""Feed nodes and plans cut at a node: both parts together give the rows of the whole plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHOLE = plan.PhysicalPlan((A, B, JOIN, SUMS, plan.SinkSpec("sink", "r", SUMS.sch
 
 
 def random_diffs(rng: random.Random, node: plan.FeedSpec, there: list) -> pa.RecordBatch:
-    """Rows that come, and some that go."""
+    """Return a batch of new rows and some deletions."""
     came = [(rng.randint(0, 3), rng.randint(0, 5)) for _ in range(rng.randint(0, 4))]
     gone = [there.pop(rng.randrange(len(there))) for _ in range(len(there) // 3)]
     there += came
@@ -68,7 +68,7 @@ def test_names_are_its_own_and_negative_diffs_pass():
 
 
 def renamed(node: plan.Node, suffix: str) -> plan.Node:
-    """The same under other names of nodes and columns."""
+    """Return the node with other names of nodes and columns."""
     fields = tuple(structs.replace(f, name=f.name + suffix) for f in node.schema)
     node = structs.replace(node, id=node.id + suffix, schema=fields)
     return subplans.over(node, {n: n + suffix for n in plan.inputs(node)})

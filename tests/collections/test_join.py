@@ -105,7 +105,7 @@ def test_it_is_bilinear(steps) -> None:
     made, store = make()
     sums: tuple[Counter, Counter] = (Counter(), Counter())
     total = Diffed(made.schema)
-    # Then everything is taken back: output and state end empty.
+    # Then all rows are retracted: output and state end empty.
     back = [(port, [(k, v, -w) for k, v, w in rows]) for port, rows in steps]
     for at, (port, rows) in enumerate(steps + back):
         words = [f"{w:+d} {'.' if k is None else k} {v}" for k, v, w in rows]
@@ -148,7 +148,7 @@ def test_a_row_is_alone_until_its_first_partner_comes(residual) -> None:
     assert lines(*made.time_end(0)) == ["+ 1 a . .", "+2 1 b . ."]
     made.apply(1, diffs(RIGHT, "+ 1 x"))
     assert lines(*made.time_end(1)) == ["- 1 a . .", "-2 1 b . ."]
-    # Another partner comes, one goes: nothing turns.
+    # A second partner comes, and one goes: the match stays.
     made.apply(1, diffs(RIGHT, "+ 1 y"))
     made.apply(1, diffs(RIGHT, "- 1 x"))
     assert lines(*made.time_end(2)) == []

@@ -1,4 +1,4 @@
-"""Plans as they are stored: what an earlier release has written is read by this one."""
+"""Stored plans: this release reads the plans of an earlier one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ DIGEST = "19966d042ee3ed4a"
 
 
 def parts(data: object) -> list[dict]:
-    """Every object of JSON data."""
     if isinstance(data, list):
         return [part for item in data for part in parts(item)]
     return [data, *parts(list(data.values()))] if isinstance(data, dict) else []

@@ -27,7 +27,7 @@ WORK = (*PAIR, STEP_FIELD)
 
 
 def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.RecursiveSpec:
-    """R(a, b) = edges, then R(a, b) >< edges(b, c)."""
+    """Return R(a, b) = edges, then R(a, b) >< edges(b, c)."""
     return plan.RecursiveSpec(
         "r",
         "edges",
@@ -44,7 +44,7 @@ def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.Re
 
 
 def bounded(depth: int) -> plan.RecursiveSpec:
-    """Walks with their length up to ``depth``, UNION ALL, a filter that may fail at the end."""
+    """Return walks with their length up to ``depth``: UNION ALL, then a filter that may fail."""
     hop = (*PAIR, Field("n", INT4))
     work = (*hop, STEP_FIELD)
     return plan.RecursiveSpec(
@@ -81,7 +81,7 @@ def bounded(depth: int) -> plan.RecursiveSpec:
 
 
 class Harness:
-    """A recursion over one table, by hand: base and outside input are the same rows."""
+    """A recursion over one table, driven by hand: base and outside input are the same rows."""
 
     def __init__(self, node: plan.RecursiveSpec, base=PAIR) -> None:
         [self.node] = from_json(to_json(PhysicalPlan((node,)))).nodes
@@ -99,7 +99,7 @@ class Harness:
         self.made = made
 
     def send(self, edges: list[str], base: list[str] | None = None) -> list[str]:
-        """Feed diffs of the edges (and of the base, if it is another), end the txid."""
+        """Feed diffs of the edges (and of the base, if it is another), and end the txid."""
         self.txid += 1
         for row in edges:
             assert self.made.apply(1, diffs(PAIR, row)) == []
@@ -189,7 +189,7 @@ def test_an_iteration_with_too_many_rows_is_an_error() -> None:
     flow = Harness(replace(closure(distinct=False), rows_max=3))
     flow.send(["+ 1 2", "+ 1 3", "+ 2 4", "+ 3 4"])
     with pytest.raises(DefiniteFailure, match="more than 3 rows") as caught:
-        # Each of the two ways to 4 goes on to two more, and their beginnings do.
+        # Each of the two ways to 4 continues to two more nodes, and so do their beginnings.
         flow.send(["+ 4 5", "+ 4 6"])
     assert caught.value.code == "54001"
 
@@ -226,7 +226,7 @@ def test_no_expression_sees_rows_that_no_commit_showed() -> None:
     step = (work, join, sieve, plan.MapSpec("m", "s", last.expressions, WORK))
     flow = Harness(plan.RecursiveSpec("r", "edges", ("edges",), step, True, 50, PAIR))
     flow.send(["+ 1 2", "+ 2 3"])
-    # New edges back from 2 meet the old edge to it only within the txid.
+    # New edges back from 2 match the old edge to it only within the txid.
     assert flow.send(["+ 2 1", "- 1 2", "- 2 3"]) == ["+ 2 1", "- 1 2", "- 1 3", "- 2 3"]
 
 
@@ -272,7 +272,7 @@ def test_bounded_walks_equal_naive_iteration(txids) -> None:
 
 
 def played(table: Counter[tuple[int, int]], chosen) -> list[str]:
-    """Diffs that fit the table, which changes as they say; in any order within the txid."""
+    """Change the table by the chosen weights, and return the diffs in arbitrary order."""
     rows = []
     for a, b, weight in chosen:
         change = max(weight, -table[a, b])

@@ -63,7 +63,7 @@ RESULTS = {
     "sum": {INT2: INT8, INT4: INT8, INT8: NUMERIC},
     "avg": {INT2: NUMERIC, INT4: NUMERIC, INT8: NUMERIC, FLOAT4: FLOAT8},
 }
-"""Where an aggregate is of another type than its argument."""
+"""Result types of aggregates that differ from the argument's type."""
 
 
 def agg(function, column=None, *, result=None, where=None, distinct=False, sql=""):
@@ -105,7 +105,7 @@ AGGREGATES = [
     agg("remote", "m", result=MONEY, sql="sum($1)"),
     agg("remote", "b", result=BOOL, sql="bool_and($1)"),
 ]
-# "any" stands for the only value here: Postgres' min would choose another of several.
+# "any" stands for the only value here: of several values Postgres' min would choose another.
 CHECKED = [a for a in AGGREGATES if a.function != "any"]
 
 
@@ -122,7 +122,7 @@ def batch(rows):
 
 
 class Driver:
-    """Keeps the rows that are out."""
+    """Holds the output rows."""
 
     def __init__(self, node, remote=None):
         self.node, self.remote = node, remote
@@ -228,7 +228,7 @@ def test_equals_postgres_after_every_txid(postgres, keys, seed):
     rng = random.Random(seed)
     chosen = CHECKED
     if keys == (4,):
-        # Which form of equal numerics is shown is the planner's business: compare per value.
+        # The planner decides which form of equal numerics is shown: compare per value.
         chosen = [agg("count_star"), agg("sum", "i4")]
     node = node_of(keys, chosen)
     remote = RemoteEvaluator(postgres, {})
@@ -310,7 +310,7 @@ def test_any_is_the_least_form_by_length_then_bytes():
 def test_single_is_the_value_of_the_only_row():
     driver = Driver(node_of((0,), [agg("single", "t")]))
     assert driver.run([(row(k="1", t="a"), 1), (row(k="2"), 1)]) == {("1", "a"): 1, ("2", None): 1}
-    # Two rows between the ends of transactions are no error.
+    # Two rows before the end of a transaction are no error.
     assert driver.run([(row(k="1", t="b"), 1)], [(row(k="1", t="a"), -1)]) == {
         ("1", "a"): -1,
         ("1", "b"): 1,
@@ -400,7 +400,7 @@ def test_batches_of_any_size_leave_the_same_state():
 
 
 def together(function, column, *, sql="", where=None):
-    """An aggregate over rows of i4, t and b in common."""
+    """Return an aggregate over common rows of i4, t and b."""
     result = {"i4": 1007, "t": 1009}[column] if sql else IN[NAMES.index(column)].oid
     made = agg(function, column, result=result, where=where, sql=sql)
     return replace(made, row=tuple(map(NAMES.index, ("i4", "t", "b"))))

@@ -1,4 +1,4 @@
-"""Running: window functions from the first change on equal those over all rows."""
+"""Running: window functions that are maintained per change equal those over all rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def sort_key(row, spec) -> list[Any]:
 
 
 def tiebreak(row, spec) -> list[Any]:
-    """The other columns, then how they look."""
+    """Return the sort key of the other columns: their values, then their texts."""
     used = {*spec.keys, *(item.column for item in spec.order)}
     plain = [
         (v is None, Decimal(v) if i == 2 and v else v or ("" if i == 3 else 0))
@@ -83,7 +83,7 @@ def tiebreak(row, spec) -> list[Any]:
 
 
 def expected(now: Counter, spec: plan.WindowSpec) -> Counter:
-    """The same by looking at everything for every row."""
+    """Compute the result by a scan of all rows for every row."""
     parts: dict[Any, list[Any]] = {}
     for row in now.elements():
         parts.setdefault(row[0] if spec.keys else None, []).append(row)
@@ -134,7 +134,7 @@ def call(made: plan.WindowCallSpec, spec: plan.WindowSpec, ordered, at: int) -> 
         if name == "sum":
             return str(sum(numbers))
         best = min(numbers)
-        # Of equal values Postgres keeps the last.
+        # Postgres keeps the last of equal values.
         return [v for v, d in zip(values, numbers, strict=True) if d == best][-1]
     return {"sum": sum, "min": min, "max": max}[name](values)
 
@@ -184,7 +184,7 @@ def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
 
 
 class Counting:
-    """An index that counts the rows that were read."""
+    """An index that counts the rows read."""
 
     def __init__(self, index) -> None:
         self._index = index

@@ -1,4 +1,4 @@
-"""SetOp: INTERSECT and EXCEPT, also ALL, over NULLs, duplicates and equal rows of other looks."""
+"""SetOp: INTERSECT and EXCEPT, also ALL, over NULLs, duplicates and equal but distinct texts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ sides = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(-2,
 
 
 def wanted(kind: str, every: bool, left: Counter, right: Counter) -> Counter:
-    """By Python's multisets, or sets."""
+    """Compute the result with Python's multisets or sets."""
     if not every:
         left, right = Counter(left.keys()), Counter(right.keys())
     return left & right if kind == "intersect" else left - right

@@ -1,4 +1,4 @@
-"""Sink: what a txid changes, as the table will show it (E-18, E-25)."""
+"""Sink: the changes of a txid as they are written to the table (E-18, E-25)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ def opened(here: Table) -> tuple[Source, MemoryStore]:
 
 
 def send(made: Source, here: Table, *ops: Op) -> list[str]:
-    """Diffs of one change batch, consolidated."""
     net = Diffed(made.schema)
     for batch in made.apply(0, here.changes(ops)):
         net.add(batch)
@@ -258,7 +257,7 @@ def test_what_others_made_of_a_batch_is_not_made_again(monkeypatch) -> None:
         made.made = None
     alone, store = opened(here)
     assert found == [([b.to_pydict() for b in alone.apply(0, batch)], store.dump())] * 3
-    # Once for the three of them, and once for who was alone.
+    # Once for the three of them, and once for the separate one.
     assert asked
     assert all(asked.count(what) == 2 for what in asked)
 

@@ -1,4 +1,4 @@
-"""The source on what a real Postgres sends: after every transaction it equals the table."""
+"""The source on a real Postgres' stream: after every transaction it equals the table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE = """
 CREATE TABLE {name} (id int, k text COLLATE "C", big text, doc jsonb, n numeric, f float8,
     ts timestamptz{key})
 """
-# Values of `big` are stored apart and uncompressed, so updates of others leave them out.
+# Values of `big` are out of line and uncompressed, so updates of other columns omit them.
 APART = "ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL"
 
 
@@ -48,7 +48,7 @@ def describe(conn, name: str, *, wanted: bool = False) -> PhysicalPlan:
     key = () if full else columns[:2]
     tests: tuple[Native, ...] = ()
     if wanted:
-        # As the planner does it: of a keyed table nothing that is stored apart is read.
+        # As in the planner: of a keyed table no out-of-line value is read.
         columns = tuple(c for c in columns if full or c.name not in ("big", "doc"))
         place = [c.name for c in columns].index("f")
         tests = (native(">", Column(place, FLOAT8), Literal("0", FLOAT8)),)
@@ -58,7 +58,7 @@ def describe(conn, name: str, *, wanted: bool = False) -> PhysicalPlan:
 
 
 def shown(conn, physical: PhysicalPlan) -> Counter:
-    """The table's rows as the dataflow shows them, by way of a load into another one."""
+    """Return the table's rows as the dataflow shows them after a load."""
     source = physical.sources[0]
     flow = Dataflow(physical, MemoryStore(), None, 0)
     rows = conn.execute(

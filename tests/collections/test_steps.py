@@ -1,4 +1,4 @@
-"""Which expressions may fail, and why those wait for the TimeEnd."""
+"""Expressions that may fail, and the reason why they wait for the TimeEnd."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_error_names_its_row() -> None:
 def test_a48_tests_that_commute_come_by_what_they_let_pass_and_cost() -> None:
     few, many = rank(0.1, 1), rank(0.9, 1)
     assert few > many
-    # What a row costs: the first test, and the second one for what passes the first.
+    # The cost of a row: the first test, and the second one for rows that pass the first.
     assert pytest.approx(1.1) == 1 + 0.1 * 1
     assert pytest.approx(1.9) == 1 + 0.9 * 1
     assert rank(0.5, 1) > rank(0.5, 100)
@@ -78,9 +78,9 @@ def test_a48_tests_that_commute_come_by_what_they_let_pass_and_cost() -> None:
 
 
 def test_a48_a_filter_finds_the_order_and_shows_nobody_more_rows(monkeypatch) -> None:
-    """Only tests beside each other that cannot fail change places."""
+    """Only adjacent tests that cannot fail are reordered."""
     monkeypatch.setattr(steps, "_ORDER_ROWS", 100)
-    # All have the same cost here: what they let pass decides.
+    # All have the same cost here: their selectivity decides.
     now = itertools.count()
     monkeypatch.setattr(clock, "monotonic", lambda: next(now))
     schema = (Field("x", INT4), Field("y", INT4))
@@ -102,7 +102,7 @@ def test_a48_a_filter_finds_the_order_and_shows_nobody_more_rows(monkeypatch) ->
     expected = ["+ 10 0", "+ 20 0", "+ 30 0", "+ 40 0"]
     for _ in range(4):
         assert sorted(lines(step.run(rows))) == expected
-    # The first batch came in the order of the query; from the second on the one that lets little
-    # pass is first.  What may fail has seen the same rows each time, and what comes after it, too.
+    # The first batch has the order of the query; from the second batch on the most selective test
+    # is first. The test that may fail has seen the same rows each time, and so have later tests.
     assert seen[:4] == [(0, 100), (1, 89), (2, 8), (3, 8)]
     assert seen[-4:] == [(1, 100), (0, 10), (2, 8), (3, 8)]

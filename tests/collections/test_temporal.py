@@ -1,4 +1,4 @@
-"""Temporal: rows against the clock, at every instant as one sees by comparing them then."""
+"""Temporal: rows against the clock equal a comparison at that timestamp, at every timestamp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.amounts import examples
 IN = (Field("ts", TIMESTAMPTZ), Field("k", INT4), Field("later", TIMESTAMPTZ))
 OUT = (*IN, Field("c0", BOOL), Field("c1", BOOL), Field("c2", BOOL), Field("c3", BOOL))
 TURN = 9 << 22
-"""Where the bounds below jump."""
+"""Timestamp at which the bounds below jump."""
 BACK = 2 << 22
 SHIFT = 3 << 21
 INFINITY = (1 << 63) - 1
@@ -39,7 +39,7 @@ def at(micros: int) -> Literal:
 
 
 def comparisons() -> tuple[plan.TimeTestSpec, ...]:
-    """later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
+    """Return later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
     ts, k, later = (Column(i, f.oid) for i, f in enumerate(IN))
 
     def back(now: Expr) -> Expr:
@@ -60,7 +60,7 @@ def comparisons() -> tuple[plan.TimeTestSpec, ...]:
 
 
 def after(ts: int | None) -> int | None:
-    """The column ``later`` of a row."""
+    """Return the column ``later`` of a row."""
     return ts if ts is None or abs(ts) >= INFINITY else ts + SHIFT
 
 
@@ -190,7 +190,7 @@ def test_rows_that_can_change_no_more_are_not_kept() -> None:
     assert send(made, 1000, dict.fromkeys((10, 994, 995, 1000, 1 << 40), 1)) == 5
     assert rows_kept() == 3
     made = opened()
-    assert send(made, 1006, {}) == 2  # 1000 is before now from now on
+    assert send(made, 1006, {}) == 2  # from here on, 1000 is before now
     assert rows_kept() == 1
     assert send(made, 1006, {10: -1, 994: -1, 1000: -1, 995: -1}) == 4
     assert send(made, 1 << 41, {7: 1}) == 3
@@ -219,5 +219,5 @@ def test_only_rows_whose_time_has_come_are_sent() -> None:
     assert sum(b.num_rows for b in made.time_end(0)) == 998
     made.instant = 3 << 23
     sent = made.time_end(1)
-    # Rows 2 and 3 have passed; those up to TURN stood before a bound that has moved over them.
+    # Rows 2 and 3 have passed; rows up to TURN were before a bound that has moved past them.
     assert 0 < sum(b.num_rows for b in sent) <= 12

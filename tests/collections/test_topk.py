@@ -44,7 +44,7 @@ def send(made: TopK, txid: int, *rows: str) -> list[str]:
 
 
 class Ranks:
-    """Ranks as Postgres would for numbers, and counts how many rows it was asked about."""
+    """Ranks numbers as Postgres would, and counts the rows in its calls."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""Window: the values of the calls are Postgres' over the rows that are there."""
+"""Window: the values of the calls equal Postgres' over the current rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make(spec: plan.WindowSpec, remote) -> tuple[Window, MemoryStore]:
 
 
 def expected(dsn: str, now: Counter, spec: plan.WindowSpec) -> Counter:
-    """What Postgres shows of the rows, peers in the order of their other columns."""
+    """Return Postgres' result, with peers in the order of their other columns."""
     names = "gknv"
     columns = ", ".join(
         sql.replace("$1", names[args[0]] if args else "").replace(

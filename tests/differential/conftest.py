@@ -1,6 +1,6 @@
-"""Fixtures of the differential tests: one engine for all of them, and a connection to either side.
+"""Fixtures of the differential tests: one engine for all tests, and a connection to either side.
 
-They make tables and views, and nothing else: no other test of an engine is as harmless.
+The tests only make tables and views, so they can share an engine; other tests cannot.
 """
 
 from __future__ import annotations

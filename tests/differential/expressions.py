@@ -21,7 +21,7 @@ CREATE TABLE t (
 ALTER TABLE t DROP COLUMN gone;
 """
 
-# (least version of Postgres, expression)
+# (minimum version of Postgres, expression)
 CASES: list[tuple[int, str]] = [
     *((15, e) for e in (
         "(k, s) < (1, 'a')", "(k, big) <= (1, 5)", "(m, s) > ('ok'::mood, 'x')",
@@ -136,7 +136,7 @@ CASES: list[tuple[int, str]] = [
     )),
 ]  # fmt: skip
 
-# (expression, what the message says)
+# (expression, part of the message)
 REFUSED: list[tuple[str, str]] = [
     ("current_user", "who reads"),
     ("current_schema", "who reads"),
@@ -189,11 +189,10 @@ VALUES: dict[str, list[str]] = {
     "nm": ["a", "Bc", ""], "mac": ["08:00:2b:01:02:03"], "vb": ["", "1", "01"],
     "lsn": ["0/0", "16/B374D848"],
 }  # fmt: skip
-"""Per column values that are equal, nearly equal, or odd."""
+"""Values by column: equal, nearly equal, or odd."""
 
 
 def row(rng: random.Random, number: int) -> str:
-    """VALUES of one row."""
     values = [str(number)]
     for column in VALUES:
         value = None if rng.random() < 0.15 else rng.choice(VALUES[column])
@@ -202,18 +201,16 @@ def row(rng: random.Random, number: int) -> str:
 
 
 def literal(value: str | None) -> str:
-    """A value as SQL, of unknown type."""
+    """Return a value as SQL, of unknown type."""
     return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
 
 
 def insert(rng: random.Random, numbers: range) -> str:
-    """Statement that adds rows of these ids."""
     rows = ", ".join(row(rng, n) for n in numbers)
     return f"INSERT INTO t (id, {', '.join(VALUES)}) VALUES {rows}"
 
 
 def change(rng: random.Random) -> str:
-    """Statement that changes some columns of some rows."""
     columns = rng.sample(list(VALUES), 12)
     sets = ", ".join(f"{c} = {literal(rng.choice(VALUES[c]))}" for c in columns)
     return f"UPDATE t SET {sets} WHERE id % {rng.randint(2, 4)} = 0"

@@ -1,6 +1,6 @@
-"""Random queries over subqueries whose columns may fail on a row, and the same queries made safe.
+"""Random queries over subqueries whose columns may fail on a row, and their safe twins.
 
-A failing expression has a twin that is NULL where the expression fails.  Wherever Postgres answers
+A failing expression has a twin that is NULL where the expression fails. Wherever Postgres answers
 the first query without use of a failing value, the second one has the same rows.
 """
 
@@ -36,7 +36,7 @@ class Pair:
     safe: str
 
     def within(self, template: str) -> Pair:
-        """Both in the place of ``{}``."""
+        """Put both queries in the place of ``{}``."""
         return Pair(template.replace("{}", self.query), template.replace("{}", self.safe))
 
 
@@ -47,7 +47,7 @@ class Queries:
         self._rng = random.Random(seed)
 
     def pair(self) -> Pair:
-        """A query of columns ``id``, ``a`` and ``b``, or of groups."""
+        """Return a query of columns ``id``, ``a`` and ``b``, or of groups."""
         pick = self._rng.choice
         rows = self._rows(self._rng.randrange(3))
         forms = (
@@ -101,7 +101,7 @@ class Queries:
         return rows.within(template)
 
     def _rows(self, depth: int) -> Pair:
-        """Rows of ``COLUMNS``; those on top have failing expressions."""
+        """Return rows of ``COLUMNS``; the outermost have failing expressions."""
         pick = self._rng.choice
         if depth == 0:
             (x, safe_x), (y, safe_y) = pick(FAILING), pick(FAILING)
@@ -148,13 +148,12 @@ class Queries:
         )
 
     def statement(self) -> str:
-        """A change of some rows."""
         rng = self._rng
         number = rng.randrange(1, 12)
         if rng.random() < 0.25:
             return f"DELETE FROM {rng.choice('ej')} WHERE id = {number}"
         if rng.random() < 0.4:
-            # Rows that fail are partners of none: their ids are large.
+            # Rows that fail have no join partners: their ids are large.
             return (
                 f"INSERT INTO j VALUES ({number}, {rng.choice('123')}, {rng.choice('012')}, 'a')"
                 " ON CONFLICT (id) DO UPDATE SET k = excluded.k, g = excluded.g"

@@ -1,9 +1,9 @@
 """Random schemas, queries of the supported subset and random transactions, all from one seed.
 
-Nothing here computes an expected value: the judge is always the same query run in Postgres.
-Columns are drawn so that Postgres itself has one answer only: numeric columns that are
-grouped, compared or minimised have a fixed scale (an equal value has one text), unconstrained
-ones are only summed, averaged, counted or shown.
+No expected value is computed here: the same query in Postgres is the reference. Columns are drawn
+so that Postgres itself has one answer only. Numeric columns that are grouped, compared or minimised
+have a fixed scale (an equal value has one text). Unconstrained ones are only summed, averaged,
+counted or shown.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Table:
     name: str
     columns: dict[str, str]  # name -> kind
     identity: str  # 'pk', 'pk2' or 'full'
-    # 'plain', 'parts' (partitioned), 'deep' or 'view' (over a table); no part of a seed.
+    # 'plain', 'parts' (partitioned), 'deep' or 'view' (over a table); not determined by the seed
     form: str = field(default="plain", repr=False)
 
     @property
@@ -165,7 +165,7 @@ class Table:
         return {"pk": ["id"], "pk2": ["id", "id2"], "full": []}[self.identity]
 
     def ddl(self) -> list[str]:
-        """Statements that make it; rows are written through ``name``, truncated at ``base``."""
+        """Return the DDL; rows are written through ``name`` and truncated at ``base``."""
         columns = [f"{c} {POOLS[k][0]}" for c, k in self.columns.items()]
         if self.key:
             columns.append(f"PRIMARY KEY ({', '.join(self.key)})")
@@ -209,7 +209,7 @@ class Table:
 
 @dataclass
 class Scope:
-    """What a FROM clause offers: (expression, kind) pairs."""
+    """The columns of a FROM clause: (expression, kind) pairs."""
 
     sql: str
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -219,7 +219,7 @@ class Scope:
 
 
 class Generator:
-    """Everything random of one schema."""
+    """Random schema, queries and transactions of one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -244,7 +244,7 @@ class Generator:
         return Table(f"t{number}", columns, identity, self._form(number))
 
     def _form(self, number: int) -> str:
-        # Its own dice: the schema and the queries of a seed stay what they were.
+        # A separate generator: the schema and the queries of a seed stay the same.
         return random.Random(f"{self._seed}/{number}").choice(
             ("plain", "plain", "plain", "parts", "deep", "view")
         )
@@ -353,7 +353,7 @@ class Generator:
         return out
 
     def scalar(self, scope: Scope) -> tuple[str, str]:
-        """An expression that never raises, and its kind."""
+        """Return an expression that never raises, and its kind."""
         rng = self.rng
         column, kind = rng.choice(scope.columns)
         roll = rng.random()
@@ -389,7 +389,7 @@ class Generator:
         return f"({column} IS NULL)", "bool"
 
     def function(self, scope: Scope) -> tuple[str, str]:
-        """A function, mostly one that Postgres evaluates, that never raises; and its kind."""
+        """Return a function that never raises, mostly one that Postgres evaluates, and its kind."""
         rng = self.rng
         column, kind = rng.choice(scope.columns)
         other = rng.choice([c for c, k in scope.columns if k == kind])
@@ -509,6 +509,6 @@ class Generator:
 
     @staticmethod
     def _keyable(sql: str) -> bool:
-        """Whether the first output column has one text per value (see the module text)."""
+        """Return whether the first output column has one text per value (see the module text)."""
         first = sql.split(" AS o0")[0]
         return not any(f in first for f in ("sum(", "avg(", "min(", "max("))

@@ -1,9 +1,9 @@
-"""Subqueries in which columns of the outer query stand at every place that takes an expression.
+"""Subqueries with columns of the outer query at every place that takes an expression.
 
-``subquery`` is a query of one numeric column ``z`` over alias ``b``, in which expressions of
-columns of ``b`` and of the outer query's ``a`` stand as arguments, partitions, orders and
-filters of windows and aggregates, in DISTINCT ON, GROUP BY, HAVING, LIMIT, OFFSET, joins, set
-operations, VALUES, WITH, functions in FROM and in the select list.
+``subquery`` returns a query of one numeric column ``z`` over alias ``b``. Its expressions read
+columns of ``b`` and of the outer query's ``a``. They are arguments, partitions, orders and filters
+of windows and aggregates. They also occur in DISTINCT ON, GROUP BY, HAVING, LIMIT, OFFSET, joins,
+set operations, VALUES, WITH, functions in FROM and the select list.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FRAMES = (
 
 
 class Places:
-    """Fills the places of one subquery; the data are those of ``subqueries.Maker``."""
+    """Expressions for the places of one subquery; the data are those of ``subqueries.Maker``."""
 
     def __init__(self, rng: random.Random, table: Callable[[str], str]) -> None:
-        """``table`` is a table for an alias, as it stands in FROM."""
+        """Use ``table``, which returns a table of FROM for an alias."""
         self._rng = rng
         self._table = table
         self._outer = self._inner = ""
 
     def subquery(self, outer: str, inner: str) -> str:
-        """A query over alias ``inner`` that reads columns of ``outer``."""
+        """Return a query over alias ``inner`` that reads columns of ``outer``."""
         self._outer, self._inner = outer, inner
         forms = (
             self._window,
@@ -50,12 +50,12 @@ class Places:
         return self._rng.choice(forms)()
 
     def value(self) -> str:
-        """A number of columns of both, or of one."""
+        """Return a number of columns of both queries, or of one."""
         a = self._outer
         return self._rng.choice((self.own(), self.own(), f"{a}.y + 1", f"{a}.x"))
 
     def own(self) -> str:
-        """A number that reads the inner query: an aggregate of it is the inner query's."""
+        """Return a number that reads the inner query: an aggregate of it is the inner query's."""
         a, b = self._outer, self._inner
         return self._rng.choice(
             (
@@ -72,7 +72,6 @@ class Places:
         )
 
     def test(self) -> str:
-        """A condition."""
         operator = self._rng.choice(("=", "<", "<=", "<>"))
         return f"{self.value()} {operator} {self.value()}"
 
@@ -82,7 +81,7 @@ class Places:
 
     def _over(self) -> str:
         partition = f"PARTITION BY {self.value()} " if self._rng.random() < 0.4 else ""
-        # To the last column: no two rows are equal in the order.
+        # By all columns: no two rows are equal in the order.
         order = f"ORDER BY {self.value()}, {self._inner}.id"
         return f"({partition}{order}{self._rng.choice(FRAMES)})"
 
@@ -129,7 +128,7 @@ class Places:
         return f"SELECT {shown} AS z {self._from()}{having}"
 
     def _ordered(self) -> str:
-        """Aggregates that see their rows in an order."""
+        """Return aggregates that see their rows in an order."""
         value, order = self.own(), f"ORDER BY {self.value()}, {self._inner}.id"
         call = self._rng.choice(
             (

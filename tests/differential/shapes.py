@@ -1,11 +1,11 @@
 """Random query shapes: trees of every construct over one random schema.
 
-``Shapes(seed)`` makes the schema, the transactions and, one by one, the queries.  The judge is
-Postgres, so a query must have one answer only:
+``Shapes(seed)`` makes the schema, the transactions and, one by one, the queries. Postgres is the
+reference, so a query must have one answer only:
 
-* what is ordered where order matters (limits, row_number, array_agg) is ordered by every column
-  that can be told apart, so that ties are rows that nobody can tell apart; aggregates that are not
-  are looked at side by side, and in no order (``together``);
+* where order matters (limits, row_number, array_agg), rows are ordered by every column that can be
+  told apart, so that ties are indistinguishable rows; unordered aggregates are compared side by
+  side, as multisets (``together``);
 * values that are equal but look different (``LOOSE`` kinds) are shown, never ordered or grouped;
 * no expression raises on any value of the pools.
 
@@ -27,21 +27,21 @@ Column = tuple[str, str]
 STORED = ["int", "small", "big", "text", "vchar", "money2", "bool", "date", "stamp", "uuid",
           "json", "ints"]  # fmt: skip
 SHOWN = frozenset(("int", "small", "big", "text", "vchar", "money2", "bool", "uuid", "json"))
-"""Kinds whose texts tell them apart, whatever the settings."""
+"""Kinds whose texts tell them apart under all settings."""
 LOOSE = frozenset(("num", "double"))
 """Kinds whose equal values may look different."""
 WHOLE = ("int", "small", "big")
 COMPARED = ("int", "small", "big", "text", "vchar", "money2", "date", "stamp")
 TYPES = {kind: POOLS[kind][0] for kind in POOLS}
 SUBTLE = 0.12
-"""How often a predicate is a subquery, where the budget allows one."""
+"""Probability that a predicate is a subquery, where the budget allows one."""
 
 
 class Shapes(Generator):
-    """Everything random of one schema."""
+    """Random schema, transactions and queries of one seed."""
 
     depths: Sequence[int] = (0, 1, 1, 2, 2, 3)
-    """How deep its queries are nested, each equally often."""
+    """Depths of nesting, each equally often."""
 
     def _table(self, number: int) -> Table:
         rng = self.rng
@@ -53,7 +53,7 @@ class Shapes(Generator):
         return Table(f"t{number}", columns, identity, self._form(number))
 
     def views(self) -> list[tuple[str, str, list[str]]]:
-        """The user's own views: name, query and the kinds of their columns."""
+        """Return the user's own views: name, query and the kinds of their columns."""
         out: list[tuple[str, str, list[str]]] = []
         for number in range(2):
             made = Query(random.Random(f"{self.tables}/view{number}"), self.tables)
@@ -68,7 +68,7 @@ class Shapes(Generator):
     def shape(
         self, number: int, results: Sequence[tuple[str, list[str]]] = ()
     ) -> tuple[str, list[str]]:
-        """The query of that number and its columns' kinds; it may read ``results``, too."""
+        """Return the query of that number and its columns' kinds; it may read ``results``, too."""
         made = Query(random.Random(f"{self.tables}/{number}"), self.tables)
         made.own = [(name, shown) for name, _, shown in self.views()]
         made.results = list(results)
@@ -84,13 +84,13 @@ class Query:
         self.shared: list[tuple[str, list[str]]] = []
         """CTEs in scope: name and kinds of c0, c1, …"""
         self.own: list[tuple[str, list[str]]] = []
-        """The user's own views likewise."""
+        """The user's own views, in the same form."""
         self.results: list[tuple[str, list[str]]] = []
-        """Views of Headrace likewise."""
+        """Views of Headrace, in the same form."""
         self._aliases = 0
 
     def text(self, depths: Sequence[int]) -> tuple[str, list[str]]:
-        """The whole statement, nested one of ``depths``, and the kinds of its columns."""
+        """Return the whole statement, nested one of ``depths``, and the kinds of its columns."""
         sql, kinds = self.block(self.rng.choice(depths), [])
         if self.rng.random() < 0.1 and not any(k in LOOSE for k in kinds):
             sql = f"SELECT * FROM ({sql}) q ORDER BY 1 DESC"
@@ -124,7 +124,7 @@ class Query:
     def block(
         self, depth: int, outer: list[Column], want: list[str] | None = None
     ) -> tuple[str, list[str]]:
-        """A query that may read ``outer`` columns, with columns of ``want`` kinds."""
+        """Return a query that may read ``outer`` columns, with columns of ``want`` kinds."""
         forms: list[tuple[float, Callable[..., tuple[str, list[str]]]]] = [
             (5, self.plain),
             (1.0, self.limited),
@@ -195,7 +195,7 @@ class Query:
         return limit + offset
 
     def every(self, count: int, first: int = 0) -> str:
-        """All columns by number in random order, from ``first`` on."""
+        """Return all column numbers in random order, from ``first`` on."""
         rest = list(range(first + 1, count + 1))
         self.rng.shuffle(rest)
         order = [*range(1, first + 1), *rest]
@@ -240,7 +240,7 @@ class Query:
             having = f" HAVING {test}"
         items = [*keys, *aggregates]
         if self.maybe(0.12):
-            # A window over what the groups are.
+            # A window over the groups.
             items.append((f"rank() OVER (ORDER BY {self.direction('count(*)')})", "big"))
         by = ""
         if keys:
@@ -257,7 +257,7 @@ class Query:
     def together(
         self, depth: int, outer: list[Column], _: list[str] | None
     ) -> tuple[str, list[str]]:
-        """Aggregates that show the order of their rows: the tuples that they give side by side."""
+        """Return aggregates that show the order of their rows, compared as tuples side by side."""
         source, columns = self.source(depth, outer)
         fit = [c for c in columns if c[1] in SHOWN]
         if not fit:
@@ -363,14 +363,14 @@ class Query:
         sharp = [c for c in columns if c[1] not in LOOSE]
         calls = [self.window(columns, sharp)]
         if self.maybe(0.5):
-            # Which of two equal rows gets which value of the one call and of the other is not
-            # said: only one of them may tell equal rows apart.
+            # The pairing of two calls' values among equal rows is undefined: only one of the calls
+            # may tell equal rows apart.
             calls.append(self.window(columns, sharp, peers=True))
         sql = f"SELECT {named([*columns, *calls])} FROM ({inner}) {name}"
         return sql, kinds([*columns, *calls])
 
     def window(self, columns: list[Column], sharp: list[Column], *, peers: bool = False) -> Column:
-        """A call; ``peers``: one that is the same for rows equal in its order."""
+        """Return a window call; with ``peers``, one that is equal for rows equal in its order."""
         rng = self.rng
         parts = [c for c, _ in self.some(sharp, 0, 1)] if self.maybe(0.6) else []
         by = f"PARTITION BY {', '.join(parts)} " if parts else ""
@@ -430,7 +430,7 @@ class Query:
             ends.append(f"{step} FOLLOWING")
         ties = mode != "ROWS"
         exclude = ["", "", " EXCLUDE CURRENT ROW", " EXCLUDE GROUP", " EXCLUDE TIES"]
-        # Which of several equal rows is the current one: nobody could tell.
+        # The current one of several equal rows is undefined.
         out = "" if ties and not kind else rng.choice(exclude)
         return f" {mode} BETWEEN {rng.choice(starts)} AND {rng.choice(ends)}{out}"
 
@@ -660,7 +660,7 @@ class Query:
         return rng.choice(out)
 
     def subquery(self, depth: int, columns: list[Column]) -> Column:
-        """A scalar subquery that never has two rows."""
+        """Return a scalar subquery that never has two rows."""
         rng = self.rng
         roll = rng.random()
         if roll < 0.55:
@@ -743,7 +743,7 @@ class Query:
 
 
 def side_by_side(taken: list[str]) -> str:
-    """The multiset of tuples that sets of rows give in lockstep, as one text."""
+    """Return the multiset of tuples of set-returning functions in lockstep, as one text."""
     names = [f"e{n}" for n in range(len(taken))]
     line = f"array_to_string(ARRAY[{', '.join(f'{n}::text' for n in names)}], '|', '~')"
     return (
@@ -753,10 +753,8 @@ def side_by_side(taken: list[str]) -> str:
 
 
 def named(items: list[Column]) -> str:
-    """The select list."""
     return ", ".join(f"{e} AS c{i}" for i, (e, _) in enumerate(items))
 
 
 def kinds(items: list[Column]) -> list[str]:
-    """Their kinds."""
     return [k for _, k in items]

@@ -1,7 +1,7 @@
 """Random queries with subqueries: every kind in every position, nested, over NULLs and duplicates.
 
-Tables ``da``, ``db`` and ``dc`` of one shape; a subquery's own tables are aliased, so any may be
-the same as an outer one.
+Tables ``da``, ``db`` and ``dc`` have one shape. A subquery's own tables have aliases, so that they
+may be the same as outer ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Maker:
     # -- queries
 
     def placed(self) -> str:
-        """A query with a subquery that reads its columns at all kinds of places."""
+        """Return a query with a subquery that reads its columns at all kinds of places."""
         self._aliases = 0
         a, b = self._alias(), self._alias()
         inner = self._places.subquery(a, b)
@@ -143,7 +143,7 @@ class Maker:
         return test
 
     def _inner(self, what: str, outer: list[str], depth: int) -> str:
-        """A subquery over one table; ``{i}`` in ``what`` is its alias."""
+        """Return a subquery over one table; ``{i}`` in ``what`` is its alias."""
         i = self._alias()
         tests = []
         if self.rng.random() < 0.75:
@@ -154,7 +154,7 @@ class Maker:
         return f"(SELECT {what.format(i=i)} FROM {self._table(i)}{where})"
 
     def _scalar(self, outer: list[str], depth: int) -> str:
-        """A subquery of one row and a numeric column."""
+        """Return a subquery of one row and a numeric column."""
         what = self.rng.choice(
             (
                 "count(*)",
@@ -219,7 +219,7 @@ class Maker:
     # -- data
 
     def rows(self, table: str, count: int) -> str:
-        """An INSERT of new or known rows, or of none."""
+        """Return an INSERT of new or known rows, or of none."""
         values = ", ".join(self._row(self.rng.randrange(12)) for _ in range(count))
         return f"INSERT INTO {table} VALUES {values} ON CONFLICT (id) DO NOTHING"
 

@@ -1,7 +1,7 @@
 """Every aggregate function and grouping sets: the result table equals the query at every txid.
 
-Where an aggregate sees its rows in no particular order, its view has the canonical one; the query
-that judges it says so with ORDER BY.  Sums of floats depend on the order in Postgres: floats are
+Where an aggregate sees its rows in no particular order, its view has the canonical one, and the
+reference query has it by ORDER BY. Sums of floats depend on the order in Postgres: floats are
 compared at nine digits.
 """
 
@@ -138,7 +138,7 @@ class Player:
 
 
 def calls_of(conn: psycopg.Connection) -> dict[str, list[str]]:
-    """Per row of pg_aggregate calls of it over columns of ``t``."""
+    """Return calls over columns of ``t`` for each row of pg_aggregate."""
     out: dict[str, list[str]] = {}
     for name, kind, direct, args in conn.execute(
         "SELECT p.proname, a.aggkind::text, a.aggnumdirectargs,"
@@ -192,7 +192,6 @@ def ordered_sets(name: str, direct: int, args: list[str]) -> Iterator[str]:
 
 
 def plain(name: str, kind: str) -> Iterator[str]:
-    """Calls with one argument."""
     order = " ORDER BY id" if name.startswith(IN_ORDER) else ""
     for column in POLYMORPHIC.get(kind, [kind]):
         one = f"v_{column}"
@@ -384,7 +383,7 @@ FIRST = """
 """
 BY_TEXT = 'v_text COLLATE "C"'
 TOGETHER = [
-    # The calls of one level; the arguments that show an order, as they come; more of the query.
+    # The calls of one level; the arguments that show an order, as they come; the rest of the query.
     (["array_agg(v_int4{})", "array_agg(v_text{})"], ["v_int4", BY_TEXT]),
     (["string_agg(v_text, ','{})", "json_agg(v_int4{})"], [BY_TEXT, "v_int4"]),
     (["jsonb_agg(v_int4{})", "array_agg(v_text{}) FILTER (WHERE b)", "count(*)"],
@@ -422,7 +421,7 @@ LEVELS = [
 
 
 def in_canonical_order(call: str, order: list[str]) -> str:
-    """``call`` over rows in the order of these; ``{}`` is where its ORDER BY ends."""
+    """Return ``call`` over rows ordered by ``order``; ``{}`` is where its ORDER BY ends."""
     word = ", " if "ORDER BY" in call else " ORDER BY "
     return call.format(word + ", ".join(order))
 
@@ -442,7 +441,7 @@ def test_aggregates_of_one_level_see_their_rows_in_one_order(source, commander):
 
 
 def test_a_group_shows_its_keys_as_one_row_has_them(source, commander):
-    """Of 1.0 and 1.00 it shows one, and of the other key what stands beside it."""
+    """It shows one of 1.0 and 1.00, and the other key's value from the same row."""
     source.execute("CREATE TABLE p (id int PRIMARY KEY, n numeric, m numeric, i interval)")
     create_marker(source, commander)
     queries = {
@@ -538,7 +537,7 @@ def test_aggregates_of_the_user(source, commander):
 
 
 def test_an_aggregate_that_fails_stops_its_view(source, commander):
-    """As the query itself does: two values under one key."""
+    """The query itself fails in the same way: two values under one key."""
     player = Player(source, commander, 6, SMALL)
     source.execute("INSERT INTO t (id, v_text) VALUES (1, 'a'), (2, 'b')")
     player.view("SELECT count(*) FROM t")

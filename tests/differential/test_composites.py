@@ -1,7 +1,7 @@
-"""Rows and arrays whose parts look different though equal, as keys, under random transactions.
+"""Rows and arrays whose parts are equal but look different, as keys, under random transactions.
 
-A group shows one of the looks of its key, which Postgres chooses freely, so queries show which rows
-go together and never the key.
+A group shows one form of its key, which Postgres chooses freely. Queries therefore show which rows
+are grouped, and never the key.
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class Values:
         return f"ROW({number}, {self.cost()}, {spans}, {self.costs()})::deal"
 
     def piece(self, key: int) -> str:
-        """A row of table ``pieces``."""
         return (
             f"({key}, {self._rng.randrange(3)}, {self._one(NUMBERS, 'numeric')}, {self.cost()},"
             f" {self.deal()}, {self.costs()}, {self._array(SPANS, 'interval')},"
@@ -108,7 +107,6 @@ class Values:
         )
 
     def line(self, key: int) -> str:
-        """Columns n, i and k of table ``lines``."""
         number, span = self._one(NUMBERS, "numeric"), self._one(SPANS, "interval")
         return f"({key}, {number}, {span}, {self._rng.randrange(3)})"
 

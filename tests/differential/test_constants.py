@@ -61,7 +61,7 @@ OBJECTS = (
     "NULL::int::regclass",
     "format_type(pg_typeof(k), NULL)",
 )
-"""What Postgres looks up in its catalogs, and cannot find changed."""
+"""Catalog look-ups whose results cannot change."""
 FOLDED = "(ARRAY[{}])[1]"
 PLACES = {
     "selected": ("{}", "FROM c"),

@@ -1,4 +1,4 @@
-"""Every expression of ``expressions.py`` over rows of odd values, as Postgres has it.
+"""Every expression of ``expressions.py`` over rows of odd values, compared with Postgres.
 
 Each view shows a few expressions; it must equal its query after every transaction.
 """
@@ -39,7 +39,7 @@ def test_expressions_equal_postgres(shard, source, commander):
             with source.transaction():
                 source.execute(statement)
                 for query in views.values():
-                    source.execute(query)  # Postgres itself must be able to
+                    source.execute(query)  # Postgres itself must accept it
                 number = bump(source)
         except psycopg.errors.DataError:
             continue
@@ -48,7 +48,7 @@ def test_expressions_equal_postgres(shard, source, commander):
 
 
 def create_views(source, commander, cases) -> dict[str, str]:
-    """Views of the expressions that Postgres can evaluate on the rows of now."""
+    """Create views of the expressions that Postgres can evaluate on the current rows."""
     expressions = [e for _, e in cases if evaluates(source, e)]
     assert len(expressions) > len(cases) * 0.7
     views = {}

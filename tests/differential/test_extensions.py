@@ -15,7 +15,7 @@ DDL = """
     CREATE TABLE mails (id int PRIMARY KEY, sender citext, body citext COLLATE "C");
 """
 QUERIES = (
-    # Which of equal values a group shows is open.
+    # The form that a group shows of equal values is undefined.
     "SELECT lower(team::text) AS t, count(*) AS c, sum(n) AS s FROM people GROUP BY team",
     "SELECT lower(t::text) AS t FROM (SELECT DISTINCT team AS t FROM people) q",
     "SELECT count(*) AS c FROM (SELECT sender FROM mails UNION SELECT email FROM people) q",
@@ -38,7 +38,7 @@ QUERIES = (
 
 
 class Writer:
-    """Random statements over few words in many cases."""
+    """Random statements over few words in many upper and lower cases."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -1,7 +1,8 @@
-"""What a view's filters leave out of its sources: rows come into view, leave it and come back.
+"""Rows that a view's filters exclude at its sources: rows enter the view, leave it and return.
 
-Sources read and keep only rows that some scan wants, where every value of a row that comes into view
-is in the stream: of tables whose needed values are never stored apart, and with REPLICA IDENTITY FULL.
+Sources read and store only rows that some scan needs. This requires that the stream has every value
+of a row that enters the view. It has for tables whose needed values are never stored out of line,
+and with REPLICA IDENTITY FULL.
 """
 
 from __future__ import annotations
@@ -117,17 +118,17 @@ def where(source, query: str) -> list[bool]:
 @pytest.mark.usefixtures("filled")
 def test_what_is_left_out(source):
     assert where(source, "SELECT id FROM example_table WHERE b > 1") == [True]
-    # Its texts may be stored apart.
+    # Its texts may be stored out of line.
     assert where(source, "SELECT id, c FROM example_table WHERE b > 1") == [False]
     source.execute("ALTER TABLE example_table ADD short numeric(10,2), ADD long numeric")
     assert where(source, "SELECT id, short FROM example_table WHERE b > 1") == [True]
     assert where(source, "SELECT id, long FROM example_table WHERE b > 1") == [False]
-    # Every row is wanted by one of the scans; hardly a row is left out.
+    # Some scan needs every row; hardly any row is excluded.
     assert where(source, VIEWS["one_of_two"]) == [False]
     assert where(source, "SELECT x.id FROM numbers_table x JOIN numbers_table y ON x.a = y.id") == [
         False
     ]
-    # What may fail on a row, what Postgres evaluates, what changes with time.
+    # Conditions that may fail on a row, that Postgres evaluates, or that change with time.
     assert where(source, "SELECT id FROM numbers_table WHERE 10 / a > 1") == [False]
     assert where(source, "SELECT id FROM plain WHERE md5(v) > 'a'") == [False]
     assert where(source, "SELECT id FROM plain WHERE day < current_date") == [False]
@@ -158,7 +159,7 @@ def test_names_are_those_of_now(source, commander):
 
 @pytest.mark.usefixtures("filled")
 def test_a_value_that_comes_to_be_stored_apart(source, commander):
-    """No row of the table could be so long when the view was created."""
+    """No row of the table could be that long when the view was created."""
     source.execute("CREATE TABLE short (id int PRIMARY KEY, v varchar(300), n int)")
     source.execute("INSERT INTO short VALUES (1, 'a', 0), (2, 'b', 5)")
     query = "SELECT id, v FROM short WHERE n > 3"

@@ -116,11 +116,11 @@ def test_random_queries_answer_where_postgres_does(seed, source, commander):
 
 
 PLANS = ((), ("hashjoin", "mergejoin", "seqscan"), ("hashjoin", "nestloop"))
-"""What is switched off while Postgres plans a query."""
+"""Plan types that are disabled while Postgres plans a query."""
 
 
 def answers(source, query):
-    """Whether Postgres answers the query on the rows of now in one of several plans."""
+    """Return whether Postgres answers the query on the current rows in one of several plans."""
     return any(answers_without(source, query, off) for off in PLANS)
 
 

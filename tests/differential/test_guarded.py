@@ -1,7 +1,7 @@
-"""Subqueries that may fail, where CASE and its kin keep rows away from them.
+"""Subqueries that may fail, where CASE and similar expressions keep rows from them.
 
-The rows of ``u`` with k > 6 make every subquery here fail; rows of ``o`` with such a k never have the
-flag.  So Postgres answers all queries at all times, and a view that evaluates too much stops.
+The rows of ``u`` with k > 6 make every subquery here fail; rows of ``o`` with such a k never have
+the flag. Postgres therefore always answers the queries, and a view that evaluates too much stops.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ QUERIES = (
 
 
 class Writer:
-    """Statements that keep the bargain of ``QUERIES``."""
+    """Statements that preserve the condition of ``QUERIES``."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -1,7 +1,7 @@
 """Intervals as keys: groups, joins, DISTINCT, ranks and extremes, under random transactions.
 
-Intervals of other looks may be equal (``31 days``, ``1 mon 1 day``), so queries show which rows go
-together and never which look of a value was chosen.
+Intervals of different text may be equal (``31 days``, ``1 mon 1 day``). Queries therefore show
+which rows are grouped, and never the chosen text.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Writer:
     # -- queries
 
     def condition(self, left: list[str], right: str, *, equal: bool) -> str:
-        """An ON condition; with ``equal`` one that Postgres can use for a full join."""
+        """Return an ON condition; with ``equal`` one that Postgres can use for a full join."""
         r = self.rng
         mine, column = r.choice(left), r.choice(["a", "b", "n", "id"])
         keys = [f"{mine}.{r.choice(['a', 'b', 'id'])} = {right}.{column}"]
@@ -95,7 +95,7 @@ class Writer:
         return " AND ".join([*keys, *chosen]) or "true"
 
     def subquery(self, side: str) -> str:
-        """A condition with a subquery that reads no more than one side of a join."""
+        """Return a condition with a subquery that reads no more than one side of a join."""
         r = self.rng
         table, column = r.choice(TABLES), r.choice(["a", "b", "id"])
         return r.choice(
@@ -111,7 +111,7 @@ class Writer:
         )
 
     def join(self) -> tuple[str, list[str]]:
-        """A random tree of joins and the aliases in it."""
+        """Return a random tree of joins and its aliases."""
         r = self.rng
         aliases = ["x0"]
         text = f"{r.choice(TABLES)} x0"
@@ -178,7 +178,7 @@ FIXED = (
     "SELECT r.id FROM r LEFT JOIN s ON r.a = s.a WHERE s.id IS NULL",
     "SELECT r.id, s.one FROM r LEFT JOIN (SELECT 1 AS one, a FROM s) s ON r.a = s.a",
     "SELECT count(*) AS c FROM r FULL JOIN s ON false WHERE r.a = 1",
-    # TPC-H 19 and TPC-DS 41: what all arms of an OR ask for is the key.
+    # TPC-H 19 and TPC-DS 41: the condition common to all arms of an OR is the key.
     "SELECT r.id, s.id AS i FROM r, s WHERE (r.a = s.a AND r.b IN (1, 2) AND s.t = 'x')"
     " OR (s.b > 1 AND r.a = s.a AND r.b = 3) OR (r.a = s.a AND r.b IS NULL)",
     "SELECT id FROM r WHERE (SELECT count(*) FROM s WHERE (s.a = r.a AND s.b > 1 AND"

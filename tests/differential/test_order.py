@@ -1,7 +1,7 @@
 """ORDER BY with LIMIT, DISTINCT ON and window functions under random transactions.
 
-Where Postgres may choose among ties, the queries leave it no choice: a key comes last in ORDER BY, or
-the function does not look at the order of peers.  A failure prints the seed.
+Where Postgres may choose among ties, the queries leave it no choice: a key comes last in ORDER BY,
+or the function does not depend on the order of peers. A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Writer:
         return self.rng.choice(pools[column])
 
     def statement(self) -> str:
-        """One INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
+        """Return one INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
         r = self.rng
         kind, key = r.randrange(13), r.randrange(24)
         if kind < 5:
@@ -65,11 +65,9 @@ class Writer:
         return r.choice(["TRUNCATE items", "TRUNCATE bag", "UPDATE bag SET k = k + 1", "SELECT 1"])
 
     def transaction(self) -> list[str]:
-        """A few statements."""
         return [self.statement() for _ in range(self.rng.randrange(1, 6))]
 
     def _items(self) -> list[str]:
-        """Random ORDER BY items."""
         r = self.rng
         some = r.sample(
             [
@@ -85,11 +83,10 @@ class Writer:
         ]
 
     def order(self) -> str:
-        """ORDER BY that leaves no ties."""
+        """Return an ORDER BY that leaves no ties."""
         return ", ".join([*self._items(), self.rng.choice(["id", "id DESC"])])
 
     def limited(self) -> str:
-        """A query with LIMIT."""
         r = self.rng
         kind = r.randrange(6)
         limit = r.choice(["LIMIT 3", "LIMIT 1", "LIMIT 0", "LIMIT 7 OFFSET 2", "OFFSET 4"])
@@ -97,7 +94,7 @@ class Writer:
             first = r.choice(["k", "n", "t", "f", "e"])
             direction = r.choice(["", " DESC", " DESC NULLS LAST", " NULLS FIRST"])
             offset = r.choice([0, 1, 3]) if first in "kte" else 0
-            # Which of the peers an offset takes off is open.
+            # The peers that an offset removes are undefined.
             return (
                 f"SELECT {'' if offset else 'id, '}{first} FROM items"
                 f" ORDER BY {first}{direction} OFFSET {offset} FETCH FIRST {r.choice([1, 2, 4])} ROWS WITH TIES"
@@ -123,7 +120,6 @@ class Writer:
         return f"SELECT id, k, t FROM items ORDER BY {self.order()} {limit}"
 
     def window(self) -> str:
-        """A query with window functions."""
         r = self.rng
         calls = [self._call(i) for i in range(r.choice([1, 1, 2, 3]))]
         return f"SELECT id, {', '.join(calls)} FROM items" + r.choice(
@@ -214,7 +210,7 @@ FIXED = (
 )
 
 INSIDE = (
-    # In LATERAL and in subqueries: of each group the first rows, windows of each group.
+    # In LATERAL and in subqueries: the first rows of each group, and windows of each group.
     "SELECT b.k, x.id FROM bag b,"
     " LATERAL (SELECT id, n FROM items i WHERE i.k = b.k ORDER BY n, id LIMIT 2) x",
     "SELECT b.k, x.id FROM bag b LEFT JOIN LATERAL (SELECT id FROM items i WHERE i.k = b.k"

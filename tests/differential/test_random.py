@@ -1,8 +1,8 @@
 """Random schemas, queries and transactions: the result table equals the query at every txid.
 
-``make test`` runs one schema of 20 views, ``make test-all`` 40.  ``HEADRACE_DIFF_SCHEMAS`` and
-``HEADRACE_DIFF_SEED`` change how many run and where the seeds start; a failure prints the seed, the
-query and the rows that differ.
+``make test`` runs one schema of 20 views, ``make test-all`` 40. ``HEADRACE_DIFF_SCHEMAS`` and
+``HEADRACE_DIFF_SEED`` change the number of schemas and the first seed. A failure prints the seed,
+the query and the rows that differ.
 """
 
 from __future__ import annotations

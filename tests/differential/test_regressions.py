@@ -1,6 +1,6 @@
-"""Queries, types and data that were once wrong: the result table equals the query.
+"""Queries, types and data that once gave wrong results: the result table equals the query.
 
-One engine runs all cases, each in tables of its own, so a case costs a few milliseconds.
+One engine runs all cases, each in its own tables, so a case costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ CASES = (
 )
 
 REFUSED = (
-    # Frozen at the moment of creation.
+    # Fixed at the creation.
     "SELECT '{now}'::timestamp[] AS x FROM plain",
     "SELECT '[today,infinity)'::daterange AS x FROM plain",
     "SELECT '{[now,)}'::tstzmultirange AS x FROM plain",
@@ -334,7 +334,7 @@ SHADOWS = """
 
 
 def test_session_settings_give_the_query_its_meaning(source, commander):
-    """The text of the query means what it means in the caller's session."""
+    """The query has the meaning of the caller's session settings."""
     create_marker(source, commander)
     source.execute(SHADOWS)
     for setting in (

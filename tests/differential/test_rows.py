@@ -60,7 +60,7 @@ OPERATORS = ("=", "<>", "<", "<=", ">", ">=", "IS DISTINCT FROM", "IS NOT DISTIN
 
 
 def row_pair(rng: random.Random, depth: int) -> tuple[str, str]:
-    """Two row constructors of one shape, over the columns of either table."""
+    """Return two row constructors of one shape, over the columns of either table."""
     lefts, rights = [], []
     for _ in range(rng.randrange(1, 3)):
         left, right = row_pair(rng, depth - 1) if depth else rng.choice(FIELDS)
@@ -76,7 +76,7 @@ def row_pair(rng: random.Random, depth: int) -> tuple[str, str]:
 
 
 def row_condition(rng: random.Random) -> str:
-    """A comparison of rows, alone or beside another condition."""
+    """Return a comparison of rows, alone or with another condition."""
     left, right = row_pair(rng, rng.randrange(2))
     condition = f"{left} {rng.choice(OPERATORS)} {right}"
     if rng.random() < 0.2:

@@ -24,7 +24,7 @@ TRANSACTIONS = 12
 
 
 class Writer:
-    """Random statements over ``DDL``; small pools, so that rows meet, repeat and go."""
+    """Random statements over ``DDL``; small pools, so that rows match, repeat and disappear."""
 
     def __init__(self, seed: int, nodes: int = 7) -> None:
         self.rng = random.Random(seed)
@@ -47,7 +47,7 @@ class Writer:
         )
 
     def statement(self) -> str:
-        """One INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
+        """Return one INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
         r = self.rng
         kind, key = r.randrange(12), r.randrange(20)
         if kind < 4:
@@ -81,11 +81,10 @@ class Writer:
         return r.choice(["TRUNCATE bag", "TRUNCATE edges", "UPDATE bag SET a = a + 1"])
 
     def transaction(self) -> list[str]:
-        """A few statements."""
         return [self.statement() for _ in range(self.rng.randrange(1, 7))]
 
     def set_operation(self, depth: int = 0) -> str:
-        """A random tree of set operations over two columns, a number and a word."""
+        """Return a random tree of set operations over two columns, a number and a word."""
         r = self.rng
         if depth and (depth > 2 or r.random() < 0.4):
             return r.choice(
@@ -164,10 +163,10 @@ RECURSIVE = (
     # Reachable nodes, cycles included.
     "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
     " SELECT r.a, e.b FROM r JOIN edges e ON e.a = r.b) SELECT * FROM r",
-    # The same, the other way round and from one node.
+    # The same in the other direction and from one node.
     "WITH RECURSIVE r(n) AS (VALUES (0) UNION SELECT e.b FROM r, edges e"
     " WHERE e.a = r.n) SELECT n FROM r",
-    # Walks up to a length, each as often as there is one.
+    # Walks up to a length, each as often as it exists.
     "WITH RECURSIVE r(a, b, d) AS (SELECT a, b, 1 FROM edges UNION ALL"
     " SELECT r.a, e.b, d + 1 FROM r JOIN edges e ON e.a = r.b WHERE d < 3)"
     " SELECT a, b, d FROM r",

@@ -1,9 +1,9 @@
 """Random shapes of queries: the result table equals the query after every transaction.
 
-``make test`` runs 2 schemas of 25 queries, ``make test-all`` 800.  ``HEADRACE_SHAPES`` and
-``HEADRACE_SHAPES_SEED`` change how many schemas run and where the seeds start.  A failure prints
-seed and number of the query, its text, what was done, and the rows that differ.  What create_view
-refuses is counted by reason; more than 3 % are a failure.
+``make test`` runs 2 schemas of 25 queries, ``make test-all`` 800. ``HEADRACE_SHAPES`` and
+``HEADRACE_SHAPES_SEED`` change the number of schemas and the first seed. A failure prints the seed,
+the query's number and text, the statements that ran, and the rows that differ. Queries that
+create_view refuses are counted by reason; more than 3 % are a failure.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MADE: Counter[str] = Counter()
 
 @dataclass
 class Outcome:
-    """What came of one schema."""
+    """The outcome of one schema."""
 
     made: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Refused queries by reason."""
     examples: dict[str, str] = field(default_factory=dict)
     """A query refused for that reason."""
     wrong: list[str] = field(default_factory=list)
@@ -51,21 +51,21 @@ def test_shapes(seed, source, commander):
 
 
 def test_few_shapes_are_refused():
-    """Runs after the others; it says which reasons there were."""
+    """Runs after the other tests; a failure lists the reasons."""
     refused, made = REFUSED.total(), MADE.total()
     print(f"{refused} refused of {refused + made}: {REFUSED.most_common()}")
     assert refused <= REFUSED_MAX * (refused + made), REFUSED.most_common()
 
 
 def judge(outcome: Outcome) -> None:
-    """Count what was refused; fail for what was wrong."""
+    """Count refused queries; fail for wrong results."""
     REFUSED.update(outcome.refused)
     MADE["made"] += outcome.made
     assert not outcome.wrong, "\n\n".join(outcome.wrong)
 
 
 def run(seed: int, source, commander, only: set[int] | None = None) -> Outcome:
-    """One schema: its views (``only`` those numbers), then its transactions."""
+    """Run one schema: its views (``only`` those numbers), then its transactions."""
     shapes, outcome = Shapes(seed), Outcome()
     setup = shapes.ddl()
     for table in shapes.tables:
@@ -144,7 +144,7 @@ def check(source, views, where, done, outcome) -> None:
 
 
 def wait_until_covered(source, marker, views, done, outcome) -> None:
-    """Views cover ``marker``; those that stopped are reported and left out."""
+    """Wait until views cover ``marker``; report stopped views and leave them out."""
     shown = "SELECT n FROM marker_view"
     wait_until(
         lambda: source.execute(shown).fetchone() >= (marker,),

@@ -1,6 +1,6 @@
 """Views, partitions, children and generated columns as sources: the table equals the query.
 
-One schema that has them all, under random transactions; the judge is Postgres.
+One schema has all of them, under random transactions; Postgres is the reference.
 """
 
 from __future__ import annotations

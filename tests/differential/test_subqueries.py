@@ -48,7 +48,7 @@ def test_two_rows_of_a_scalar_subquery_are_an_error_only_where_asked(source, com
     for name, query in (("v", TWO_ROWS), ("w", GUARDED)):
         create_view(commander, name, query)
     check(source, {"v": TWO_ROWS, "w": GUARDED}, "population")
-    # Two rows for a row of da that does not want them: nobody asks.
+    # Two rows for a row of da that does not need them: no error.
     commit(source, ["INSERT INTO db VALUES (5, 1)", "DELETE FROM da WHERE x = 1"])
     check(source, {"v": TWO_ROWS, "w": GUARDED}, "nobody asks")
     commander.execute("CALL headrace.drop_view('v')")

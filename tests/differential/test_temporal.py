@@ -1,8 +1,8 @@
-"""Views that read the clock: at any moment the query, as of the instant that progress names.
+"""Views that read the clock: at any time they equal the query as of the timestamp in progress.
 
-``source_commit_at`` of a view's progress is the instant of its last batch.  Read in one snapshot
-with the view, while nothing else is written, it says exactly what the view must show: the query
-with that instant in the place of now().  A failure prints the seed.
+``source_commit_at`` of a view's progress is the timestamp of its last batch. It is read in one
+snapshot with the view, while nothing else is written. The view must then equal the query with that
+timestamp in place of now(). A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ QUERIES = (
 
 
 def written(query: str) -> str:
-    """The query as a user has it."""
     return query.format(now="now()", today="current_date", local="localtimestamp")
 
 
 def as_of(query: str, instant: str) -> str:
-    """The query with an instant for the clock."""
+    """Return the query with a timestamp for the clock."""
     now = f"'{instant}'::timestamptz"
     return query.format(now=now, today=f"({now})::date", local=f"({now})::timestamp")
 
@@ -129,7 +128,6 @@ def create(engine, source, views: dict[str, str]) -> None:
 
 
 def source_rows(engine, query: str) -> list[tuple]:
-    """Rows of a call to the commander."""
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
         return c.execute(query).fetchall()
 
@@ -158,7 +156,7 @@ def test_views_equal_their_queries_as_of_their_instant(
             seen.add(check(source, views, seed))
     for name in views:
         assert source_rows(engine, f"SELECT * FROM headrace.verify_view('{name}')") == []
-    # Rows leave without anybody writing: more than one instant was seen between commits.
+    # Rows leave without writes: there was more than one timestamp between commits.
     commit(source, ["INSERT INTO events VALUES (99, 1, clock_timestamp() + interval '1 s', NULL)"])
     first = check(source, views, seed)
     wait_until(lambda: check(source, views, seed) != first, "time passes")

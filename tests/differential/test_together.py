@@ -1,9 +1,9 @@
 """Random levels of several aggregates that show the order of their rows.
 
-In which order they see them Postgres does not say; that all with the same ORDER BY see the same one
-it does not break either.  So views and queries are compared by what any order leaves as it is: the
-multiset of tuples that such aggregates give side by side, and what follows from their first elements.
-A failure prints seed and query.  ``HEADRACE_TOGETHER_SEED`` changes where the seeds start.
+Postgres does not define that order, but aggregates with the same ORDER BY see the same one. Views
+and queries are therefore compared by values that do not depend on the order: the multiset of tuples
+that such aggregates give side by side, and results of their first elements. A failure prints seed
+and query. ``HEADRACE_TOGETHER_SEED`` changes the first seed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Level:
 
     calls: list[str] = field(default_factory=list)
     normal: list[str] = field(default_factory=list)
-    """SQL over the calls' values that has one answer only."""
+    """SQL over the calls' values with only one possible answer."""
 
     def add(self, call: str) -> str:
         self.calls.append(call)
@@ -91,7 +91,7 @@ class Writer:
         return level
 
     def together(self, level: Level) -> None:
-        """Calls that see the same rows in the same order."""
+        """Add calls that see the same rows in the same order."""
         rng = self.rng
         order, condition = rng.choice(ORDERS), rng.choice(FILTERS)
         by = f" ORDER BY {order}" if order else ""
@@ -115,14 +115,14 @@ class Writer:
             found = f"(array_remove({listed}, NULL))[1]"
             level.normal.append(f"{traced} IS NOT DISTINCT FROM array_to_string({listed}, '', '-')")
             if order:
-                # Postgres leaves NULLs out before it sorts for these: so ties may fall elsewhere.
+                # Postgres removes NULLs before it sorts for these, so ties may differ.
                 return
             for name in ("first_of", *(["any_value"] if self.any_value else [])):
                 some = level.add(f"{name}(({column})::text){where}")
                 level.normal.append(f"{some} IS NOT DISTINCT FROM {found}")
 
     def query(self) -> tuple[str, str]:
-        """A query, and what to compare of its rows ``q``."""
+        """Return a query, and the expression to compare over its rows ``q``."""
         rng, level = self.rng, self.level()
         calls = ", ".join(f"{c} AS a{n}" for n, c in enumerate(level.calls))
         normal = ", ".join(level.normal)
@@ -130,7 +130,7 @@ class Writer:
         where = rng.choice(["", "", " WHERE t.v_int4 IS DISTINCT FROM 7"])
         kind = rng.randrange(5)
         if kind == 0:
-            # For each row the level of its own.
+            # For each row a separate level.
             return (
                 f"SELECT o.id, x.* FROM t o, LATERAL (SELECT {calls} FROM {source}"
                 f" WHERE t.k = o.k) x",
@@ -143,7 +143,7 @@ class Writer:
         sql = f"SELECT {listed}, {calls} FROM {source}{where} GROUP BY {group}"
         shown = ", ".join(f"q.{c}" for c in keys)
         if kind == 1 and "(" not in group:
-            # One WITH query of which each use shows other columns.
+            # One WITH query, each use of which shows other columns.
             mine = [f"{'o' if n % 2 else 'p'}.a{n}" for n in range(len(level.calls))]
             same = " AND ".join(f"o.{c} IS NOT DISTINCT FROM p.{c}" for c in keys)
             sql = (
@@ -154,7 +154,7 @@ class Writer:
 
 
 class Pairs(Player):
-    """Compares what any order of the rows leaves as it is."""
+    """Compares results that do not depend on the order of the rows."""
 
     def add(self, query: str, normal: str) -> None:
         name = f"view{len(self.views)}"

@@ -1,7 +1,7 @@
 """Every type in every position: shown, grouped, distinct, joined, intersected, ordered.
 
-Where equal values may look different (1.0 and 1.00), which of them is shown is Postgres' free
-choice: there only the groups are counted.
+Where equal values may look different (1.0 and 1.00), Postgres may show any of them: there only the
+groups are counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOT_YET = {"cc", "h", "cs"}
 SHARDS = 18
 COLUMNS = list(VALUES)
 TRICKY = {"jb": "grouped", "n": "distinct", "c": "common", "i": "joined", "nums": "counted"}
-"""Types with several looks of one value, one position of each."""
+"""Types with several texts for one value, one position of each."""
 
 
 def test_tricky_types(source, commander):

@@ -1,4 +1,4 @@
-"""Conditionals with parts that fail against Postgres, and that a part runs for no other row."""
+"""Conditionals with failing parts against Postgres; a part runs only for its own rows."""
 
 from __future__ import annotations
 

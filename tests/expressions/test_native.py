@@ -129,7 +129,7 @@ def ask(conn, expr, names, tuples):
 
 
 def compute(program, columns, result_oid):
-    """Text per row, or the error in Postgres' words; failing rows must not spoil their neighbours."""
+    """Return text per row, or Postgres' error text; a failing row affects no other row."""
     n = len(columns[0])
     try:
         out = program.run(columns, n)[0]

@@ -1,4 +1,4 @@
-"""The pool of connections that evaluate: how many there are, and what one finds in a session."""
+"""The pool of connections that evaluate: their number, and the state of a session."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def evaluator(dsn: str, pool: Pool, owner: str = "", **settings: str) -> RemoteE
 
 
 def ask(remote: RemoteEvaluator, sql: str, *, trusted: bool = False) -> str | None:
-    """Value of an expression over one number, 0; what was asked before is not remembered."""
+    """Return the value of an expression over the number 0, without cached results."""
     sql = f"{sql} /* {next(_asked)} */"
     fields = [Field("", INT4)]
     column = [pa.array([0], pa.int32())]
@@ -110,7 +110,7 @@ def test_more_threads_than_connections(database, pool):
 
 
 def test_an_owner_finds_nothing_of_anothers(database):
-    """Neither what an earlier statement has set, nor what it could keep; nor the same backend."""
+    """It finds no settings or objects of an earlier statement, and has another backend."""
     keep = "pg_advisory_lock(7)::text || pg_backend_pid() || $1"
     kept = (
         "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE"
@@ -177,7 +177,7 @@ LEAVES = {
 
 @pytest.mark.parametrize(("leave", "look", "found"), LEAVES.values(), ids=LEAVES)
 def test_a_statement_leaves_nothing_for_the_next(database, leave, look, found):
-    """Also where transactions were set to write before, and the role may do anything."""
+    """This holds where transactions were set to write before, and for a superuser."""
     off = "SET default_transaction_read_only = off"
     with closing(Pool(1)) as pool, psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE written (what text)")
@@ -206,7 +206,7 @@ def test_built_in_functions_share_a_backend_and_not_their_settings(database):
         one = evaluator(database, pool, TimeZone="Asia/Tokyo")
         two = evaluator(database, pool, TimeZone="America/New_York")
         zone = "current_setting('TimeZone') || ' ' || pg_backend_pid() || $1"
-        for _ in range(7):  # as often as anything might be prepared
+        for _ in range(7):  # more often than the threshold of automatic preparation
             first = ask(one, zone, trusted=True)
             second = ask(two, zone, trusted=True)
             assert first is not None and second is not None
@@ -274,7 +274,7 @@ def test_a_function_that_ignores_its_cancel(database, pool):
 
 
 def test_a_backend_that_does_not_end_is_abandoned(database, pool):
-    """As if in a C function: it hears nothing.  Its owner is asked no more until it ends."""
+    """As in a C function it ignores interrupts; its owner gets no evaluation until it ends."""
     remote = evaluator(database, pool, owner="one")
     other = evaluator(database, pool, owner="two")
     stopped: list[int] = []
@@ -311,7 +311,7 @@ def test_a_large_value_is_not_sent(database, zone, trusted):
 
 
 def test_many_values_are_not_kept(database, pool):
-    """Each of them may be there, all together may not."""
+    """Each value fits, but not all together."""
     remote = RemoteEvaluator(database, {}, pool=pool, value_bytes_max=1_000_000)
     numbers = pa.array(range(40), pa.int32())
     with (
@@ -336,7 +336,7 @@ def test_a_statement_that_fails_leaves_its_connection_as_it_was(database):
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_another_type_of_the_same_name_is_another(database, pool, trusted):
-    """One view goes with the type it used; the next says the same of the next type."""
+    """One view is dropped with its type; the next one has the same text over the next type."""
     sql, fields = "'a'::public.mood::text", [Field("", INT4)]
     column = [pa.array([0], pa.int32())]
     with psycopg.connect(database, autocommit=True) as conn:
@@ -407,7 +407,7 @@ def test_statements_that_run_while_sessions_are_terminated_have_their_results(da
 
 
 def test_the_first_proof_of_a_search_ends_the_statement(database, pool):
-    """The search for a row knows by it which rows make a function terminate sessions."""
+    """The search for a row uses it to find the rows for which a function terminates sessions."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
     culprit = evaluator(database, pool, owner="culprit")
@@ -493,7 +493,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Attacks:
-    """Another process: it attacks once for each line of its orders, and tells how that has ended."""
+    """Another process, which attacks once for each line of its orders, and reports the outcome."""
 
     process: subprocess.Popen[str]
     orders: IO[str]
@@ -517,13 +517,13 @@ def attacking(database: str, folder: Path) -> Iterator[Attacks]:
 
 
 def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_path):
-    """The culprit's statements are another process's; this one has the sessions that it terminates."""
+    """The culprit's statements run in another process; this one has the terminated sessions."""
     with closing(Pool(2, tmp_path)) as pool, attacking(database, tmp_path) as attacks:
         assert attacks.told.readline() == "ready\n"
         victim = evaluator(database, pool, owner="victim")
         outcomes = []
         for _ in range(2 * TERMINATIONS_MAX + 2):
-            # A session is there to be hit, between two statements.
+            # A session is open as a target, between two statements.
             assert ask(victim, "$1::text") == "0"
             attacks.orders.write("go\n")
             attacks.orders.flush()
@@ -533,7 +533,7 @@ def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_pat
         assert ask(victim, "$1::text") == "0"
         assert outcomes[-1] == "refused", outcomes
         assert pool.proofs == {"culprit": TERMINATIONS_MAX}
-        # What one process has found out, all know: a new one, too.
+        # All processes know a culprit that one has proven, and so does a new process.
         with pytest.raises(LimitExceeded, match="terminates sessions"):
             ask(evaluator(database, pool, owner="culprit"), "$1::text")
         attacks.orders.close()
@@ -552,7 +552,7 @@ def test_a_victim_is_not_blamed_for_another_process(database, tmp_path):
 
 
 def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
-    """While one runs code of an owner without us, nobody is proven guilty."""
+    """No owner is proven guilty while one backend runs an owner's code without the engine."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
     turns = EvaluationTurns(tmp_path)
@@ -574,7 +574,7 @@ def test_a_backend_that_goes_on_voids_proofs(database, tmp_path):
 def test_a_statement_of_another_process_that_does_not_end_holds_up_nobody(
     database, tmp_path, alone
 ):
-    """Whoever has waited for it runs all the same, and proves nothing."""
+    """A statement that has waited for it runs all the same, and proves nothing."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(KILLS)
     other = EvaluationTurns(tmp_path)
@@ -616,7 +616,7 @@ def test_a_statement_without_a_turn_voids_the_proofs_of_others(database, tmp_pat
 
 
 def test_a_damaged_record_does_not_begin_anew(tmp_path):
-    """A process that has learned of an event learns of those after the damage, too."""
+    """A process that has learned of an event learns of events after the damage, too."""
     first, second = EvaluationTurns(tmp_path), EvaluationTurns(tmp_path)
     for _ in range(5):
         first.add_loss(0.0, 1.0)
@@ -628,7 +628,7 @@ def test_a_damaged_record_does_not_begin_anew(tmp_path):
 
 
 def test_a_session_that_is_terminated_as_it_is_opened(database, monkeypatch):
-    """Another one is opened: only a server that ends them all is out of reach."""
+    """Another one is opened: only a server that terminates all of them is unreachable."""
     opened: list[int] = []
     connect = link.for_values
 

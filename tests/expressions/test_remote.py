@@ -36,7 +36,7 @@ def column(values, oid):
 
 
 def run(remote, sql, args, result, trusted=True):
-    """``args``: list of (texts, oid); answer as texts."""
+    """Evaluate ``sql`` over ``args``, a list of (texts, oid), and return texts."""
     (out,) = remote.evaluate(
         [sql], [field(o) for _, o in args], [column(v, o) for v, o in args],
         [field(result)], trusted,

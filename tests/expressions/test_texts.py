@@ -49,7 +49,7 @@ def type_of(arg):
 
 
 def call(conn, name, expr, args, kinds, values):
-    """``expr`` against the kernel over every combination of ``values``."""
+    """Compare ``expr`` with the kernel over every combination of ``values``."""
     op = resolve(name, [type_of(a) for a in args])
     assert op is not None, name
     node = Native(op.name, tuple(args), op.oid)
@@ -60,7 +60,7 @@ def call(conn, name, expr, args, kinds, values):
 
 
 def bulk(conn, expr, kinds, values, node):
-    """As ``check`` of test_native, in one statement: nothing may fail."""
+    """Check as ``check`` of test_native, in one statement: no row may fail."""
     columns = [pa.array(c, pa.string()) for c in zip(*itertools.product(*values), strict=True)]
     arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
     names = ", ".join(f"a{i}" for i in range(1, len(kinds) + 1))

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def transaction(end: int, rows: int = 1, size: int = 10, at_us: int = 7) -> list[bytes]:
-    """Messages of a transaction that ends at ``end`` and was committed at ``at_us``."""
+    """Return the messages of a transaction that ends at ``end`` and committed at ``at_us``."""
     begin = struct.pack("!cQqI", b"B", end - 5, at_us, 1)
     commit = struct.pack("!cBQQq", b"C", 0, end - 5, end, at_us)
     return [begin, *(b"I" + bytes(size) for _ in range(rows)), commit]
@@ -38,7 +38,7 @@ def test_takes_what_is_complete_and_nothing_else():
 
 
 def test_a42_a_batch_knows_when_its_oldest_was_committed():
-    """Also where the source's clock goes back; the next batch begins anew."""
+    """This holds when the source's clock goes back; the next batch starts again."""
     b = batcher()
     for end, at_us in ((10, 900), (20, 700), (30, 800)):
         b.add(transaction(end, at_us=at_us))
@@ -184,7 +184,7 @@ def test_who_waits_is_woken_by_what_concerns_him_only():
             super().notify_all()
 
     b._lock = lock = Counted()
-    b._idle_at = math.inf  # the position of a keepalive is no reason now
+    b._idle_at = math.inf  # a keepalive's position is no reason now
     taken = []
     thread = threading.Thread(target=lambda: taken.append(b.take(600)))
     thread.start()
@@ -207,7 +207,7 @@ def test_who_waits_is_woken_by_what_concerns_him_only():
 
 
 def test_take_returns_when_an_idle_server_has_moved_on():
-    """The engine's position is what lags are measured from."""
+    """Lags are measured from the engine's position."""
     b = batcher(interval_s=600.0)
     taken = []
     thread = threading.Thread(target=lambda: taken.append(b.take(600)))

@@ -1,4 +1,4 @@
-"""What values depend on, changed and changed back: it is not what it was, whatever it looks like."""
+"""Definitions that values depend on: a change and its reversal are detected as a change."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ BACK = (
     ),
 )
 SEEN = (
-    # What comes is seen while it is there, and leaves nothing when it goes.
+    # A new object is seen while it exists; after its removal it leaves no trace.
     ("CREATE CAST (s.mood AS int) WITH FUNCTION s.number(s.mood)", "DROP CAST (s.mood AS int)"),
     (
         "ALTER DOMAIN s.small ADD CONSTRAINT more CHECK (VALUE <> 3)",
@@ -133,7 +133,7 @@ HARMLESS = (
     "COMMENT ON FUNCTION s.f(int) IS 'text'",
 )
 ALIKE = (
-    # They write the row, but no value depends on that.
+    # They update the catalog row, but no value depends on that.
     "GRANT EXECUTE ON FUNCTION s.f(int) TO PUBLIC",
     "GRANT USAGE ON SCHEMA s TO PUBLIC",
     "GRANT USAGE ON TYPE s.mood TO PUBLIC",
@@ -170,7 +170,7 @@ def found(conn: psycopg.Connection, *, deep: bool = True) -> definitions.Definit
 
 
 def told(conn, before, *, quiet: bool = False) -> list[str]:
-    """What is said to have happened; the quick look sees it just as well."""
+    """Return the reported differences; the quick check must detect them as well."""
     (now,) = definitions.read(conn, [before])
     said = list(definitions.difference(before, now))
     (marks,) = definitions.marks(conn, [before])

@@ -1,4 +1,4 @@
-"""Batches that somebody waits for, and batches of one transaction each."""
+"""Batches that a caller waits for, and batches of one transaction each."""
 
 from __future__ import annotations
 

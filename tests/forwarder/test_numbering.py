@@ -1,4 +1,4 @@
-"""Columns of the stream get the right numbers, or none; the judge is what the table really was."""
+"""Columns of the stream get the right numbers, or none, compared with the table's columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_snapshots_show_by_32_bits():
 
 @dataclass(frozen=True)
 class ReportedData:
-    """A Relation message: the transaction it is in, names, and the numbers they truly have."""
+    """A Relation message: its transaction, names, and the true numbers of the columns."""
 
     xid: int
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class ReportedData:
 
 
 class World:
-    """A table under random alterations, and what each transaction saw of it."""
+    """A table under random alterations, and its columns as each transaction saw them."""
 
     def __init__(self, conn: psycopg.Connection, rng: random.Random) -> None:
         self.conn = conn
@@ -58,7 +58,7 @@ class World:
         self.told: list[ReportedData] = []
 
     def transaction(self, *, only_writes: bool = False) -> int:
-        """Its number."""
+        """Run a transaction, and return its number."""
         with self.conn.transaction():
             row = self.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
             for _ in range(self.rng.randint(1, 3)):
@@ -127,8 +127,8 @@ def test_numbers_are_right_or_none(database, seed):
                 assert got is not None
                 true = dict(zip(told.names, told.numbers, strict=True))
                 for alterations, began in seen:
-                    # Rows under the description are needed by who began before, or after it
-                    # while it holds; and only columns that there were then.
+                    # Rows under the description matter to transactions that began before it, or
+                    # while it holds; and only columns that existed then.
                     shown = began.snapshot.shows(told.xid)
                     if shown and alterations != told.alterations:
                         continue
@@ -147,7 +147,7 @@ def attributes(*columns: tuple) -> tuple[StreamAttribute, ...]:
 
 
 def test_the_same_names_may_be_other_columns():
-    """Dropped, renamed and added again: before and after look alike, so nothing is said."""
+    """Dropped, renamed and added again: both look alike, so the numbers stay unknown."""
     first = Observation(
         VisibleXids.of("10:10:"), attributes((1, "id", "5"), (2, "x", "5"), (3, "a", "5"))
     )

@@ -1,4 +1,4 @@
-"""Slot and publication on a real server: made once, refused when they are not ours."""
+"""Slot and publication on a real server: made once, refused when they are not Headrace's."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_messages_come_as_they_went(tmp_path):
 
 
 def test_who_is_killed_leaves_no_file(tmp_path, monkeypatch):
-    """It never has a name that somebody must take away."""
+    """The file never has a name, so that nothing must remove it."""
     if not nameless(tmp_path):
         pytest.skip("this file system makes no files without a name")
 

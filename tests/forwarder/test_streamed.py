@@ -1,4 +1,4 @@
-"""A server that streams transactions, beside one that sends them at their end: the same."""
+"""A streaming server gives the same transactions as one that sends them at their end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def block(*messages: bytes, xid=XID, first=True) -> list[bytes]:
 
 
 def within(out: list[bytes]) -> list[str]:
-    """What a transaction that was handed on has between its Begin and its Commit."""
+    """Return the messages of a transaction between its Begin and its Commit."""
     assert (out[0][:1], out[-1][:1]) == (b"B", b"C")
     return [m.decode() for m in out[1:-1]]
 
@@ -82,7 +82,7 @@ def test_what_is_rolled_back_is_gone(streams):
     handed_on(streams, *block(change("a"), change("b", 8), change("c", 9)))
     handed_on(streams, abort(XID, 9))
     handed_on(streams, *block(change("d", 8), first=False), abort(XID, 8), abort(XID, 8))
-    # Of one of which nothing has come, and of a transaction of which nothing has.
+    # Aborts of a subtransaction and of a transaction that have sent nothing.
     handed_on(streams, abort(XID, 11), abort(12, 12))
     out = handed_on(streams, *block(change("e"), change("f", 10), first=False), commit())
     assert within(out) == ["Ia", "Ie", "If"]
@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, messages):
 
 
 def test_who_asks_meanwhile_what_they_take(tmp_path):
-    """Another thread does, while transactions come and go."""
+    """Another thread asks while transactions come and go."""
     streams = Streams(tmp_path, 100)
     over = threading.Event()
     errors: list[BaseException] = []
@@ -150,12 +150,12 @@ def test_no_room_on_disk(tmp_path):
 
 
 def test_any_undoing_in_any_memory(tmp_path):
-    """Savepoints as Postgres nests them; what is left is what was not rolled back."""
+    """Savepoints nest as in Postgres; only changes that were not rolled back are left."""
     for seed in range(200):
         rng = random.Random(seed)
         streams = Streams(tmp_path, rng.choice([0, 100, 300, 10_000]))
         numbers = itertools.count(XID + 1)
-        # Each level: its number, its changes and those of who was released into it, by number.
+        # Each level: its number, its changes, and those of levels released into it, by number.
         levels: list[tuple[int, list[str], list[int]]] = [(XID, [], [])]
         first = True
         for step in range(rng.randrange(1, 60)):
@@ -213,7 +213,7 @@ def until_commit_of(receiver: Receiver, commits: int) -> list[bytes]:
 
 @pytest.mark.parametrize("how", ["immediate", "64kB"])
 def test_it_is_what_a_server_sends_that_streams_nothing(database, tmp_path, how):
-    """Two slots of one server, and sessions that write beside each other and roll back."""
+    """Two slots of one server, and concurrent sessions that write and roll back."""
     _compare(database, tmp_path, how, _written)
 
 
@@ -266,7 +266,7 @@ def _changes(messages: list[bytes]) -> list[bytes]:
 
 
 def _tables(messages: list[bytes]) -> set[bytes]:
-    """Each description that a change follows, with the tables that have none."""
+    """Check that each table is described before its changes; return the described tables."""
     known: set[bytes] = set()
     for message in messages:
         if message[:1] == b"R":
@@ -277,7 +277,7 @@ def _tables(messages: list[bytes]) -> set[bytes]:
 
 
 def _prepared(dsn: str) -> int:
-    """Transactions in two phases, others in between; how many have changed a published table."""
+    """Run two-phase transactions among others; return how many changed a published table."""
     with psycopg.connect(dsn) as conn, psycopg.connect(dsn, autocommit=True) as other:
         for number in range(6):
             conn.execute(
@@ -297,7 +297,7 @@ def _prepared(dsn: str) -> int:
 
 
 def _written(dsn: str) -> int:
-    """Sessions side by side; how many transactions have changed a published table."""
+    """Run concurrent sessions; return how many transactions changed a published table."""
     rng = random.Random(5)
     seen = 0
     with contextlib.ExitStack() as stack:

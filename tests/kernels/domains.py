@@ -32,18 +32,18 @@ CREATE FUNCTION pg_temp.number() RETURNS numeric LANGUAGE sql VOLATILE AS
 
 @dataclass(frozen=True)
 class Domain:
-    """How values of a type are drawn."""
+    """A type, and the forms of its random values."""
 
     sql: str
     """The type; with a collation where it has one."""
     forms: tuple[str, ...]
     since: tuple[tuple[int, str], ...] = ()
-    """Forms of which a server must have a version."""
+    """Forms that need a minimum version of the server."""
     hashed: bool = False
     """The type has ``=`` and no order."""
 
     def draw(self, version: int) -> str:
-        """SQL expression of one random value."""
+        """Draw the SQL expression of one random value."""
         forms = (*self.forms, *(form for first, form in self.since if version >= first))
         branches = " ".join(f"WHEN {k} THEN ({form})" for k, form in enumerate(forms))
         return f"CASE i % {len(forms)} {branches} END"
@@ -318,4 +318,4 @@ _PLAIN = _BASE | _RANGED | _MULTI
 DOMAINS: dict[str, Domain] = _PLAIN | {
     f"{name}[]": _array(domain) for name, domain in _PLAIN.items()
 }
-"""By the name of the type as ``pg_type`` and ``[]`` give it."""
+"""By the type's name in ``pg_type``, and ``[]``."""

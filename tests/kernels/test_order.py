@@ -1,4 +1,4 @@
-"""Sort keys stand in the order of ORDER BY, and entries fall apart into what they were made of."""
+"""Sort keys have the order of ORDER BY, and entries decode to the values they encode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_directions_and_nulls(oid, descending, nulls_first) -> None:
         places.reverse()
     places = [0, *places] if nulls_first else [*places, 0]
     assert sorted(range(len(column)), key=found.__getitem__) == places
-    # Prefix-free, so that what follows does not matter.
+    # Keys are prefix-free, so that bytes behind them do not matter.
     for one, two in itertools.permutations(found, 2):
         assert not two.startswith(one)
 

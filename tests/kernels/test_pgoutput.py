@@ -1,4 +1,4 @@
-"""The decoder against real slots, and against mutilated messages."""
+"""The decoder against real slots, and against damaged messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def relation(oid=5, columns=LAYOUT, identity=b"d") -> bytes:
 
 
 def row(*values: str | bool | None) -> bytes:
-    """A tuple; None is NULL, True unchanged TOAST."""
+    """Encode a tuple; None is NULL, True unchanged TOAST."""
     out = struct.pack(">H", len(values))
     for value in values:
         if value is None or value is True:
@@ -211,7 +211,7 @@ GOOD = [
 
 
 def decode_mutilated(data: st.DataObject) -> None:
-    """What is wrong somewhere raises ContinuityLost, or is read as a batch that is whole."""
+    """Decode damaged messages: they raise ContinuityLost, or give a complete batch."""
     messages = list(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):
         which = data.draw(st.integers(0, len(messages) - 1))
@@ -276,7 +276,7 @@ class Source:
         self.conn.execute(create, [self.slot])
 
     def changes(self, *statements: str) -> list[Changes]:
-        """What the statements, each its own transaction, bring."""
+        """Return the changes of the statements, each its own transaction."""
         for statement in statements:
             self.conn.execute(statement)
         read = (

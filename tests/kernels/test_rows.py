@@ -143,7 +143,7 @@ KEYS = {
 
 
 def ordered(conn, declared: list[str], values: list[list[object]]):
-    """Rows as Postgres stores them, in its order, each with its group of equals."""
+    """Return rows as Postgres stores them, in its order, each with its group of equals."""
     names = [f"c{i}" for i in range(len(declared))]
     columns = ", ".join(f"{n} {t}" for n, t in zip(names, declared, strict=True))
     conn.execute("DROP TABLE IF EXISTS pg_temp.k")

@@ -18,7 +18,7 @@ GROUPS = (0, 7, 255)
 
 
 class Both:
-    """Two maps that are told the same; what one answers the other must answer too."""
+    """Two maps with the same calls; their answers must be equal."""
 
     def __init__(
         self, rng: random.Random, *, txids: bool, keys: int = 12, slab_bytes: int = 4096
@@ -243,7 +243,7 @@ def test_large_batches_search_in_lanes(seed) -> None:
 
 
 def test_a_checkpoint_reads_in_a_thread_while_txids_come_go_and_fail() -> None:
-    """What it reads is one committed txid, whatever the writer does meanwhile."""
+    """It reads one committed txid, with any concurrent writes."""
     rng = random.Random(1)
     m = SkipList(txids=True, slab_bytes=4096)
     keys = sorted(rng.randbytes(rng.randint(1, 6)) for _ in range(3000))
@@ -309,7 +309,7 @@ def test_memory_is_given_back(tmp_path, directory) -> None:
     assert full < 1.25 * m.live_bytes
     for group in range(128):
         m.spill(group)
-    # All but what was made before groups had places of their own.
+    # All but the memory from before groups had separate slabs.
     assert m.mapped_bytes < 0.5 * full + (9 << 20)
     for group in range(128):
         m.begin_load(group)
@@ -408,7 +408,7 @@ def test_a_wrong_call_changes_nothing(call, error) -> None:
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """Least byte string above every string that starts with ``prefix``."""
+    """Return the least byte string above every string that starts with ``prefix``."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
 

@@ -1,4 +1,4 @@
-"""``parse`` and ``render`` against what a real Postgres prints and reads."""
+"""``parse`` and ``render`` against a real Postgres' output and input."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def conn(postgres: str) -> Iterator[psycopg.Connection]:
 
 
 def same(a: list[object], b: list[object]) -> bool:
-    """Equality that tells -0.0 from 0.0 and takes NaN for equal to itself."""
+    """Return whether the lists are equal; -0.0 differs from 0.0, and NaN equals itself."""
     return [repr(x) for x in a] == [repr(x) for x in b]
 
 

@@ -29,7 +29,7 @@ COMPARED = (*FIXED, "numeric", "uuid", "bytea", "text", "varchar", "bpchar")
 LISTS = tuple(
     f"{name}[]" for name in COMPARED if name not in ("oid", "float4", "float8", "numeric", "bytea")
 )
-"""Arrays of which IN lists may be made."""
+"""Arrays that IN lists may become."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def conn(postgres: str) -> Iterator[psycopg.Connection]:
 
 
 def oids(conn) -> dict[str, int]:
-    """OIDs of the types of Postgres, an array by the name of its element and ``[]``."""
+    """Return the OIDs of Postgres' types, an array by the name of its element and ``[]``."""
     names = conn.execute(
         "SELECT coalesce(e.typname || '[]', t.typname), t.oid FROM pg_type t"
         " LEFT JOIN pg_type e ON e.typarray = t.oid"
@@ -62,14 +62,14 @@ def draw(conn, name: str) -> None:
 
 
 def copied(conn, query: str, count: int) -> list[pa.StringArray]:
-    """Columns of a query, as text that Postgres prints."""
+    """Return the columns of a query, as text that Postgres prints."""
     with conn.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
         content = b"".join(bytes(piece) for piece in copy)
     return copytext.split(content, count)
 
 
 def grouped(conn, name: str) -> tuple[list[int], pa.StringArray]:
-    """The number of each value's group, and the values; in their order if they have one."""
+    """Return the group number of each value, and the values; in their order if they have one."""
     draw(conn, name)
     query = (
         "SELECT g.n, k.v FROM k JOIN (SELECT row_number() OVER () AS n, v FROM k GROUP BY v) g"
@@ -82,7 +82,7 @@ def grouped(conn, name: str) -> tuple[list[int], pa.StringArray]:
 
 
 def check_equal(groups, keys, shown) -> None:
-    """Keys are equal exactly where groups are, and none begins with another."""
+    """Check that keys are equal exactly where groups are, and that none is a prefix of another."""
     by_group: dict[int, int] = {}
     by_key: dict[bytes, int] = {}
     for i, (group, key) in enumerate(zip(groups, keys, strict=True)):
@@ -121,7 +121,7 @@ ROWS = {
         " pg_temp.pick('{', '\"', ''))::pg_temp.inner_, NULL] END",
     ),
 }  # fmt: skip
-"""Rows by their form: the columns of a type, and random values of these."""
+"""Rows by their form: the types of the columns, and random values of these."""
 
 
 @pytest.mark.parametrize("form", ROWS)

@@ -1,4 +1,4 @@
-"""Messages that are passed by, beside a loop that is easy to read."""
+"""Messages that are passed through, against a loop that is easy to read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_passes_by_whole_messages(messages, before, cut):
             break
         expected += 5 + len(body)
     assert wire.pass_by(data, len(before), wire.kinds(b"Dd")) == expected
-    # Of a part of them it sees as far as headers go.
+    # It sees a partial message up to its headers.
     del data[max(len(data) - cut, len(before)) :]
     found = wire.pass_by(data, len(before), wire.kinds(b"Dd"))
     assert found == expected or len(data) - 5 < found <= expected
@@ -61,7 +61,7 @@ def dull(low: bytes) -> bool:
 
 
 def plain(kind: int, body: bytes) -> bool:
-    """The reference: whether a message that is all there is plain."""
+    """Return whether a complete message is plain (the reference)."""
     if len(body) + 4 > MOST[kind]:
         return False
     if kind == ord("Q"):
@@ -83,7 +83,7 @@ def test_what_asks_plainly(messages, rest):
         expected = bytes(kind for kind, _ in messages)
     assert wire.asks(data, MOST, dull) == expected
     if rest:
-        # What is not all there, or has a length that is none, is not plain.
+        # An incomplete message, or one with an invalid length, is not plain.
         assert wire.asks(data + (b"S\0\0\0\4"[: len(rest)] if len(rest) < 5 else b"S\0\0\0\3"),
                          MOST, dull) is None  # fmt: skip
 
@@ -96,7 +96,7 @@ SAID = st.lists(st.sampled_from((b"1", b"C", b"D", b"Z", b"Z", b"E")), max_size=
 
 
 def taken(said: list[bytes], owed: list[int]) -> tuple[int, list[int]] | None:
-    """The reference: the last status, and what is owed then."""
+    """Return the last status, and the answers owed then (the reference)."""
     status, left = 0, list(owed)
     for kind in said:
         head = left[0] if left else 0

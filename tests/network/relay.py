@@ -1,4 +1,4 @@
-"""The way from one end of a link to another machine's end, as ``headrace worker`` makes it."""
+"""The connection from one end of a link to another machine, as ``headrace worker`` makes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.process import keys
 
 @contextlib.contextmanager
 def dialed(here: Relayed, folder: Path) -> Iterator[Far]:
-    """Relay to ``here``; yields what the engine dials."""
+    """Relay to ``here``; yield the address that the engine dials."""
     theirs, ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
     listener = TlsListener(Far("127.0.0.1:0", ours.certificate, theirs), here.path)
     try:

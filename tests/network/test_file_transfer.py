@@ -1,4 +1,4 @@
-"""Files between two ends: there whole, or not at all; and nowhere else than they should be."""
+"""File transfer between two ends: files arrive whole or not at all, and only in their folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _serve(session: FlightSession) -> None:
 
 @pytest.fixture(params=["near", "far"])
 def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FlightLink, Path]]:
-    """A link, and where the other end keeps files."""
+    """Yield a link and the folder of the other end's files."""
     files = tmp_path / "files"
     near, relayed = Near(tmp_path / "w1.flight"), Relayed(tmp_path / "w1.sock")
     far = request.param == "far"

@@ -1,4 +1,4 @@
-"""A link: what is sent arrives in order, or it is dead for good, and nobody waits for it."""
+"""A link: messages arrive in order, or it is dead for good, and no caller waits for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Answer = Callable[[FlightSession, ToWorker], None]
 
 
 class Other:
-    """The other end: it keeps what it hears, and answers as the test says."""
+    """The other end: it stores the messages that it receives, and answers as the test requires."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.heard: queue.Queue[ToWorker] = queue.Queue()
@@ -56,7 +56,7 @@ class Other:
 
 @contextlib.contextmanager
 def linked(path: Path, answer: Answer) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
-    """A link, its other end, and whether somebody was woken by its death."""
+    """Yield a link, its other end, and the event that its death sets."""
     other, woken = Other(path, answer), threading.Event()
     made = FlightLink("w1", Near(path), woken.set)
     try:
@@ -81,7 +81,7 @@ def politely(session: FlightSession, word: ToWorker) -> None:
 
 
 def silently(session: FlightSession, word: ToWorker) -> None:
-    """It hears, and that is all."""
+    """Receive messages without an answer."""
 
 
 def test_what_is_sent_arrives_in_order(path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_is_sent_arrives_in_order(path: Path) -> None:
             made.send(Drop(unit))
         for txid in (5, 6):
             made.send(BeginBatch(txid, 0, 0, 0, [1], {}))
-        done, diffs = made.results(6, 0)  # what came of an earlier one is nobody's
+        done, diffs = made.results(6, 0)  # the result of an earlier batch is dropped
         assert done.txid == 6
         assert diffs[1].equals(BATCH)
         heard = [other.heard.get() for _ in range(203)]
@@ -126,7 +126,7 @@ def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OutOfReach) as caught:
             made.results(1, 0)
         assert "no sign of life" in str(caught.value.detail)
-        # The other end learns it, too, when it can.
+        # The other end learns of it, too, when it can.
         assert other.ended.wait(30)
 
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_ends_it(path: Path) -> None:
 
 
 def test_an_interrupt_overtakes_what_is_sent(path: Path) -> None:
-    """Also where the other end reads nothing any more."""
+    """This holds even when the other end no longer reads."""
     reading = threading.Event()
 
     def stuck(session: FlightSession, word: ToWorker) -> None:

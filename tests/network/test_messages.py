@@ -1,4 +1,4 @@
-"""Words and batches as one message, there and back."""
+"""Control messages and batches in one message, encoded and decoded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = pa.record_batch(
 
 @given(oid=st.integers(0, 2**32 - 1), rows=st.integers(0, 3))
 def test_a_batch_comes_as_it_went(oid: int, rows: int) -> None:
-    """Whatever the word before it takes; its buffers are aligned."""
+    """The control message before it may have any length; its buffers are aligned."""
     word, batch = to_worker(packed(TableRows(oid), BATCH.slice(0, rows)))
     assert word == TableRows(oid)
     assert batch is not None

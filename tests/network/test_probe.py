@@ -1,4 +1,4 @@
-"""Probes of a link, over lines in virtual time, and over a socket that is used meanwhile."""
+"""Probes of a link, over lines in virtual time, and over a socket in use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINES = 300
 
 
 class Line:
-    """A line in virtual time on which TCP starts slowly; ``delays`` are of the machine."""
+    """A line in virtual time with TCP slow start; ``delays`` are the machine's."""
 
     def __init__(self, rate: float, trip_s: float, delays: Callable[[], float]) -> None:
         self.rate, self.trip_s, self._delays = rate, trip_s, delays
@@ -35,7 +35,7 @@ class Line:
         self._windows = [10 * _SEGMENT, 10 * _SEGMENT]
 
     def exchange(self, size: int) -> float:
-        """There and back; each way takes a round trip more for every window that it fills."""
+        """Send both ways; each way takes another round trip for every window that it fills."""
         took = self.trip_s + self._delays()
         for way in range(2):
             left = size
@@ -52,12 +52,12 @@ class Line:
 
 
 def _line(rng: random.Random, delays: Callable[[], float]) -> Line:
-    """Of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
+    """Draw a line of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
     return Line(10 ** rng.uniform(3.3, 9.3), 10 ** rng.uniform(-4, -0.52), delays)
 
 
 def lines(count: int, delays: Callable[[random.Random], float]) -> Iterator[Line]:
-    """Of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
+    """Draw lines of 2 kB/s to 2 GB/s, and of 0.1 to 300 ms."""
     for seed in range(count):
         rng = random.Random(seed)
         yield Line(
@@ -66,7 +66,7 @@ def lines(count: int, delays: Callable[[random.Random], float]) -> Iterator[Line
 
 
 def test_an_idle_machine_measures_what_a_line_bears() -> None:
-    """Where the transfer is no longer than the jitter of the round trip, at least that."""
+    """If the transfer takes no longer than the round trip's jitter, the result is a lower bound."""
     for line in lines(_LINES, lambda rng: 0.0):
         found = measure(line.exchange)
         assert abs(found.latency_us - line.trip_s * 5e5) <= 1 + 1e6 / line.rate
@@ -75,7 +75,7 @@ def test_an_idle_machine_measures_what_a_line_bears() -> None:
 
 
 def test_a_busy_machine_does_not_make_a_fast_line_slow() -> None:
-    """Every tenth exchange takes up to 200 ms more, for the machine does something else."""
+    """Every tenth exchange takes up to 200 ms more, because the machine is busy."""
     for seed in range(_LINES):
         rng = random.Random(seed)
         line = Line(
@@ -89,9 +89,9 @@ def test_a_busy_machine_does_not_make_a_fast_line_slow() -> None:
 
 
 def test_a_worker_that_computes_does_not_make_a_fast_line_slow() -> None:
-    """Every exchange waits for up to 30 ms, as an answer did when 380 kB/s were told of a socket.
+    """Every exchange waits for up to 30 ms, as when a local socket was measured at 380 kB/s.
 
-    Then most probes show nothing, or a line that is fast; a slow one is measured nevertheless.
+    Then most probes show no rate, or a fast line; a slow line is measured nevertheless.
     """
     unknown = wrong = measured = 0
     for seed in range(_LINES):
@@ -131,14 +131,14 @@ def test_a_probe_is_bounded_in_bytes_and_time() -> None:
 
 
 def test_what_was_taken_for_a_slow_link_is_an_ordinary_one() -> None:
-    """380 kB/s were told of a local socket: 70 kB in a message that waited for the worker."""
+    """A local socket was measured at 380 kB/s: 70 kB in a message that waited for the worker."""
     assert placing.weight(LinkFacts()) == 1
     local = Line(1e9, 2e-4, lambda: 0.0)
     assert placing.weight(LinkFacts(None, measure(local.exchange).bandwidth)) < 1.5
 
 
 class Traffic:
-    """A probe that goes on until the test ends it, and what else goes over its link."""
+    """A probe that runs until the test ends it, and other traffic on its link."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.moved, self.now = 0, 1000.0
@@ -174,7 +174,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
 def test_a_link_is_probed_when_it_begins_and_rarely_afterwards(traffic: Traffic) -> None:
     assert traffic.begins()
     assert not traffic.begins(), "one at a time"
-    traffic.moved += 100  # a sign of life
+    traffic.moved += 100  # a heartbeat
     traffic.ends()
     for told in range(1, probe.PROBES):
         wait_until(lambda n=told: len(traffic.results) == n, "it is told")
@@ -220,7 +220,7 @@ def test_a_probe_that_was_disturbed_tells_nothing(traffic: Traffic, use: str) ->
 
 
 def test_a_socket_is_probed(tmp_path: Path) -> None:
-    """By the end that serves sessions; a local socket moves much more than the first bytes say."""
+    """The serving end probes; a local socket is much faster than its first bytes suggest."""
     other = Living(tmp_path / "w1.flight", politely)
     made = FlightLink("w1", Near(tmp_path / "w1.flight"), lambda: None)
     try:

@@ -1,4 +1,4 @@
-"""What is under way is bounded, in order and numbered; what is lost or comes twice ends a link."""
+"""Messages in flight are bounded, ordered and numbered; a lost or repeated one ends the link."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.waiting import wait_until
 
 _RNG = random.Random(4)
 ROWS = pa.record_batch({"n:1": pa.array([_RNG.randbytes(1000) for _ in range(1000)])})
-"""A megabyte, which cannot be made smaller."""
+"""A megabyte that cannot be compressed."""
 
 
 class Wire:
-    """A writer that loses a message, or sends one twice; all else is that of a link."""
+    """A link's writer that loses a message, or sends one twice."""
 
     def __init__(self, writer: Any, lost: int = -1, twice: int = -1) -> None:
         self._writer, self._lost, self._twice, self._at = writer, lost, twice, -1
@@ -60,7 +60,7 @@ class Wire:
 
 @pytest.mark.parametrize("trouble", [{"lost": 3}, {"twice": 3}])
 def test_what_is_lost_or_comes_twice_ends_the_link(tmp_path: Path, trouble: dict[str, int]) -> None:
-    """Whatever it was; what came before it was heard, and nothing after it."""
+    """The messages before the lost or repeated one are received, and none after it."""
     with linked(tmp_path / "w1.flight", silently) as (made, other, _):
         made.sender._writer = Wire(made.sender._writer, **trouble)
         with contextlib.suppress(OutOfReach):
@@ -90,7 +90,7 @@ def test_so_does_an_answer(tmp_path: Path, trouble: dict[str, int]) -> None:
 
 
 def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) -> None:
-    """A bug there, not of the wire."""
+    """This is a bug of the sender, not of the wire."""
 
     def answer(session: FlightSession, word: ToWorker) -> None:
         session.send(UnitDiffs(1), BATCH)
@@ -105,7 +105,7 @@ def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) 
 
 
 class Living(Other):
-    """It gives signs of life, as a worker does."""
+    """Sends heartbeats, as a worker does."""
 
     def _serve(self, session: FlightSession) -> None:
         ended = threading.Event()
@@ -126,7 +126,7 @@ class Living(Other):
 
 @contextlib.contextmanager
 def far_linked(folder: Path, other: Other, bytes_per_s: float = 0.0) -> Iterator[FlightLink]:
-    """A link as to another machine; ``bytes_per_s``: what each of its connections bears."""
+    """Yield a link as to another machine; ``bytes_per_s``: the rate of each of its connections."""
     here = Relayed(folder / "w2.sock")
     with contextlib.ExitStack() as stack:
         port = FlightPort(here, other._serve, other.interrupted.append, folder)
@@ -144,7 +144,7 @@ def far_linked(folder: Path, other: Other, bytes_per_s: float = 0.0) -> Iterator
 
 
 def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) -> None:
-    """Ten times as much as may wait and be under way: then who sends waits, with that in memory."""
+    """The test sends ten times what may wait and be in flight: the sender blocks."""
     reading = threading.Event()
 
     def stuck(session: FlightSession, word: ToWorker) -> None:
@@ -168,9 +168,9 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
         assert not thread.join(0.5)
         assert thread.is_alive(), "who sends waits"
         assert sent < 30
-        # A piece more may wait than the bound; as much as HTTP/2 and sockets take is on its way.
+        # One more piece may wait than the bound; HTTP/2 and sockets hold some in flight.
         assert made.sender._waiting_bytes <= bound + ROWS.nbytes
-        # A word without rows does not wait for room: nothing can stand still for want of it.
+        # A message without rows does not wait for room, so that no lack of room can block it.
         made.send(Drop(1))
         reading.set()
         thread.join(60)
@@ -205,7 +205,7 @@ def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
         assert figures.out_now < 1000, "a probe is no traffic"
         made.send(TableRows(1), ROWS)
         wait_until(lambda: made.sender.figures().out_now > 0, "that was traffic")
-        # What somebody says decides whether rows are compressed.
+        # The user's override decides whether rows are compressed.
         for rate, packs in ((1_000, True), (10**12, False), (1_000, True)):
             made.sender.override(rate)
             assert made.sender.compresses == packs
@@ -213,7 +213,7 @@ def test_a_link_is_measured_while_it_is_idle(tmp_path: Path) -> None:
 
 
 def test_a_slow_line_is_measured_to_be_slow(tmp_path: Path) -> None:
-    """No machine is so quick that more than its rate goes through; a busy one finds less."""
+    """No machine is so fast that more than the line's rate passes; a busy one measures less."""
     other = Living(tmp_path / "unused", politely)
     with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
         made.join(Greeting([]))
@@ -226,7 +226,7 @@ def test_a_slow_line_is_measured_to_be_slow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("far", [True, False])
 def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> None:
-    """A line that is slow in truth has signs of life between small pieces, whatever was said."""
+    """A line that is measured as slow has heartbeats between small pieces, despite any override."""
     sender = Sender(None, None, lambda _: None, far=far)
     small, large, slow = messages.PIECE_BYTES, messages.FAST_PIECE_BYTES, 1_000_000
     for said, measured, form in (
@@ -249,7 +249,7 @@ def test_compression_follows_what_was_said_and_pieces_the_line(far: bool) -> Non
 
 
 def test_an_interrupt_overtakes_what_a_slow_line_holds(tmp_path: Path) -> None:
-    """Megabytes are in the buffers of its connection, which take a minute to go through."""
+    """Megabytes are in the buffers of its connection, and need a minute to pass."""
     other = Living(tmp_path / "unused", politely)
     with far_linked(tmp_path, other, bytes_per_s=100_000) as made:
         for _ in range(6):
@@ -274,7 +274,7 @@ def test_on_this_machine_nothing_is_compressed(tmp_path: Path) -> None:
         made.send(TableRows(1), ROWS)
         wait_until(lambda: made.sender.figures().latency_us is not None, "it has been looked at")
         assert not made.sender.compresses
-        # Its own size, and little more: nothing is packed.
+        # Its own size, and little more: nothing is compressed.
         assert made.sender._meter.sent.total > ROWS.nbytes
     other.port.shutdown()
 

@@ -1,4 +1,4 @@
-"""The listener in front of a worker: silent connections take no room from the engine."""
+"""The listener in front of a worker: silent connections do not displace the engine's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Echo:
-    """A server on a Unix socket that gives back what it gets."""
+    """An echo server on a Unix socket."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Echo:
 
 
 class Ends:
-    """A listener with what is behind it, and those who dial."""
+    """A listener with the server behind it, and its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.echo = Echo(folder / "echo")
@@ -63,7 +63,7 @@ class Ends:
     def dial(
         self, own: keys.KeyPair | None = None, sock: socket.socket | None = None
     ) -> ssl.SSLSocket:
-        """A TLS connection as the engine makes one, or with another certificate."""
+        """Open a TLS connection as the engine does, or with another certificate."""
         own = own or self.ours
         pem = self._folder / "dial.pem"
         pem.write_bytes(own.certificate + own.key)
@@ -94,7 +94,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
 
 
 def ended(sock: socket.socket) -> bool:
-    """Whether the other side closes it."""
+    """Return whether the other side closes the connection."""
     try:
         while sock.recv(4_096):
             pass

@@ -1,4 +1,4 @@
-"""One database with the tables that the planner's tests talk about."""
+"""One database with the tables of the planner's tests."""
 
 from __future__ import annotations
 

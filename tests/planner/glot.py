@@ -1,4 +1,4 @@
-"""Lineage as sqlglot finds it, to be compared with ours: its own reading, and its own rules."""
+"""Lineage by sqlglot's own reading and rules, for comparison with Headrace's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Columns = set[tuple[str, str]]
 def origins(
     query: str, columns: list[str], tables: dict[str, dict[str, str]]
 ) -> list[Columns] | None:
-    """For each column of a query its columns of tables; None: it cannot tell.
+    """Return the table columns behind each column of a query, or None if sqlglot cannot tell.
 
     ``tables``: types of columns by name, by the table's name.
     """

@@ -1,6 +1,6 @@
-"""Logical plans as SQL: Postgres itself says what a plan means, node by node.
+"""Logical plans as SQL, so that Postgres itself defines their meaning, node by node.
 
-Columns are called ``c<id>``.  ``single`` and ``least_look`` are functions that ``FUNCTIONS`` makes.
+Columns are called ``c<id>``. ``FUNCTIONS`` creates the functions ``single`` and ``least_look``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Renderer:
         self._names = (f"q{i}" for i in itertools.count())
 
     def sql(self, node: Any) -> str:
-        """A SELECT whose columns are those of ``node``, in order."""
+        """Return a SELECT whose columns are those of ``node``, in order."""
         return getattr(self, f"_{kind(node).lower()}")(node)
 
     def _from(self, node: Any) -> str:
@@ -218,13 +218,13 @@ def _nth(texts: Sequence[str]) -> Callable[[int], str]:
 
 
 class Seen(Exception):
-    """Everything is known; the plan need not become physical."""
+    """A stand-in that knows everything; the plan need not become physical."""
 
 
 def texts(
     conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, query: str, **settings: str
 ) -> dict[str, str]:
-    """The plans of ``query`` as SQL, by stage."""
+    """Return the plans of ``query`` as SQL, by stage."""
     out: dict[str, str] = {}
 
     def spy(bound: Node, lowering: Lowering) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Bodies of functions that are kept as text: what they depend on is read from them, or refused."""
+"""Function bodies that are stored as text: dependencies are read from them, or they are refused."""
 
 from __future__ import annotations
 

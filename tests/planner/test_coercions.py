@@ -1,8 +1,8 @@
-"""Whatever Postgres coerces silently, the SQL that we write down coerces to the same.
+"""Postgres' silent coercions: the SQL that Headrace generates coerces in the same way.
 
-Every construct that finds a common type, over every pair of types that Postgres takes in it: the
-query is planned (what is asked of Postgres is proven by a second reading), and the bound plan,
-written as SQL, gives what the query gives.
+The tests use every construct that finds a common type, over every pair of types that Postgres
+accepts in it. Each query is planned, and a second analysis proves its remote expressions. The bound
+plan, written as SQL, gives the same rows as the query.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def query(calls: list[str]) -> str:
 
 
 def accepted(conn, calls: list[str]) -> list[str]:
-    """The expressions that Postgres takes in a view."""
+    """Return the expressions that Postgres accepts in a view."""
     out = []
     for call in calls:
         try:
@@ -153,7 +153,10 @@ POLYMORPHIC = ("||", "array_", "width_bucket")
 
 
 def known(call: str, message: str) -> bool:
-    """A column of a domain is one of its base type below, and these resolve otherwise then."""
+    """Return whether the refusal is expected for a domain column.
+
+    Below, the column has its base type, and these functions then resolve otherwise.
+    """
     return (
         "c_domain" in call
         and any(name in call for name in POLYMORPHIC)
@@ -185,7 +188,7 @@ def check(conn, monkeypatch, pairs) -> None:
 
 
 def same_values(conn, monkeypatch, calls: list[str]) -> None:
-    """The plan's SQL has the query's rows, or each expression fails as it does there."""
+    """Check that the plan's SQL has the query's rows, or fails for each expression as it does."""
     for start in range(0, len(calls), CHUNK):
         chunk = calls[start : start + CHUNK]
         want = answer(conn, query(chunk))

@@ -1,9 +1,9 @@
-"""The conformance queries as sqlglot reads them, beside what Postgres has bound.
+"""The conformance queries as sqlglot reads them, compared with Postgres' own analysis.
 
-Two readings are compared, and neither is ours: a tree of sqlglot that is written down again must be
-bound by Postgres to the same tree; and what columns come from must be what sqlglot finds.  Where
-they differ a query is planned as ever, for nothing of sqlglot's is planned; here it is said of how
-many queries they do, and of which constructs.
+Two readings are compared, and neither is Headrace's. Postgres must bind the SQL that sqlglot
+generates from its tree to the same tree. The origins of columns must be those that sqlglot finds. A
+difference does not affect planning, which uses nothing of sqlglot's. The tests list how many
+queries differ, and by which constructs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LEAST = {
     "sqlite": (106, 0), "tpcds": (70, 0), "tpch": (20, 0),
 }  # fmt: skip
 
-# Where sqlglot has another lineage, and why ours stands.
+# Where sqlglot has another lineage, and why Headrace's is right.
 OTHERWISE = re.compile(
     r"\b(using|natural)\b"  # of an inner join Postgres takes the left side's, sqlglot both
-    r"|\blateral\b"  # it takes columns of the subquery for the other side's
+    r"|\blateral\b"  # it takes the subquery's columns for those of the other side
     r"|\b(except|intersect)\b"  # values are the left side's
     r"|\b\w+ \w+ ?\((a|x)\b"  # t1 (a, b, c): it does not rename
     r"|\bgrouping\b"  # which set a row is of is no value of a column

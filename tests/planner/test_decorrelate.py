@@ -1,7 +1,7 @@
-"""Subqueries and LATERAL: the bound plan, the decorrelated and the optimised one mean the query.
+"""Subqueries and LATERAL: bound, decorrelated and optimised plans have the query's meaning.
 
-Each plan is written down as SQL (``plan_sql``) and run in Postgres over random rows beside the
-query itself: same rows, or the same error.
+Each plan is written as SQL (``plan_sql``) and run in Postgres over random rows, as is the query:
+the rows or the error must be the same.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ SELECT id, (SELECT x FROM db WHERE a > 1) AS v FROM da
 SELECT id, q.z FROM da, LATERAL (SELECT max(da.x / db.x) OVER () AS z FROM db WHERE db.a = da.x) q
 SELECT id FROM da WHERE EXISTS (SELECT sum(da.x / db.x) OVER (ORDER BY db.id) FROM db)
 """
-"""Subqueries that fail on some row of ``db``; nobody asks while ``da`` is empty."""
+"""Subqueries that fail on some row of ``db``; they are not evaluated while ``da`` is empty."""
 
 
 def rows(conn, query):
@@ -232,7 +232,7 @@ def data(planner_dsn):
 
 @pytest.fixture(params=["copied", "named"])
 def again(request, monkeypatch):
-    """Whether plans that are needed again are copied, or named: deep queries do both."""
+    """Copy repeated subplans, or name them: deep queries do both."""
     if request.param == "named":
         monkeypatch.setattr(repeats, "COPIED_MAX", 0)
         monkeypatch.setattr(repeats, "SMALL", 0)
@@ -262,7 +262,7 @@ def test_nothing_fails_for_rows_that_nobody_asks_for(query, data, monkeypatch):
     assert want == Counter()
     for stage in ("decorrelated", "optimised"):
         assert rows(data, stages[stage]) == want, f"{stage}: {query}\n{stages[stage]}"
-    # And with rows that ask, and none that fails.
+    # With rows that need the subquery, and none that fails.
     data.execute("UPDATE db SET x = id, a = id")
     data.execute("INSERT INTO da VALUES (1, 1, 1, 'a', 1), (2, NULL, 1, 'a', 1)")
     want = rows(data, query)
@@ -298,7 +298,7 @@ def test_outer_columns_stand_at_every_place(seed, random_data, monkeypatch):
 
 
 def compare(random_data, monkeypatch, maker, make):
-    """All stages of random queries mean the query, while the data change."""
+    """Check that all stages of random queries return the query's rows while the data change."""
     path = "random_shapes, public"
     stages = {}
     while len(stages) < RANDOM // 5:
@@ -317,7 +317,7 @@ PUBLIC = {"search_path": "public"}
 
 
 def nested(depth, level=1):
-    """A query whose subqueries read columns of all queries around them, two in each."""
+    """Return a query whose subqueries read columns of all queries around them, two in each."""
     mine = f"t{level}"
     outer = " + ".join(f"t{i}.x" for i in range(level))
     more = "true"

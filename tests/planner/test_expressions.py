@@ -1,8 +1,8 @@
-"""Every kind of scalar expression that Postgres has is planned, and its SQL is proven.
+"""Every kind of scalar expression of Postgres is planned, and its SQL is proven.
 
-``plan`` analyses the SQL of each remote expression once more and compares: that these queries
-are planned says that what we wrote means the same.  Their values are compared with Postgres'
-in ``tests/differential/test_expressions.py``.
+``plan`` analyses the SQL of each remote expression once more and compares the trees. If these
+queries are planned, the generated SQL means the same. ``tests/differential/test_expressions.py``
+compares the values with Postgres'.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Constants decide expressions as in Postgres' planner: the same columns remain to be evaluated.
 
-Postgres shows the simplified expression in EXPLAIN (VERBOSE).  A column that Postgres has folded
-away must not be read by our expression either: a row must not fail in a part that Postgres never
-evaluates.
+Postgres shows the simplified expression in EXPLAIN (VERBOSE). Headrace's expression must not read a
+column that Postgres has folded away: a row must not fail in a part that Postgres never evaluates.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STRINGS = ("s", "z", "'x'", "NULL::text")
 
 
 class Expressions:
-    """Random expressions in which constants stand beside columns."""
+    """Random expressions of constants and columns."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -127,7 +126,7 @@ def test_columns_that_postgres_evaluates(tables, seed):
 
 
 def _columns_read(node):
-    """Names of the columns of the table that the last column of the query reads."""
+    """Return the names of the table's columns that the last column of the query reads."""
     assert isinstance(node, ProjectNode)
     read = {r.id for r in references(node.items[-1][1])}
     while not isinstance(node, ScanNode):

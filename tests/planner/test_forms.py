@@ -1,4 +1,4 @@
-"""The table of forms has every module's, and no kind of node twice."""
+"""The table of forms has those of every module, and each kind of node once."""
 
 from __future__ import annotations
 

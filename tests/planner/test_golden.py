@@ -28,7 +28,7 @@ def test_golden(path, conn, rewrite):
 
 
 def _text(stage):
-    """All of it: with types, where nodes are collections."""
+    """Return the whole text, with types where nodes are collections."""
     if not stage.named:
         nodes = [structs.replace(n, columns=()) for n in stage.nodes]
         stage = structs.replace(stage, nodes=tuple(nodes))
@@ -36,7 +36,7 @@ def _text(stage):
 
 
 def test_seed_query_has_the_plans_of_the_seed(conn):
-    # The plans that E-6 shows.
+    # The plans of E-6.
     query = "SELECT count(*) FROM example_table e JOIN numbers_table n ON e.b = n.a WHERE e.b > 30"
     explain = plan(conn, PlanRequest(query)).explain
     heads = [line.split()[0] for line in explain["logical"].splitlines()]

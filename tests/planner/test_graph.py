@@ -1,4 +1,4 @@
-"""Plans in words: how wide a line is, and what other programs are given to draw."""
+"""Plans as text: the width of a line, and the input of drawing programs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def shown(detail: str) -> str:
 
 
 def drawn(plan: Graph, nodes: dict[str, str], edges: set[tuple[str, str]]) -> None:
-    """The drawing has each node with its words, and each edge."""
+    """Check that the drawing has each node with its text, and each edge."""
     places = {node.id: f"n{number}" for number, node in enumerate(plan.nodes)}
     assert nodes.keys() == set(places.values())
     for node in plan.nodes:
@@ -99,7 +99,7 @@ def drawn(plan: Graph, nodes: dict[str, str], edges: set[tuple[str, str]]) -> No
 
 
 def read_dot(text: str) -> tuple[dict[str, str], set[tuple[str, str]]]:
-    """What Graphviz makes of the part of its language that is used here (dot's own grammar)."""
+    """Parse a drawing by the part of Graphviz' grammar that is used here."""
     first, *lines, last = text.split("\n")
     assert (re.fullmatch(r'digraph "\w+" \{', first) is not None, last) == (True, "}")
     nodes, edges = {}, set()
@@ -118,7 +118,7 @@ def read_dot(text: str) -> tuple[dict[str, str], set[tuple[str, str]]]:
 
 
 def read_mermaid(text: str) -> tuple[dict[str, str], set[tuple[str, str]]]:
-    """Likewise Mermaid: a label in quotes, entities in place of what means something."""
+    """Parse Mermaid: labels are in quotes, with entities for special characters."""
     first, *lines = text.split("\n")
     assert first == "flowchart BT"
     nodes, edges = {}, set()

@@ -1,4 +1,4 @@
-"""Planning is limited in time and size, ends with its job, and keeps no xid meanwhile."""
+"""Planning is limited in time and size, ends with its job, and holds no xid in between."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_planning_ends_wherever_it_is_when_its_job_does(seed, conn):
 
 
 def others(conn, condition):
-    """Connections to the database, besides that of the test, for which it is true."""
+    """Count the database's other connections that meet the condition."""
     row = conn.execute(
         OURS.format(f"pid <> pg_backend_pid() AND backend_type = 'client backend' AND {condition}")
     ).fetchone()
@@ -138,7 +138,7 @@ def test_no_transaction_with_an_xid_is_open_while_a_plan_is_computed(
 
 
 def in_thread(conn, query, interrupt, cancelling):
-    """Plan a query on another thread: the thread, and what comes of it."""
+    """Plan a query on another thread; return the thread and its outcome."""
     outcome = []
 
     def work():

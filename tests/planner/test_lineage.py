@@ -1,4 +1,4 @@
-"""Where columns come from, read off bound plans."""
+"""Origins of columns, from bound plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COMPUTED, AGGREGATED = "computed", "aggregated"
 
 
 def origins(conn, query: str) -> dict[str, dict[str, str]]:
-    """By column: table.column -> how."""
+    """Return the lineage by column: table.column -> how."""
     found = plan(conn, PlanRequest(query)).lineage
     return {name: {f"{o.table}.{o.name or '*'}": o.how for o in mine} for name, mine in found}
 
@@ -37,7 +37,7 @@ def same(*columns: str) -> dict[str, str]:
                 "z": {"t.s": AGGREGATED},
             },
         ),
-        # Of n one of several forms (1.0, 1.00) is shown: which, all columns together decide.
+        # One of several forms of n (1.0, 1.00) is shown, which depends on all columns together.
         (
             "SELECT n, c, array_agg(s ORDER BY d) AS l FROM t GROUP BY n, c",
             {
@@ -46,13 +46,13 @@ def same(*columns: str) -> dict[str, str]:
                 "l": {"t.s": AGGREGATED, "t.d": AGGREGATED},
             },
         ),
-        # Through a WITH query that is used twice, a subquery, and a name that is taken twice.
+        # Through a WITH query that is used twice, a subquery, and an ambiguous name.
         (
             "WITH w AS (SELECT id, k + 1 AS k FROM t)"
             " SELECT a.k, b.id AS k2 FROM w a JOIN (SELECT * FROM w) b ON a.id = b.k",
             {"k": {"t.k": COMPUTED}, "k2": same("t.id")},
         ),
-        # Correlated: the value is of u; that the two meet is no origin.
+        # Correlated: the value is of u; the correlation is no origin.
         (
             "SELECT id, (SELECT max(u.n) FROM u WHERE u.k = t.id) AS most FROM t",
             {"id": same("t.id"), "most": {"u.n": AGGREGATED}},
@@ -68,7 +68,7 @@ def same(*columns: str) -> dict[str, str]:
             "SELECT CASE WHEN ok THEN s ELSE v END AS x FROM t",
             {"x": {"t.ok": COMPUTED, "t.s": COMPUTED, "t.v": COMPUTED}},
         ),
-        # A column of which each round is made of another: all three in the end.
+        # Each round of the column depends on another column: all three in the end.
         (
             "WITH RECURSIVE r (a, b, c) AS (SELECT id, k, 0::bigint FROM u"
             " UNION SELECT r.b, r.c + 1, r.a FROM r WHERE r.c < 5) SELECT a, c FROM r",

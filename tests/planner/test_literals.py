@@ -1,4 +1,4 @@
-"""Literals that might run code when they are read: none is overlooked, however it is written."""
+"""Literals that might run code when they are read: all are found, in every notation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ('"it\'s"', "e", '"$$"', 'U&"d\\0061t\'"', "x$y$", "é")
 
 
 def literal(pick: random.Random, *, standard: bool) -> str:
-    """A random string constant that Postgres reads, or nearly."""
+    """Return a random string constant of Postgres' syntax, or nearly."""
     body = "".join(pick.choices(PIECES, k=pick.randrange(5)))
     kind = pick.choice(("", "E", "e", "U&", "u&", "$", "N", "more"))
     if kind == "$":
@@ -57,10 +57,10 @@ def test_no_bracket_is_overlooked(database, standard):
             values = ["" if v is None else str(v) for v in row or ()]
             found = suspects(query, standard_strings=standard)
             starts = [query[s.start : s.end] for s in found]
-            # Others may be found as well: what begins with an escape might become a bracket.
+            # There may be more findings: an escape at the beginning might become a bracket.
             assert len(found) <= len(values)
             if len(values) != len(texts):
-                continue  # one has swallowed another
+                continue  # one literal has swallowed another
             for text, value in zip(texts, values, strict=True):
                 # N'…' has a type of its own.
                 if value.strip()[:1] in tuple("({[") and text[:1].lower() != "n":

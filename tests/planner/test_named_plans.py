@@ -1,4 +1,4 @@
-"""Views and WITH queries are planned once, however often they are mentioned."""
+"""Views and WITH queries are planned once, however often a query refers to them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def data(planner_dsn):
 
 
 def nested(conn, rng, number):
-    """A query over WITH queries and views that read each other, most of them several times."""
+    """Return a query over WITH queries and views that read each other, mostly several times."""
     names = [f"{base} " for base in BASES]
     ctes = []
     for place in range(3):
@@ -99,7 +99,7 @@ def test_all_stages_mean_the_query(seed, copied, data, monkeypatch):
 
 
 def size(plan_):
-    """The nodes of a logical plan, named ones included once."""
+    """Count the nodes of a logical plan; named plans count once."""
     return sum(1 for each in (plan_, *named(plan_).values()) for _ in walk(each))
 
 
@@ -117,7 +117,7 @@ STEPS = (
 
 
 def chain(depth, base="SELECT id, k FROM t", step=PAIRS):
-    """WITH queries, each of which reads the one before it twice."""
+    """Return a chain of WITH queries, each of which reads the previous one twice."""
     queries = [f"c0 AS ({base})"]
     queries += [f"c{i} AS ({step.format(f'c{i - 1}')})" for i in range(1, depth + 1)]
     return f"WITH {', '.join(queries)} SELECT id, k FROM c{depth}"
@@ -143,7 +143,7 @@ def test_plans_grow_with_the_text_not_with_the_mentions(base, conn):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_reader_of_a_plan_finds_it_named(step, conn):
-    """Each pass over a plan of 2 ** 20 copies looks at one of them."""
+    """Each pass over a plan of 2 ** 20 copies visits one of them."""
     planned = plan(conn, PlanRequest(chain(20, step=step)))
     assert size(planned.logical) <= 10 * repeats.COPIED_MAX
     assert {origin.table for _, origins in planned.lineage for origin in origins} == {"t"}
@@ -200,7 +200,7 @@ def test_what_is_known_of_a_plan_is_known_of_its_name(conn, monkeypatch):
 
 
 def test_expressions_do_not_grow_exponentially(conn):
-    """A filter over expressions that mention each other twice."""
+    """A filter over expressions, each of which uses the previous one twice."""
     query = "SELECT id, k AS x0 FROM t"
     for i in range(14):
         query = f"SELECT id, greatest(x{i}, least(x{i}, id)) AS x{i + 1} FROM ({query}) q{i}"

@@ -57,14 +57,14 @@ def test_unreadable_text_is_a_bug():
 
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\x85", "\r", "\x0b", "\x1c"])
 def test_a_name_ends_only_where_postgres_says(blank):
-    """Else a name could bring fields of its own: what a query reads, under which number."""
+    """Otherwise a name could forge other fields, such as the oid of a table that is read."""
     node = read(f"{{RTE :ctename a{blank}:relid{blank}16400 :relid 0}}")
     assert node.text("ctename") == f"a{blank}:relid{blank}16400"
     assert node.number("relid") == 0
 
 
 class Counted:
-    """Finds tokens, and counts how many are asked for, and how many are there at once."""
+    """Finds tokens, and counts the requested tokens and those alive at once."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -89,7 +89,7 @@ def test_the_bytes_of_a_constant_are_no_tokens(monkeypatch):
 
 
 def test_equal_words_of_a_tree_are_one_string():
-    """A list of 5 000 constants has ten thousands of words, of which few differ."""
+    """A list of 5 000 constants has tens of thousands of words, of which few differ."""
     many = 5_000
     one = "{CONST :consttype 23 :constbyval true :constvalue 4 [ 1 0 0 0 ] :location -1}"
     node = read("{IN :args (" + " ".join([one] * many) + ")}")

@@ -34,7 +34,7 @@ def optimised(conn, query: str) -> Node:
 
 
 def order(node: Node) -> object:
-    """The tree of joins, of table names."""
+    """Return the tree of joins over table names."""
     if isinstance(node, JoinNode):
         return (order(node.left), order(node.right))
     if isinstance(node, ScanNode):
@@ -51,7 +51,7 @@ def order(node: Node) -> object:
             " WHERE f.k = 3",
             (("many", "few"), "other"),
         ),
-        # As written: equal in size.
+        # As written, because the sizes are equal.
         (
             "SELECT a.id FROM few a JOIN few b ON a.id = b.id JOIN few c ON c.id = b.id",
             (("few", "few"), "few"),
@@ -70,7 +70,7 @@ def order(node: Node) -> object:
             " ON f.id = m.id",
             (("many", "other"), "few"),
         ),
-        # What may fail on a row of many and other must not see rows that few keeps away.
+        # A condition that may fail on rows of many and other must not see rows that few removes.
         (
             "SELECT m.id FROM (many m JOIN few f ON f.id = m.id) JOIN other o"
             " ON 10 / (m.k - o.k) = o.k AND m.id = o.id",
@@ -105,7 +105,7 @@ def test_estimates(data, query, least, most):
 
 
 def test_sixteen_tables_are_estimated_in_no_time(data):
-    """Once, each join doubled the time and more: ten tables took a minute."""
+    """Earlier each join more than doubled the time: ten tables took a minute."""
     tables = ", ".join(f"many t{i}" for i in range(16))
     pairs = " AND ".join(f"t{i}.id = t{i + 1}.few_id AND t{i}.k = t{i + 1}.k" for i in range(15))
     tree = optimised(data, f"SELECT t0.s FROM {tables} WHERE {pairs}")

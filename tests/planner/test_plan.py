@@ -1,4 +1,4 @@
-"""What is accepted, what is refused, and how an error is told."""
+"""Accepted and refused queries, and error messages."""
 
 from __future__ import annotations
 

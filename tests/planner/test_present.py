@@ -1,4 +1,4 @@
-"""Stored queries after renamings: planned anew they are the same, and Postgres answers the same."""
+"""Stored queries after renamings: a new plan is the same, and so is Postgres' answer."""
 
 from __future__ import annotations
 

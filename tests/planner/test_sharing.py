@@ -1,4 +1,4 @@
-"""Equal subplans are built once, whatever kind of node reads them."""
+"""Equal subplans are built once for all kinds of nodes that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rights on what a query reads, where Postgres would check them."""
+"""Privileges on the tables and columns of a query, where Postgres would check them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def roles(conn):
 
 
 def verdict(conn: psycopg.Connection, query: str, caller: str = "d_reader") -> str:
-    """What we say of ``query``; Postgres must say the same."""
+    """Return Headrace's verdict on ``query``; Postgres' must be the same."""
     said = "allowed"
     try:
         planned = plan(conn, PlanRequest(query, caller))
@@ -98,7 +98,7 @@ def test_a_refusal_inside_a_view_has_no_position_in_the_query(conn):
 
 
 def test_generated_columns_and_full_identity(conn):
-    """Since 18 Postgres refuses updates of such a table once it is published."""
+    """Since version 18 Postgres refuses updates of such a table once it is published."""
     with conn.transaction(force_rollback=True):
         conn.execute("ALTER TABLE gen REPLICA IDENTITY FULL")
         if conn.info.server_version < 180000:

@@ -1,4 +1,4 @@
-"""What the planner knows of a table's columns, at a cost that other tables do not add to."""
+"""Column statistics for the planner, at a cost that does not grow with other tables."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_statistics_of_one_table_are_found_by_its_name(database):
         assert found == tables.Statistics(100.0, {1: 100.0, 2: 5.0}, {1: 4, 2: 4})
         conn.execute("SET LOCAL enable_seqscan = off")
         plan = conn.execute(f"EXPLAIN {tables._STATISTICS}".encode(), {"oid": oid}).fetchall()
-    # Else all classes are read, and those whose name is another are thrown away.
+    # Otherwise all classes are read, and those with another name are discarded.
     named = [line for (line,) in plan if "Index Cond" in line and "relname =" in line]
     assert named, "\n".join(line for (line,) in plan)

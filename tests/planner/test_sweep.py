@@ -70,7 +70,7 @@ def swept(databases):
 
 
 def sweep(conn, calls) -> dict[str, str]:
-    """Per refused call its message; any other error fails."""
+    """Return the messages of refused calls; any other error fails."""
     refused = {}
     for start in range(0, len(calls), PER_QUERY):
         chunk = calls[start : start + PER_QUERY]

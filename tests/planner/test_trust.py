@@ -1,4 +1,4 @@
-"""Functions that are VOLATILE only because their author did not say otherwise."""
+"""Functions that are VOLATILE only because their author did not declare otherwise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_stored_body_says_what_a_function_depends_on(functions, call):
     ],
 )
 def test_other_functions_are_refused_and_the_option_is_named(functions, call):
-    """The remedy that the message names works."""
+    """The fix in the message works."""
     query = f"SELECT id, {call} AS x FROM s.one"
     with pytest.raises(UnsupportedError) as raised:
         plan(functions, PlanRequest(query))

@@ -1,4 +1,4 @@
-"""Which keys the planner proposes: where they are certain, and where they are not."""
+"""Keys that the planner proposes: certain ones, and uncertain ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages speak of SQL: no name of a class, of a node of a tree or of a rule reaches a user."""
+"""Messages use SQL terms: no name of a class, of a tree node or of a rule reaches a user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERRORS = {
     *("UnsupportedError", "UserError", "PrerequisiteError", "PrivilegeError"),
     *("DefiniteFailure", "RowError", "FailingRow", "refuse", "_refuse", "no"),
 }
-"""What is raised for users, and the functions that do; a BugError is for us."""
+"""Errors for users and the functions that raise them; a BugError is for developers."""
 KINDS = {cls.__name__.removesuffix("Node") for cls in get_args(logical.Node)}
 NODES = KINDS - {"Filter", "Values"} | {f"{kind}Node" for kind in KINDS}
 JARGON = re.compile(
@@ -33,7 +33,7 @@ def files():
 
 
 def messages(tree: ast.AST):
-    """The arguments of whatever raises an error for a user."""
+    """Yield the arguments of all calls that raise an error for a user."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue

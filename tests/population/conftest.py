@@ -1,4 +1,4 @@
-"""A source database with a small shop, and a worker that only remembers what it was asked."""
+"""A source database with a small shop, and a worker that only records its calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Worker:
-    """The builder's view of a worker: positions from the server, calls in order."""
+    """A worker as the builder sees it: positions from the server, calls in order."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -64,7 +64,6 @@ class Bench:
         return Job(self.messages.append)
 
     def change(self, **changes: Any) -> None:
-        """Settings from here on."""
         self.settings = self.settings.replace(**changes)
         self.context.settings = self.settings
 
@@ -76,12 +75,12 @@ class Bench:
         return create_view(self.context, job or self.job(), request)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        # By text: NaN is not itself, and 1.0 is not 1.00.
+        # Compared as text: NaN does not equal itself, and 1.0 is not 1.00.
         cursor = self.conn.execute(f"SELECT whole::text FROM ({query}) whole")
         return sorted(cursor.fetchall())
 
     def nothing_left(self) -> None:
-        """What every failure and cancel promises."""
+        """Check the guarantees of every failure and cancel: nothing is left."""
         assert self.conn.execute("SELECT id FROM headrace.views").fetchall() == []
         assert self.conn.execute("SELECT * FROM headrace.view_tables").fetchall() == []
         assert self.published() == set()
@@ -93,7 +92,7 @@ class Bench:
         assert ("hold" in methods) <= (methods[-1:] == ["release"])
 
     def waits_for_writer(self) -> bool:
-        """Whether the maker of a slot waits for the end of a transaction."""
+        """Return whether the creation of a slot waits for the end of a transaction."""
         return self.conn.execute(
             "SELECT count(*) > 0 FROM pg_replication_slots s JOIN pg_locks l"
             " ON l.pid = s.active_pid WHERE s.database = current_database()"
@@ -117,7 +116,7 @@ def shop(database: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    """One Spark session for all tests; each test gives it its own database."""
+    """Yield one Spark session for all tests; each test sets its own database."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("spark"), spark_idle_ms=0)
     session = Spark(settings)
     session.session(Job(lambda message: None))
@@ -153,7 +152,7 @@ def spark_bench(database: str, shop: psycopg.Connection, tmp_path: Path, spark: 
 
 @pytest.fixture
 def in_thread() -> Iterator[Callable[[Callable[[], Any]], threading.Thread]]:
-    """Runs functions in threads; re-raises what they raised at the end."""
+    """Yield a function that runs functions in threads; re-raise their exceptions at the end."""
     threads: list[tuple[threading.Thread, list[BaseException]]] = []
 
     def start(function: Callable[[], Any]) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""Hand-made physical plans over a small shop, with the SQL they stand for."""
+"""Hand-made physical plans over a small shop, with their SQL."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def joined(conn: psycopg.Connection) -> Case:
 
 
 def outer(conn: psycopg.Connection) -> Case:
-    """NULL keys on both sides, rows without a partner on both; then those that meet NULLs."""
+    """Return a plan with NULL keys and unmatched rows on both sides, then semi and anti joins."""
     o = source(conn, "orders", ["customer", "amount"])
     c = source(conn, "customers", ["id", "region"])
     t = source(conn, "tags", ["customer", "tag"])
@@ -173,7 +173,7 @@ def total(conn: psycopg.Connection) -> Case:
 
 
 def together(conn: psycopg.Connection) -> Case:
-    """Aggregates with rows in common, and by the first of them."""
+    """Return a plan with aggregates over common rows, and over the first of them."""
     o = source(conn, "orders", ["customer", "amount", "f"])
     row, names = (1, 2), ("amounts", "fs", "first")
     kinds = (1231, 1022, FLOAT8)
@@ -202,7 +202,7 @@ def cross(conn: psycopg.Connection) -> Case:
 
 
 def threshold(conn: psycopg.Connection) -> Case:
-    """All rows meet a total, then some rows by a comparison: outer, semi and anti joins."""
+    """Return a plan of outer, semi and anti joins: with a total, and by comparisons."""
     o = source(conn, "orders", ["customer", "amount"])
     t = source(conn, "tags", ["customer", "tag"])
     c = source(conn, "customers", ["id"])
@@ -224,7 +224,7 @@ def threshold(conn: psycopg.Connection) -> Case:
 
 
 def total_first(conn: psycopg.Connection) -> Case:
-    """All rows meet a total that stands on the left; the same as an outer join."""
+    """Return a plan that joins all rows with a total on the left, also as an outer join."""
     c = source(conn, "customers", ["id"])
     o = source(conn, "orders", ["customer", "amount"])
     n = Field("n", INT8)

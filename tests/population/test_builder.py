@@ -1,4 +1,4 @@
-"""The builder as a process: its RPC, a queue of populations, cancels, and its end."""
+"""The builder as a process: its RPC, the queue of populations, cancellation, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def slots(bench) -> list[tuple]:
 
 
 class Process:
-    """A builder process, and a worker's socket that answers as the worker would."""
+    """A builder process, and a worker's socket that answers like a worker."""
 
     def __init__(self, bench, kill=None) -> None:
         self.bench = bench
@@ -211,7 +211,7 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
                 await eventually(
                     lambda: ("start", {"holds": []}) in builder.calls, "it has started"
                 )
-            # The commander's janitor removes the row; a new call for the name does as well.
+            # The commander's janitor removes the row, and so does a new call for the name.
             done = await builder.create("v")
             assert done["rows"] == 7
 
@@ -220,7 +220,7 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
 
 
 def test_states_that_cannot_be_written_leave_no_view(bench, monkeypatch):
-    """They are written while its rows go into the table."""
+    """They are written while its rows are copied into the table."""
     there = []
 
     def full(self, part, states):
@@ -253,7 +253,7 @@ def test_staged_state_of_a_running_view_is_handed_over_again(bench):
 
 
 def children(pid: int) -> list[str]:
-    """Names of the processes below ``pid``; they and their threads may end meanwhile."""
+    """Return the names of the processes below ``pid``; they and their threads may end meanwhile."""
     found: list[str] = []
     for file in Path("/proc").glob(f"{pid}/task/*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -264,7 +264,7 @@ def children(pid: int) -> list[str]:
 
 @pytest.mark.slow
 def test_spark_is_let_go_when_nobody_uses_it(bench):
-    """And started again for who comes next."""
+    """It starts again for the next population."""
 
     async def main() -> None:
         async with Process(bench) as builder:

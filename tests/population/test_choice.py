@@ -1,4 +1,4 @@
-"""Where a population runs, and what is told of it."""
+"""The method of a population, and the reported reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chosen(bench, case, rows, settings=None, **options):
         (1_000_000, {"population_memory_bytes": 10 * MB}, {}, SPARK, True),
         (10_000_000, {}, {"population": "local"}, LOCAL, True),
         (10, {}, {"population": "spark"}, SPARK, False),
-        # Options win over all settings, settings in rows over those in bytes.
+        # Options override all settings, and settings in rows override those in bytes.
         (10_000_000, {}, {"threshold_rows": 20_000_000}, LOCAL, True),
         (10, {}, {"threshold_rows": 10}, SPARK, True),
         (9, {}, {"threshold_rows": 10}, LOCAL, False),
@@ -46,7 +46,7 @@ def chosen(bench, case, rows, settings=None, **options):
 )
 def test_choice(bench, rows, settings, options, mode, large):
     found = chosen(bench, plans.total(bench.conn), rows, settings, **options)
-    # Of one that is alone on Spark nothing depends.
+    # ``large`` does not matter for a population on Spark.
     assert (found.mode, mode == SPARK or found.large) == (mode, mode == SPARK or large)
 
 
@@ -72,7 +72,7 @@ def test_what_reads_the_clock_may_use_spark(bench):
     ("make", "tags", "want"),
     [
         (plans.threshold, 10, {"reduce": 0, "left": 0, "anti": 0, "semi": 0}),
-        # A full join asks of both sides whether they are lone; of an outer one the left is small.
+        # A full join checks both sides for a lone row; an outer join has a small left side.
         (plans.threshold, 1000, {"reduce": 0, "left": 0}),
         (plans.total_first, 10, {"reduce": 0, "join": 1}),
         (plans.cross, 10, {"join": 0}),
@@ -105,7 +105,7 @@ def test_widths_come_from_statistics(bench):
     assert tables.size(bench.conn, source).width == 4 + 32
     bench.conn.execute("ANALYZE wide")
     assert 100 < tables.size(bench.conn, source).width < 120
-    # What is stored apart counts as well.
+    # Values that are stored out of line count as well.
     bench.conn.execute(
         "ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;UPDATE wide SET a = repeat('z', 10000)"
     )

@@ -1,4 +1,4 @@
-"""A query as of an instant."""
+"""A query as of a timestamp."""
 
 from __future__ import annotations
 

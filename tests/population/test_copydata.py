@@ -1,4 +1,4 @@
-"""COPY data in large pieces is what psycopg gives row by row."""
+"""COPY data in large pieces equals psycopg's data, row by row."""
 
 import psycopg
 import pytest
@@ -11,7 +11,7 @@ FAILS = "COPY (SELECT 1 / (2000 - i) FROM generate_series(1, 3000) i) TO STDOUT"
 
 @pytest.fixture(params=["library", "psycopg"])
 def way(request, monkeypatch):
-    """Both ways that there are."""
+    """Use either of the two ways."""
     if request.param == "psycopg":
         monkeypatch.setattr(copydata, "_library", lambda: None)
     else:
@@ -19,7 +19,7 @@ def way(request, monkeypatch):
 
 
 def pieces(conn, statement: bytes, size: int, rows: int) -> tuple[list[bytes], int, list[bytes]]:
-    """The pieces, what libpq said last, and the errors of the statement."""
+    """Return the pieces, libpq's last result, and the errors of the statement."""
     conn.pgconn.exec_(statement)
     out, errors, said = [], [], 1
     while said > 0:

@@ -1,4 +1,4 @@
-"""Populations that builders die of."""
+"""Populations that crash builders."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_damaged_record_is_forgotten(tmp_path, damage):
 
 def test_a_disk_without_room_stops_nobody(tmp_path):
     die(tmp_path, "v")
-    (tmp_path / "builder.draft").mkdir()  # it cannot be written
+    (tmp_path / "builder.draft").mkdir()  # the file cannot be written
     made = CrashLoopGuard(tmp_path)
     begin(made, "v")
     begin(made, "w")

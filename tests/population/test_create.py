@@ -1,4 +1,4 @@
-"""create_view: names, rights, the order of its steps, and that failing leaves nothing."""
+"""create_view: names, privileges, the order of its steps; a failure leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
 
 @pytest.fixture
 def role(bench):
-    """A role that may read the shop and nothing else."""
+    """Create a role that may read the shop and nothing else."""
     name = f"role_{bench.conn.info.dbname}"
     bench.conn.execute(f"CREATE ROLE {name} LOGIN")
     bench.conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
@@ -159,18 +159,18 @@ def test_caller_needs_create_on_the_schema(bench, role):
     [
         ("", "SELECT id FROM grown", None),
         ("DELETE FROM grown WHERE id > 1", "SELECT id FROM grown", None),
-        # Its statistics are of before the rows.
+        # Its statistics are older than the rows.
         ("TRUNCATE grown; ANALYZE grown; INSERT INTO grown SELECT generate_series(1, 560)",
          "SELECT id FROM grown", None),
         ("DELETE FROM grown WHERE id > 1; ANALYZE grown;"
          " INSERT INTO grown SELECT generate_series(2, 560)", "SELECT id FROM grown", 2),
-        # They say nothing of the rows that pass.
+        # They give no count of the rows that pass.
         ("ANALYZE grown", "SELECT id FROM grown WHERE id < 3", None),
         ("ANALYZE grown", "SELECT a.id FROM grown a JOIN grown b USING (id)", 560),
     ],
 )  # fmt: skip
 def test_progress_tells_what_is_known(bench, prepare, query, total):
-    """No total, part or time left of what nobody has counted; all of it at the end."""
+    """Without a count there is no total, part or remaining time; at the end all are known."""
     bench.conn.execute("CREATE TABLE grown (id int PRIMARY KEY)")
     bench.conn.execute("INSERT INTO grown SELECT generate_series(1, 560)")
     bench.conn.execute("ALTER TABLE grown SET (autovacuum_enabled = off)")
@@ -342,7 +342,7 @@ def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
 
 
 def test_a_view_that_is_gone_before_it_is_adopted_leaves_no_files(bench):
-    """Somebody has filled it anew once more meanwhile, under another id."""
+    """Another session has populated it again meanwhile, under another id."""
 
     def on_call(method: str) -> None:
         if method == "adopt":
@@ -363,7 +363,7 @@ def test_worker_that_is_down_at_the_start(bench, monkeypatch):
 
 
 def test_stream_that_went_on_without_the_hold(bench):
-    """A worker died with its hold, and the next one confirmed too much: start again."""
+    """A worker died with its LSN pin, and the next one confirmed too much: start again."""
     conn = bench.conn
     slot = bench.settings.slot_name
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
@@ -387,7 +387,7 @@ def test_stream_that_went_on_without_the_hold(bench):
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_lost_answer_of_the_commit(bench, monkeypatch, committed):
-    """The catalog knows what became of it."""
+    """The catalog has the outcome."""
     commit = psycopg.Connection.commit
 
     def lose(conn: psycopg.Connection) -> None:
@@ -420,14 +420,14 @@ def test_publication_keeps_tables_of_other_views(bench):
 
 
 def test_application_is_not_blocked(bench, in_thread):
-    """P7: an open reader with a lock keeps us waiting, never the application."""
+    """P7: an open reader with a lock delays Headrace, never the application."""
     writes = 0
     stop = threading.Event()
 
     def write() -> None:
         nonlocal writes
         with psycopg.connect(bench.dsn, autocommit=True) as app:
-            app.execute("SET lock_timeout = '5s'")  # it never waits for a lock
+            app.execute("SET lock_timeout = '5s'")  # the application never waits for a lock
             while not stop.is_set():
                 app.execute("UPDATE customers SET note = note WHERE id = 1")
                 writes += 1

@@ -97,7 +97,7 @@ def test_a_child_table_stays_and_stands_on_its_own(bench):
 
 
 def test_a_child_table_that_is_not_ours_to_let_go_is_named(bench, stranger):
-    """Not as a superuser: the engine's role owns the view's table only."""
+    """Not as a superuser: the engine's role owns only the view's table."""
     bench.create("v", QUERY)
     bench.conn.execute("CREATE TABLE child () INHERITS (v)")
     view = views.find(bench.conn, "v", ["public"])
@@ -144,7 +144,7 @@ def test_worker_that_is_down(bench, monkeypatch):
 
 
 def test_worker_forgets_only_what_is_dropped(bench, monkeypatch):
-    """It cannot get its state back: a drop that fails late must not have told it."""
+    """Its state cannot be restored: a drop that fails late must not have told the worker."""
     bench.create("v", QUERY)
     monkeypatch.setattr("headrace.views.drop.views.delete", fail)
     with pytest.raises(HeadraceError):
@@ -188,7 +188,7 @@ def test_create_index(bench, definition, want):
     ],
 )  # fmt: skip
 def test_refused_definitions(bench, definition, code):
-    """E16: nothing of a user's ever runs with our rights."""
+    """E16: no code of a user ever runs with the engine's privileges."""
     conn = bench.conn
     conn.execute(
         "CREATE TABLE ran (what text);"
@@ -237,7 +237,7 @@ def test_index_rights(bench, stranger):
 
 
 def test_an_index_that_somebody_refers_to(bench):
-    """Postgres says who: it is not the engine that needs it."""
+    """Postgres reports the dependent object: the engine itself does not need the index."""
     bench.create("v", QUERY)
     bench.conn.execute(
         "CREATE UNIQUE INDEX region_id ON v (id, region);"

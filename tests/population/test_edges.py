@@ -1,4 +1,4 @@
-"""Blocks between Spark tasks, and states that several tasks have written; without Spark."""
+"""Blocks between Spark tasks, and states that several tasks write; without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sorted_rows(batches):
 
 
 def received(sent, part, schemas=(SCHEMA,)):
-    """What part ``part`` reads of the blocks of ``sent``."""
+    """Return the batches that part ``part`` reads of the blocks of ``sent``."""
     mine = [b.filter(pa.compute.equal(b.column("part"), part)) for b in sent]
     return list(Arrivals(list(schemas)).read(mine))
 
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def merged(path, parts):
-    """The states that ``merge`` makes of what tasks leave; one is repeated."""
+    """Merge the tasks' states, one of them repeated, and return the result."""
     staged = Staging(path / "staged")
     staged.make()
     for part, states in [*parts.items(), *parts.items()]:

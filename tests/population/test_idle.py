@@ -1,4 +1,4 @@
-"""When the Spark session is let go: the order of things, with a session that does nothing."""
+"""The end of an idle Spark session: the order of steps, with a session that does nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class Session:
-    """What the start's first query needs."""
+    """The methods that the start's first query needs."""
 
     def range(self, *_: Any, **__: Any) -> Session:
         return self
@@ -29,7 +29,7 @@ class Session:
 
 @pytest.fixture
 def ended(monkeypatch) -> list[Session]:
-    """Sessions that were let go."""
+    """Collect the sessions that were ended."""
     found: list[Session] = []
     monkeypatch.setattr(spark, "_start", lambda settings: Session())
     monkeypatch.setattr(spark, "_forget", found.append)
@@ -54,7 +54,7 @@ def test_one_that_is_used_is_kept(ended):
     made = Spark(Settings(spark_idle_ms=10))
     with made._used():
         session = made.session(job())
-        # An end of another use, whose time is over, changes nothing.
+        # A timeout of an earlier use changes nothing.
         with made._used():
             pass
         looked = threading.Event()

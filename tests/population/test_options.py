@@ -1,4 +1,4 @@
-"""Options of create_view: what they are without saying, and what is refused in which words."""
+"""Options of create_view: their defaults, and the messages for refused ones."""
 
 from __future__ import annotations
 

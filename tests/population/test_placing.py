@@ -1,4 +1,4 @@
-"""What strategies and rebalance() go by: numbers that were counted for long enough, or none."""
+"""Statistics for strategies and rebalance(): counted for long enough, or not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.views import balance
 
 
 def rows(*found: tuple[str, int, float]) -> list[dict[str, Any]]:
-    """A collection each: its worker, rows that came in, and for how long it has been there."""
+    """Return statistics of collections: worker, rows in, and seconds of counting."""
     return [
         msgspec.structs.asdict(
             StatsRow(
@@ -33,7 +33,7 @@ def rows(*found: tuple[str, int, float]) -> list[dict[str, Any]]:
         ([("main", 1, 0.01)], False),
         ([("main", 1, 60.0)], True),
         ([("main", 20, 0.5), ("main", 1, 0.5)], True),
-        # The worker was started again: what it has sent since is no rate yet.
+        # After a restart of the worker, its first rows are no rate yet.
         ([("w1", 3, 0.2), ("main", 10_000, 3600.0)], False),
         ([("w1", 0, 0.0), ("main", 10_000, 3600.0)], False),
         ([("w1", 50, 0.2), ("main", 10_000, 3600.0)], True),
@@ -57,7 +57,7 @@ def test_nothing_is_known_of_a_view_that_sends_nothing():
 
 
 def test_the_load_of_a_view_is_what_it_takes_per_second():
-    """One that has run for an hour is not heavier than one that takes as much since a minute."""
+    """A view that has run for an hour is no heavier than one with the same load for a minute."""
     assert balance._busy(rows(("main", 3600, 3600.0))) == balance._busy(rows(("w1", 60, 60.0)))
     assert balance._busy(rows(("main", 100, 10.0), ("main", 50, 10.0))) == 150.0
     assert balance._busy(rows(("main", 0, 0.0))) == 0.0, "no row has come"

@@ -1,4 +1,4 @@
-"""What becomes of errors while a view is planned, for the first time or again."""
+"""Handling of errors while a view is planned, for the first time or again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hazards H1 to H6: no row is lost or doubled where population ends and the stream begins.
 
-The stub worker keeps what adopt hands over; afterwards the permanent slot's stream is run
-through the same collections on top of it, and result table plus diffs must be the query.
+The stub worker stores the state that adopt receives. Afterwards the permanent slot's stream runs
+through the same collections on top of it; the result table plus the diffs must equal the query.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Writers:
 
     @staticmethod
     def _statement(conn: psycopg.Connection, rng: random.Random, number: int) -> None:
-        # Each writer has rows of its own, so that writers never wait for each other.
+        # Each writer has separate rows, so that writers never wait for each other.
         key = 1_000_000 * (number + 1) + rng.randint(1, 60)
         match rng.randint(0, 4):
             case 0 | 1:
@@ -95,7 +95,7 @@ class Writers:
 
 
 class Handover:
-    """Keeps the staged state that ``adopt`` finds."""
+    """Stores the staged state that ``adopt`` receives."""
 
     def __init__(self, bench, path: Path) -> None:
         self.bench = bench
@@ -132,7 +132,7 @@ def shown(columns: list, fields) -> list[tuple]:
 
 
 def check(bench, handover: Handover, view_id: int, name: str, query: str, stream) -> None:
-    """The view's table plus the diffs of ``stream`` must be the query, now."""
+    """Check that the view's table plus the diffs of ``stream`` equals the query now."""
     conn = bench.conn
     row = conn.execute(
         "SELECT plan, start_lsn::text FROM headrace.views WHERE id = %s", (view_id,)
@@ -199,7 +199,7 @@ def test_many_populations_under_eight_writers(bench, tmp_path):
 
 
 def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
-    """H2: written before the table is published, committed after it, in neither alone."""
+    """H2: written before the table is published, committed after it; neither side alone has it."""
     bench.conn.execute(
         "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (bench.settings.slot_name,)
     )
@@ -228,7 +228,7 @@ def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
     ],
 )  # fmt: skip
 def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
-    """H5, H6: an update of every row to itself changes nothing, whatever the database sets."""
+    """H5, H6: an update of every row to itself changes nothing under any database settings."""
     conn = bench.conn
     name = conn.info.dbname
     conn.execute(
@@ -249,7 +249,7 @@ def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
     handover = Handover(bench, tmp_path)
     made = bench.create("v", "SELECT * FROM vals")
     conn.execute("UPDATE vals SET id = id")
-    # The walsender's own settings are pinned; here the decoding backend is ours.
+    # The walsender's own settings are pinned; here the test's session decodes.
     conn.execute(
         "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = postgres;"
         "SET extra_float_digits = 3; SET bytea_output = hex"

@@ -1,4 +1,4 @@
-"""Populations side by side: one wait for a snapshot, some places, nobody hurts another."""
+"""Concurrent populations: one wait for a snapshot, limited slots, isolated failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAD = "SELECT id, 1 / (id - 5) AS q FROM customers"
 
 @pytest.fixture
 def made(monkeypatch):
-    """The numbers of all snapshots that were begun."""
+    """Collect the numbers of all snapshots that were begun."""
     numbers = []
     export = snapshots.export
 
@@ -34,7 +34,7 @@ def made(monkeypatch):
 
 
 class Creation:
-    """create_view in a thread; ``end`` raises what it raised."""
+    """create_view in a thread; ``end`` re-raises its exception."""
 
     def __init__(self, bench, name: str, query: str = QUERY, **given) -> None:
         self.name, self.query = name, query
@@ -58,13 +58,13 @@ class Creation:
 
 
 def members(bench) -> int:
-    """Populations that wait for the next snapshot."""
+    """Count the populations that wait for the next snapshot."""
     group = bench.context.snapshots._forming
     return group.members if group else 0
 
 
 def come(bench, *names: str, query: str = QUERY) -> list[Creation]:
-    """These wait for the next snapshot."""
+    """Start populations that wait for the next snapshot."""
     before = members(bench)
     out = [Creation(bench, name, query) for name in names]
     wait_until(lambda: members(bench) == before + len(names), f"{names} wait")
@@ -73,14 +73,14 @@ def come(bench, *names: str, query: str = QUERY) -> list[Creation]:
 
 @pytest.fixture
 def writer(bench):
-    """A transaction that has written, and stays open."""
+    """Open a transaction that has written, and leave it open."""
     with psycopg.connect(bench.dsn) as conn:
         conn.execute("INSERT INTO customers VALUES (9000, 'open', '')")
         yield conn
 
 
 def first(bench) -> Creation:
-    """One whose slot waits for the writer."""
+    """Start a population whose slot waits for the writer."""
     out = Creation(bench, "first")
     wait_until(bench.waits_for_writer, "the slot waits for the writer")
     return out
@@ -109,7 +109,7 @@ def test_who_comes_while_a_slot_is_made_shares_the_next(bench, writer, made):
 
 
 def test_all_who_wait_hear_for_which_transaction(bench, writer):
-    """Also the populations whose slot is not begun: it waits behind the one that is."""
+    """This includes populations whose slot is not begun: it waits behind the one that is."""
     one = first(bench)
     others = come(bench, *"ab")
     words = f"transaction of postgres (process {writer.info.backend_pid}), started"
@@ -177,7 +177,7 @@ def test_all_who_share_a_slot_hear_why_there_is_none(bench, writer):
 
 
 def test_a_snapshot_that_is_lost_is_lost_for_all_and_made_again(bench, writer, made, monkeypatch):
-    """H3, for several."""
+    """H3, for several populations."""
 
     def lose() -> None:
         bench.conn.execute(
@@ -211,7 +211,7 @@ def test_a_snapshot_that_is_lost_is_lost_for_all_and_made_again(bench, writer, m
 
 
 def at_once(bench, count: int) -> None:
-    """Let that many creations be planned before the first goes on."""
+    """Plan that many creations before the first one continues."""
     planned = threading.Barrier(count)
     seen = threading.local()
 

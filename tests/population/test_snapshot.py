@@ -116,7 +116,7 @@ def test_why_a_reader_was_left_is_told_though_it_cannot_be_cancelled(bench, monk
 
 
 def test_a_table_of_somebody_else_is_read_whole(bench):
-    """Nothing is planned over it: neither blocks nor predicates."""
+    """No part of its scan is planned: neither blocks nor predicates."""
     source = plans.filtered(bench.conn).plan.sources[0]
     role = f"{bench.conn.info.dbname}_owner"
     bench.conn.execute(f"CREATE ROLE {role}")
@@ -140,7 +140,7 @@ def test_reader_outside_the_snapshot_is_refused(bench):
         with pytest.raises(SnapshotLost, match="outside"), reader.joined(bench.dsn, wrong):
             pass
         with for_job(bench.dsn, what="test") as conn:
-            # Autocommit: no error, no effect; each statement has a snapshot of its own (E5).
+            # Autocommit: no error, no effect; each statement has its own snapshot (E5).
             conn.execute("SET default_transaction_isolation = 'repeatable read'")
             conn.execute(f"SET TRANSACTION SNAPSHOT '{ref.name}'")
             bench.conn.execute("INSERT INTO customers VALUES (9998, 'x', '')")
@@ -191,7 +191,7 @@ def test_population_starts_again_when_the_exporter_dies(bench, moment):
 
 @pytest.mark.parametrize("limit_ms", [0, 1_200])
 def test_open_writer_is_named(bench, in_thread, limit_ms):
-    """H7: of any role, and waited for as long as it takes, unless there is a limit."""
+    """H7: a writer of any role is waited for without limit, unless one is set."""
     role = f"{bench.conn.info.dbname}_writer"
     bench.conn.execute(f"CREATE ROLE {role} LOGIN; GRANT INSERT ON customers TO {role}")
     bench.change(population_lock_wait_ms=limit_ms)
@@ -238,7 +238,7 @@ def test_the_setting_lets_a_population_wait_as_long_as_it_takes(bench):
 
 
 def test_prepared_transaction_is_named():
-    """An orphan of a two-phase commit: it has no process that could be looked up."""
+    """An orphan of a two-phase commit: it has no process to look up."""
     settings = {"max_prepared_transactions": "2"}
     with EmbeddedPostgres(None, 16, settings=settings, durable=False) as server:
         dsn = server.dsn()
@@ -258,7 +258,7 @@ def test_prepared_transaction_is_named():
 
 
 def test_writers_are_waited_for_that_are_open_now(bench, in_thread):
-    """Not for those that begin later; a job that is cancelled waits no more."""
+    """Later writers are not waited for; a cancelled job waits no more."""
     job, given_up = bench.job(), bench.job()
     with psycopg.connect(bench.dsn) as writer, psycopg.connect(bench.dsn) as later:
         writer.execute("INSERT INTO customers VALUES (9997, 'open', '')")
@@ -314,7 +314,7 @@ def test_half_made_slot_is_removed(bench):
             f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')".encode()
         )
         conn.pgconn.flush()
-        # Only while it waits for the writer's lock does the server not notice who leaves.
+        # The server does not notice a lost client only while it waits for the writer's lock.
         wait_until(bench.waits_for_writer, "the slot waits for the writer")
         conn.close()
         assert slots(bench) == [(name,)], "the server has not noticed"
@@ -365,7 +365,7 @@ def test_idle_timeouts_of_the_database_do_not_kill_it(bench):
     ],
 )
 def test_ddl_under_the_readers_is_noticed(bench, change):
-    """H9: a snapshot does not protect against what rewrites the table."""
+    """H9: a snapshot does not protect against DDL that rewrites the table."""
     source = plans.filtered(bench.conn).plan.sources[0]
     before = tables.shape(bench.conn, [source])
     tables.check_same(before, tables.shape(bench.conn, [source]))

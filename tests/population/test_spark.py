@@ -28,12 +28,11 @@ _numbers = itertools.count()
 
 
 def slow(*values):
-    """A case for who has time."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def both(bench, case, path, partition_rows: int = 100):
-    """(rows, state) from in-process and from Spark population of one snapshot."""
+    """Return (rows, state) of in-process and of Spark population from one snapshot."""
     bench.context.spark._settings = bench.settings.replace(spark_partition_rows=partition_rows)
     job = bench.job()
     out = []
@@ -101,7 +100,7 @@ def test_empty_tables(spark_bench, tmp_path, make):
     "query",
     [
         slow("SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 10"),
-        # Many rows have the amount of the last: more of them than a part has.
+        # Many rows tie with the last one: more than a partition has.
         "SELECT id FROM orders ORDER BY amount::int / 20 OFFSET 5 FETCH FIRST 7 ROWS WITH TIES",
         # Equal rows, of which the last shown has only some.
         "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
@@ -158,7 +157,7 @@ def test_the_first_rows_of_all_are_looked_for_side_by_side(spark_bench, tmp_path
 def test_aggregates_without_keys_are_computed_side_by_side(
     spark_bench, tmp_path, calls, rows, kept
 ):
-    """``kept``: how many shares keep values; 2: several, and 1: all are in one place."""
+    """``kept``: 2 if several partial aggregates keep values, 1 if all values are in one place."""
     listed = [f"{call} AS c{i}" for i, call in enumerate(re.split(r", (?![^(]*\))", calls))]
     query = f"SELECT {', '.join(listed)} FROM {rows}"
     conn = spark_bench.conn
@@ -193,7 +192,7 @@ def test_what_meets_an_aggregate_of_shares(spark_bench, tmp_path):
 
 
 def test_shares_that_are_out_of_range_alone(spark_bench, tmp_path):
-    """Only what all of them come to is shown, and may fail."""
+    """Only the total of all partial aggregates is shown, and only it may fail."""
     conn = spark_bench.conn
     conn.execute(
         "CREATE TABLE big (id int PRIMARY KEY, f float8);"
@@ -248,7 +247,7 @@ def test_the_clock_shows_the_same_in_all_tasks(spark_bench, tmp_path, monkeypatc
 
 
 def test_the_clock_by_spark(spark_bench):
-    """As of when the snapshot was read, not of the first day of the world."""
+    """The clock is the snapshot's timestamp, not the epoch."""
     spark_bench.conn.execute(EVENTS + "UPDATE events SET at = now() + interval '1 h' WHERE n = 3")
     query = "SELECT n, day FROM events WHERE at > now()"
     spark_bench.create("v", query, options={"population": "spark"})

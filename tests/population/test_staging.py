@@ -1,4 +1,4 @@
-"""The staging directory of a population, beside tasks that do not know yet that it is over."""
+"""The staging directory of a population, with tasks that still run after its end."""
 
 from __future__ import annotations
 

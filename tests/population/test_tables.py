@@ -1,4 +1,4 @@
-"""Holding a table by its name: whoever puts something else in its place is found out."""
+"""Holding a table by its name: a replacement under the same name is detected."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def first(monkeypatch):
-    """Has every connection begin with a statement, whatever the server's version."""
+    """Let every connection begin with a statement, on servers of any version."""
 
     def begins(statement: str) -> None:
         monkeypatch.setattr(connect, "_TRANSACTION_TIMEOUT_SINCE", 0)
@@ -24,7 +24,7 @@ def first(monkeypatch):
 
 @pytest.fixture
 def sessions(database):
-    """Names and states of the sessions there are besides this one."""
+    """Return a function that lists names and states of the other sessions."""
     with psycopg.connect(database, autocommit=True) as conn:
         yield lambda: conn.execute(
             "SELECT state FROM pg_stat_activity WHERE application_name = 'begun'"
@@ -34,7 +34,7 @@ def sessions(database):
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_what_fails_at_first_is_closed(database, first, sessions, autocommit):
     first("SELECT 1 / 0")
-    # What was caught keeps the connection alive, as a log or a retry would.
+    # The caught error keeps the connection alive, as a log or a retry would.
     with pytest.raises(psycopg.errors.DivisionByZero) as caught:
         connect.session(database, name="begun", autocommit=autocommit)
     wait_until(lambda: sessions() == [], "the connection is closed")

@@ -1,4 +1,4 @@
-"""Connections that are used again: nothing of a session, and no cancel, passes to the next user."""
+"""Reused connections: no session state and no cancel passes to the next user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings matter, and to what: as Postgres shows it."""
+"""Settings that matter, and the values that they change, as Postgres shows them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MATTERS = {
     "transform_null_equals": ("on", "(SELECT NULL) = NULL"),
     "search_path": ("pg_temp", "current_schemas(true)"),
 }
-"""Another value than ours, and what it changes."""
+"""Non-default values of settings, and expressions whose results they change."""
 NOT_HERE = {"lc_monetary", "lc_numeric", "lc_time", "xmlbinary", "xmloption"}
-"""They need locales, or libxml, which the server of the wheel has not."""
+"""They need locales or libxml, which the server of the wheel does not have."""
 LEGACY = {"backslash_quote"}
-"""It matters where strings do not conform."""
+"""It matters only for non-standard strings."""
 LOOKS = """
 SELECT ROW('2024-01-31 20:00:00+00'::timestamptz, '2024-01-31'::date, '1 day'::interval,
   0.1::float8 + 0.2, 0.1::float4, '\\x41'::bytea, 1.50, '{"a": 1.0}'::jsonb, 'a fat cat'::tsvector,
@@ -50,7 +50,7 @@ def test_it_matters(postgres, name):
 def test_what_matters_is_captured():
     assert {*MATTERS, *NOT_HERE, *LEGACY} == set(settings.CAPTURED)
     assert len(settings.CAPTURED) == len(set(settings.CAPTURED))
-    # What the text means is kept in the plan; all else that may be another's is pinned.
+    # The plan stores the settings for the meaning of text; all others that may differ are pinned.
     assert set(settings.OUTPUT) <= set(settings.EVALUATION) & set(settings.PINNED_SETTINGS)
 
 
@@ -70,7 +70,7 @@ def test_every_name_is_that_of_a_setting(postgres):
     known = {name for (name,) in rows}
     for names in (settings.PINNED_SETTINGS, settings.CAPTURED, settings.OUTPUT):
         assert set(names) <= known
-    # Two that no row of that view has.
+    # Two that are in no row of that view.
     assert set(settings.FORCED) - known <= {"role", "session_authorization"}
 
 

@@ -1,4 +1,4 @@
-"""The scanner against Postgres' own, which says what it finds: tokens, their ends, their values."""
+"""The scanner against Postgres' own, whose errors show tokens, their ends and their values."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PIECES = (
     *("{", "#", "`", "[", "%", "\x7f", "\U0001f600", "\u00a0"),
 )
 PREFIX = "REFRESH "
-"""Behind it Postgres takes one word only: whatever else comes, it says what and where."""
+"""After it Postgres takes one word only; for any other token, its error gives text and place."""
 VALUED = frozenset(("plain", "escape", "dollar", "quoted"))
 SYNTAX = re.compile(r'syntax error at or near "(.*)"', re.DOTALL)
 SCANNER = re.compile("unterminated|trailing junk|zero-length|operator too long|unsafe")
 
 
 def said(conn: psycopg.Connection, text: str) -> psycopg.Error:
-    """What Postgres says of the first token of a text."""
+    """Return Postgres' error for the first token of a text."""
     with pytest.raises(psycopg.Error) as caught:
         conn.execute((PREFIX + text).encode())
     return caught.value
 
 
 def judged(conn: psycopg.Connection, text: str) -> Iterator[tuple[int, int] | str]:
-    """Where Postgres' tokens begin and end; last what its scanner refuses, if it does."""
+    """Yield the start and end of Postgres' tokens; last its scanner's error, if there is one."""
     at = 0
     while True:
         error = said(conn, text[at:])
@@ -52,7 +52,7 @@ def judged(conn: psycopg.Connection, text: str) -> Iterator[tuple[int, int] | st
 
 
 def ours(text: str, *, standard: bool) -> Iterator[Token | None]:
-    """The tokens, and None where no more can be read; N is one of its own to Postgres."""
+    """Yield the tokens, then None if no more can be read; N is a separate token, as in Postgres."""
     try:
         for token in scan(text, standard_strings=standard):
             if token.kind == "national":
@@ -65,19 +65,19 @@ def ours(text: str, *, standard: bool) -> Iterator[Token | None]:
 
 
 def nothing_behind(conn: psycopg.Connection, text: str, start: int, end: int) -> bool:
-    """Whether it is the N of a string that Postgres refuses."""
+    """Return whether it is the N of a string that Postgres refuses."""
     refused = isinstance(next(judged(conn, text[end:])), str)
     return refused and text[start : end + 1] in ("n'", "N'")
 
 
 def check(conn: psycopg.Connection, text: str, *, standard: bool) -> int:
-    """Compare; how many tokens there were."""
+    """Compare both scanners; return the number of tokens."""
     found = list(ours(text, standard=standard))
     count = 0
     for place, want in enumerate(judged(conn, text)):
         here = found[place] if place < len(found) else None
         if isinstance(want, str):
-            # A U& string is not done before the next token is seen.
+            # A U& string ends only after the next token.
             behind = found[place + 1 :][:1] if here and "uni" in here.kind else []
             refused = here is None or behind == [None]
             old = conn.info.server_version < 160000 and "junk" in want
@@ -162,7 +162,7 @@ def test_values_are_those_of_postgres(judge):
 
 
 def test_a_run_of_operators_is_not_read_piece_by_piece():
-    """It goes on for longer than anybody writes; nobody may have us look at each sign."""
+    """It is longer than any real one; the scanner must not examine each sign again."""
     assert len([*scan("+-" * 299 + "1")]) == 599
     for run in ("+-" * 32_000, "@-" * 32_000, "-/" * 301 + "1"):
         with pytest.raises(Unreadable):

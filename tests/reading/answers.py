@@ -1,7 +1,7 @@
-"""Known answers of other dialects: what each construct gives in the database that it is of.
+"""Known answers of other dialects: the result of each construct in its own database.
 
-The answers are those of the dialects' manuals, not ours; for SQLite the test asks SQLite itself.
-All are over the one row of the table ``known``.
+The answers are from the dialects' manuals; for SQLite the test asks SQLite itself. All are over the
+one row of the table ``known``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Answer:
-    """In these dialects the expression gives this text, or NULL, or is refused."""
+    """The expression's text in these dialects; or it is NULL, or refused."""
 
     dialects: str
     expression: str
     value: str | None
     clause: str = ""
-    """Behind FROM known."""
+    """Clauses after FROM known."""
 
 
 def _all(dialects: str, *pairs: tuple[str, str | None]) -> list[Answer]:
@@ -550,11 +550,11 @@ TYPES = {
     },
     "text2": {"bigquery": "STRING(2)"},
 }
-"""How a dialect calls a type; others call it INT, and VARCHAR(2)."""
+"""Dialects' own names of a type; the other dialects call it INT or VARCHAR(2)."""
 
 
 def written(answer: Answer, dialect: str) -> str:
-    """The expression as the dialect writes it."""
+    """Return the expression as the dialect writes it."""
     names = {"int": "INT", "text2": "VARCHAR(2)"}
     names |= {name: own[dialect] for name, own in TYPES.items() if dialect in own}
     text = answer.expression

@@ -1,4 +1,4 @@
-"""Other dialects: each construct that is translated gives the answer that it has there."""
+"""Other dialects: each translated construct gives its own dialect's answer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ UNFORMED = (
     *(exp.Literal, exp.Null, exp.Boolean, exp.Pi, exp.Grouping, exp.Exists, exp.Any, exp.All),
     *(exp.TryCast, exp.TsOrDsToDate, exp.TimeStrToTime, exp.DateFromParts, exp.Filter),
 )
-"""Constructs without arguments of their own, or whose tests are elsewhere."""
+"""Constructs without arguments, or with tests elsewhere."""
 SIGNLESS = (
     *(exp.Year, exp.Month, exp.Day, exp.Quarter, exp.Extract, exp.LogicalAnd, exp.LogicalOr),
     *(exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc, exp.CumeDist, exp.Ntile, exp.Ln),
     exp.WithinGroup,
 )
-"""Constructs whose arguments are no texts, and have no sign or none that is an answer."""
+"""Constructs whose arguments are no texts, and have no sign or none that affects the answer."""
 
 
 def queries():
@@ -83,7 +83,7 @@ def test_known_answers(known):
 
 
 def test_known_answers_are_those_of_sqlite():
-    """The one dialect whose database is at hand."""
+    """SQLite is the one dialect whose database is available."""
     conn = sqlite3.connect(":memory:")
     conn.execute(f"CREATE TABLE known ({', '.join(KNOWN)})")
     kinds = {"int4": int, "int8": int, "float8": float, "numeric": float}
@@ -98,7 +98,7 @@ def test_known_answers_are_those_of_sqlite():
 
 
 def test_each_construct_has_known_answers_of_each_form():
-    """NULL in every dialect; negative, zero and empty arguments somewhere, as its type has them."""
+    """NULL in every dialect; negative, zero and empty arguments in at least one, by type."""
     seen = defaultdict(set)
     texts = defaultdict(set)
     for dialect, answer, query in queries():
@@ -124,7 +124,7 @@ def test_each_construct_has_known_answers_of_each_form():
 
 
 def test_answered_dialects():
-    """Each dialect has answers, and what is answered is not refused for another dialect only."""
+    """Each dialect has more than 60 answers that are not refusals."""
     counted = {dialect: 0 for dialect in DIALECTS}
     for dialect, answer, _ in queries():
         counted[dialect] += answer.value != REFUSED
@@ -133,7 +133,7 @@ def test_answered_dialects():
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_each_order_has_its_nulls(known, dialect):
-    """Where NULL stands in an order, without a word and with DESC."""
+    """The position of NULL in an order, by default and with DESC."""
     large = dialect in ("oracle", "redshift", "snowflake")
     last = dialect in ("duckdb", "trino")
     known.execute("CREATE TEMP TABLE ordered (v int); INSERT INTO ordered VALUES (1), (NULL), (2)")
@@ -146,7 +146,7 @@ def test_each_order_has_its_nulls(known, dialect):
 
 
 def test_types_come_through_queries_inside():
-    """Of a WITH query, a subquery with other names, a union, and a set of tables."""
+    """The types of a WITH query, a subquery with other names, a union, and a set of tables."""
     columns = {"t": {"a": "int4", "n": "numeric", "s": "text"}, "u": {"a": "int4", "b": "int8"}}
     for query in (
         "WITH c AS (SELECT a AS x FROM t) SELECT x / 2 AS y FROM c",

@@ -1,4 +1,4 @@
-"""Texts as sqlglot reads them, in a process of its own: hostile ones too."""
+"""Texts that sqlglot reads in a separate process, also hostile ones."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_what_cannot_be_read_says_why(asked, query, words, at):
     assert words is None or words in raised.value.message
     if at is not None:
         assert query[raised.value.position - 1 :].startswith(at)
-    # And what is asked next is answered.
+    # The next query is answered.
     assert asked.read("SELECT 1 AS a").text == "SELECT\n  1 AS a"
 
 
 def test_who_takes_too_long_is_ended(asked, monkeypatch):
-    """It is stopped as if it worked for ever; the next question has another process."""
+    """A parse that is too slow is stopped; the next query gets another process."""
     monkeypatch.setattr(reader, "_WAIT_S", 0.5)
     asked.read("SELECT 1")
     process = asked._process
@@ -89,7 +89,7 @@ def test_a_process_that_has_ended_by_itself_is_started_again(asked):
 
 @pytest.mark.slow
 def test_processor_time_and_memory_are_bounded(tmp_path):
-    """The limits are set: a process that works, or takes memory, for ever is ended by the system."""
+    """The limits are set: the system ends a process that works or allocates for ever."""
     import subprocess
     import sys
 

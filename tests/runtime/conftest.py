@@ -1,7 +1,7 @@
-"""A source with our schema, and engines on it in this process.
+"""A source with Headrace's schema, and engines on it in this process.
 
-A module says by constants: ``TABLES``, statements for the source; ``READY``, whether an engine
-that starts is waited for until its first stream has started (it is, unless told otherwise).
+A module sets constants: ``TABLES``, statements for the source; ``READY``, whether to wait for the
+first stream of a started engine (the default).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.runtime.harness import Running, install_schema, starting
 
 @pytest.fixture
 def source(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A connection to a database with our schema and the module's ``TABLES``."""
+    """Yield a connection to a database with Headrace's schema and the module's ``TABLES``."""
     install_schema(database)
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(getattr(request.module, "TABLES", ""))
@@ -29,7 +29,7 @@ def source(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Co
 def start(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Running]]:
-    """Function that starts an engine; what still runs at the end is stopped, faults are over."""
+    """Yield a function that starts an engine; stop running engines and disarm faults at the end."""
     ready = getattr(request.module, "READY", True)
     with starting(database, tmp_path / "data", ready=ready) as run:
         yield run

@@ -1,4 +1,4 @@
-"""What happens to engines: locks, and commands amid trouble."""
+"""Disturbances of a running engine: table locks, and commands while connections fail."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.waiting import PATIENCE_S, again_and_again
 
 @contextlib.contextmanager
 def locked(dsn: str, table: str) -> Iterator[None]:
-    """Nobody writes a table."""
+    """Lock a table against writes."""
     with psycopg.connect(dsn) as conn:
         conn.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
         yield
 
 
 def told(running: Running, command: Callable[[], None]) -> None:
-    """A command is done, now or when the database can be reached again."""
+    """Submit a command until it succeeds, also while the database is unreachable."""
     for _ in again_and_again(PATIENCE_S):
         if running.error is not None:
             raise running.error

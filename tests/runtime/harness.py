@@ -1,7 +1,7 @@
 """An engine in this process, on a real Postgres, with views populated by hand.
 
-Population here is the builder's order in small: hold, publish, temporary slot with snapshot,
-load, state runs, result table and progress in one transaction, adopt.
+The population follows the builder's order: hold, publish, temporary slot with snapshot, load, state
+runs, result table and progress in one transaction, adopt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i;
 
 
 class Running:
-    """A running engine; ``stop`` is clean, ``crash`` drops it without a last word."""
+    """A running engine; ``stop`` is clean, ``crash`` drops it without a final checkpoint."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -64,7 +64,7 @@ class Running:
             self.error = error
 
     def hold(self, job: str) -> Position:
-        """Have the engine keep what a population needs."""
+        """Let the engine retain the WAL that a population needs."""
         return self.book.holds.grant(job)
 
     def on(self, work: Callable[[], Any]) -> Any:
@@ -84,9 +84,9 @@ class Running:
 
 @contextlib.contextmanager
 def starting(dsn: str, folder: Path, *, ready: bool = True) -> Iterator[Callable[..., Running]]:
-    """Function that starts an engine; what still runs at the end is stopped.
+    """Yield a function that starts an engine; stop the engines that still run at the end.
 
-    ``ready``: it returns once the first stream has started.
+    With ``ready``, the function returns once the first stream has started.
     """
     started: list[Running] = []
 
@@ -128,7 +128,7 @@ def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
 def source_plan(
     conn: psycopg.Connection, name: str, *, filtered: Expr | None = None
 ) -> plan.PhysicalPlan:
-    """All columns of a table (with primary key ``id``), perhaps filtered or mapped."""
+    """Return a plan of all columns of a table (primary key ``id``), perhaps filtered or mapped."""
     rows = conn.execute(
         "SELECT attnum, attname, atttypid::int, atttypmod, attcollation::int"
         " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
@@ -214,7 +214,7 @@ def create_view(
 def populate(
     dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
 ) -> tuple[int, pa.RecordBatch, dict[str, Any]]:
-    """(consistent point, first result, facts) of a snapshot of a temporary slot."""
+    """Return (consistent point, first result, facts), read in the snapshot of a temporary slot."""
     info = connect.conninfo(dsn, name="population", replication=True)
     flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
     with psycopg.connect(info, autocommit=True) as slot:

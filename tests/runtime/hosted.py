@@ -1,4 +1,4 @@
-"""Other workers for an engine under test: in this process, or as processes of their own."""
+"""Other workers for an engine under test: in this process, or as separate processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.waiting import wait_until
 
 
 def settings_of(settings: Settings, name: str) -> Settings:
-    """Those of another worker of the engine with ``settings``."""
+    """Return the settings of another worker of the engine with ``settings``."""
     return settings.of_worker(name)
 
 
 @contextlib.contextmanager
 def hosting(settings: Settings, name: str) -> Iterator[WorkerService]:
-    """A worker on threads of this process."""
+    """Run a worker on threads of this process."""
     own = settings_of(settings, name)
     for folder in (own.run_dir, settings.run_dir):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def hosting(settings: Settings, name: str) -> Iterator[WorkerService]:
 
 
 class HostProcess:
-    """A worker as a process."""
+    """A worker as a separate process."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
@@ -61,7 +61,7 @@ class HostProcess:
         )
 
     def wait(self) -> None:
-        """Until it listens."""
+        """Wait until the worker listens."""
         path = self.settings.flight_socket(self._name)
         wait_until(path.exists, "it listens")
 
@@ -74,7 +74,7 @@ class HostProcess:
 
 @contextlib.contextmanager
 def process(settings: Settings, name: str) -> Iterator[HostProcess]:
-    """A worker as a process of its own."""
+    """Run a worker as a separate process."""
     made = HostProcess(settings, name)
     made.start()
     try:
@@ -84,7 +84,7 @@ def process(settings: Settings, name: str) -> Iterator[HostProcess]:
 
 
 def place(source: psycopg.Connection, view: str, worker: str) -> None:
-    """Have a view, which is not adopted yet, placed."""
+    """Place a view that is not adopted yet."""
     source.execute(
         "UPDATE headrace.views SET options = coalesce(options, '{}')"
         " || jsonb_build_object('placement', %s::text) WHERE view_name = %s",
@@ -93,7 +93,7 @@ def place(source: psycopg.Connection, view: str, worker: str) -> None:
 
 
 def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[str, str]:
-    """Have parts of a view, which is not adopted yet, placed: by the kind of their last node."""
+    """Place parts of a view that is not adopted yet, by the kind of their last node."""
     [(data,)] = source.execute("SELECT plan FROM headrace.views WHERE view_name = %s", (view,))
     found = {
         node.id: workers[plan.kind(type(node)).lower()]
@@ -107,7 +107,7 @@ def cut(source: psycopg.Connection, view: str, workers: dict[str, str]) -> dict[
 
 
 def reached(running: Running, view_id: int) -> None:
-    """Wait until a view goes on."""
+    """Wait until a view advances again."""
 
     def goes() -> bool:
         view = running.book.views.get(view_id)

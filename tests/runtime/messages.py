@@ -8,7 +8,7 @@ from tests.plans import COLUMNS
 
 
 def relation(oid: int = 1) -> bytes:
-    """Describes the table; its first column is the key."""
+    """Describe the table; its first column is the key."""
     head = b"R" + struct.pack(">I", oid) + b"public\0t1\0d"
     body = b"".join(
         struct.pack(">B", i == 0) + name.encode() + b"\0" + struct.pack(">Ii", kind, -1)
@@ -23,6 +23,6 @@ def insert(*values: str, oid: int = 1) -> bytes:
 
 
 def transaction(end: int, body: list[bytes]) -> list[bytes]:
-    """A transaction that ends at ``end``."""
+    """Return the messages of a transaction that ends at ``end``."""
     begin = struct.pack("!cQqI", b"B", end - 5, 7, 1)
     return [begin, *body, struct.pack("!cBQQq", b"C", 0, end - 5, end, 7)]

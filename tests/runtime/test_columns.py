@@ -1,4 +1,4 @@
-"""Change batches as views take them: by number, typed, and only of what is read."""
+"""Change batches as views receive them: by column number, typed, and only the columns read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kernels.test_pgoutput import begin, insert, relation
 
 
 def decoded() -> tuple[Columns, Changes]:
-    """One row of a table whose columns have the numbers 1, 3 and 4: the second was dropped."""
+    """Decode one row of a table with column numbers 1, 3 and 4; the second column was dropped."""
     attributes = [
         StreamAttribute(1, "id", True, ""),
         StreamAttribute(2, "........pg.dropped.2........", False, ""),

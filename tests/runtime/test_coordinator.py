@@ -86,7 +86,7 @@ def test_attempts_are_forgotten_once_nobody_can_go_back():
 
 @settings(stateful_step_count=60, max_examples=60)
 class Machine(RuleBasedStateMachine):
-    """Any order of answers, also stale ones, against a model that only counts."""
+    """Answers in any order, also stale ones, against a model that only counts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Up to when a view is known to be complete, by what is known of positions and of ticks."""
+"""The time up to which a view is complete, from known positions and ticks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOON = clock.from_postgres(0).timestamp()
 
 @pytest.fixture
 def told(monkeypatch) -> list[Any]:
-    """What was stored; the server's WAL ends where ``ends`` says."""
+    """Collect the rows that are stored; the server's WAL ends at ``ends``."""
     stored: list[Any] = []
     monkeypatch.setattr(coverage.covered, "put", lambda _, rows: stored.extend(rows))
     return stored
@@ -58,7 +58,7 @@ def test_a_time_is_known_when_the_position_of_a_look_later_is_covered(told, ends
     one.mark = SimpleNamespace(txid=6, lsn=200)
     of.look(None, NOON + 3, frozenset([7, 8]))  # type: ignore[arg-type]
     assert (told[-1].epoch, told[-1].at) == (3, NOON + 2)
-    # Another connection: its server's clock and positions say nothing beside these.
+    # Another connection: the earlier server's clock and positions no longer count.
     of.restart()
     of.look(None, NOON + 4, frozenset([7]))  # type: ignore[arg-type]
     assert told[-1].at is None

@@ -1,4 +1,4 @@
-"""Which view the worker dies of, by what its marks say after each death."""
+"""Attribution of a worker's deaths to a view, by the marks after each death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die(folder: Path, *marks: str) -> None:
-    """A worker is killed while its threads work for ``unit@txid``."""
+    """Kill a worker while its threads work for ``unit@txid``."""
     done = subprocess.run([sys.executable, "-c", DIES, str(folder), *marks], check=False)
     assert done.returncode == -9
 

@@ -1,4 +1,4 @@
-"""Views that are cut: parts on other workers, the rest here; exact, whichever process is killed when."""
+"""Views with parts on other workers: results are exact whichever process is killed, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOTH = f"SELECT a.name, a.s, b.m FROM ({SUMS}) a FULL JOIN ({MOST}) b ON a.s = b
 
 
 def cut(running, conn, dsn: str, name: str, query: str, workers: dict[str, str], **more) -> int:
-    """A view of which other workers have parts, by the kind of their last nodes."""
+    """Create a view and place parts on other workers, by the kind of each part's last node."""
     placed = {}
 
     def place() -> None:
@@ -46,7 +46,7 @@ def cut(running, conn, dsn: str, name: str, query: str, workers: dict[str, str],
 
 @pytest.fixture
 def worker(database, tmp_path) -> Iterator[HostProcess]:
-    """Worker "w1", a process of its own."""
+    """Yield worker "w1", a separate process."""
     with hosted.process(settings_for(database, tmp_path / "data"), "w1") as process:
         yield process
 
@@ -86,14 +86,14 @@ def test_a_part_is_elsewhere(source, database, start, kind):
 
 
 def test_others_do_not_notice_that_a_worker_is_killed(source, database, start, worker):
-    """The view stands still, and goes on: its part catches up alone."""
+    """The view stops and continues: its part catches up alone."""
     running = start()
     worker.wait()
     view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
     create(running, database, "most", MOST)
     change(source, random.Random(1), 10)
     check(running, source, sums=SUMS, most=MOST)
-    # It has made durable less than is done.
+    # Not all of the finished work is durable.
     running.on(running.engine.durability.finish)
     running.book.checkpoints._txids = 10**9
     running.book.checkpoints._interval_s = 10**9
@@ -162,7 +162,7 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map", "join"])
 def test_a_row_that_cannot_be_computed_is_told(source, database, start, worker, kind):
-    """Wherever it fails: above the part, or in it."""
+    """The error is reported whether the row fails above the part or in it."""
     running = start()
     worker.wait()
     quotient = "SELECT i.name, 100 / o.n AS q FROM items i JOIN orders o ON o.item = i.id"
@@ -198,7 +198,7 @@ def test_a_view_waits_for_its_worker_before_it_begins(source, database, start, w
 
 
 def two_parts(source, name: str) -> None:
-    """Have one group of "pairs" on "w1", the other on "w2"."""
+    """Place one group of "pairs" on "w1", the other on "w2"."""
     nodes = source.execute("SELECT placed_parts FROM headrace.views").fetchone()[0]
     source.execute(
         "UPDATE headrace.views SET placed_parts = %s WHERE view_name = %s",
@@ -207,7 +207,7 @@ def two_parts(source, name: str) -> None:
 
 
 def test_a_view_waits_for_all_of_its_workers(source, database, start):
-    """No worker takes anything in before all can be asked."""
+    """No worker receives changes before all can be reached."""
     running = start()
     with hosting(running.settings, "w1") as host:
         view = cut(running, source, database, "pairs", BOTH, {"reduce": "w1"}, adopt=False)
@@ -248,7 +248,7 @@ def test_a_part_that_was_taken_in_goes_with_a_view_that_never_ran(
 
 @pytest.mark.slow
 def test_a_damaged_state_is_set_aside(source, database, start, worker):
-    """And the view stops, to be filled anew; what it had on the other worker goes."""
+    """The view stops and must be populated again; its state on the other worker is removed."""
     running = start()
     with hosting(running.settings, "w2") as other:
         worker.wait()
@@ -277,7 +277,7 @@ def test_a_damaged_state_is_set_aside(source, database, start, worker):
 
 @pytest.mark.slow
 def test_what_was_sent_is_lost(source, database, start, worker):
-    """A worker is further than the engine: without what came of it, the view stops."""
+    """The worker is ahead of the engine: without the lost results, the view stops."""
     running = start()
     worker.wait()
     view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
@@ -301,12 +301,12 @@ def test_what_was_sent_is_lost(source, database, start, worker):
     "point", [*POINTS, faults.CHECKPOINT_BEGUN, faults.QUEUES_SYNCED, faults.AWAY_WRITTEN]
 )
 def test_kill_9_at_every_point(source, database, start, worker, point):
-    """Of the one that writes; now and then the worker is killed too before it is back."""
+    """The writing process is killed; now and then the worker is killed too before it is back."""
     running = start(feedback_interval_ms=20)
     worker.wait()
     both = cut(running, source, database, "pairs", BOTH, {"reduce": "w1"})
     sums = cut(running, source, database, "sums", SUMS, {"join": "w1"})
-    if point != faults.FEEDBACK_SENT:  # nothing is confirmed while it stands
+    if point != faults.FEEDBACK_SENT:  # nothing is confirmed while it is paused
         running.on(lambda: running.engine.lifecycle.pause(sums))
     change(source, random.Random(12), 5)
     running.stop()
@@ -329,7 +329,7 @@ def test_kill_9_at_every_point(source, database, start, worker, point):
 
 
 def staged(running, view_id: int) -> None:
-    """Have a view's states staged, as one that is to move."""
+    """Stage a view's states, as for a move."""
     engine, folder = running.engine, running.settings.staging_dir / str(view_id)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "state").mkdir(parents=True)
@@ -347,7 +347,7 @@ def staged(running, view_id: int) -> None:
 
 @pytest.mark.parametrize("ends", [RocksDatabase.ingest, RocksDatabase.drop_view])
 def test_an_engine_dies_twice_while_a_view_moves(source, database, start, monkeypatch, ends):
-    """Once when the catalog has said where it is, and once as its states are taken in."""
+    """Once after the catalog has the new place, and once while its states are ingested."""
     running = start()
     with hosting(running.settings, "w1") as host:
         view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
@@ -375,7 +375,7 @@ def test_an_engine_dies_twice_while_a_view_moves(source, database, start, monkey
 
 
 def crashed(running, source, rng: random.Random, worker: HostProcess) -> None:
-    """Another engine goes on under changes, and is killed; perhaps the worker before it."""
+    """Run another engine under changes and kill it; perhaps kill the worker first."""
     engine = WorkerProcess(running.settings)
     try:
         until = time.monotonic() + rng.choice((1.5, 2.0, 3.0))

@@ -60,7 +60,7 @@ def test_follows_every_change(source, start, database):
 
 
 def test_an_idle_engine_does_not_wait_for_more(source, start, database):
-    """The interval bounds how long a batch gathers while another is in flight, no more."""
+    """The interval bounds how long a batch gathers, only while another batch is in flight."""
     running = start(batch_interval_ms=3_600_000, lock_timeout_ms=60_000)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(3):
@@ -109,9 +109,9 @@ def test_failure_at_every_point_loses_and_doubles_nothing(source, start, databas
 
 
 def assert_consistent(running, source):
-    """State and sink of every view are where the engine thinks they are.
+    """Assert that state and sink of every view are at the engine's positions.
 
-    It thinks so a moment after the rows are there for all to see.
+    The engine updates its positions shortly after the rows are visible.
     """
 
     def written(view):
@@ -156,7 +156,7 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     "point", [faults.STATES_TAKEN, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN]
 )
 def test_resident_population_killed_before_its_first_checkpoint(source, database, start, point):
-    """What was populated is in memory, and yet nothing of it is lost."""
+    """The populated state is only in memory, and yet none of it is lost."""
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY, adopt=False)
     running.stop()
@@ -186,7 +186,7 @@ def test_new_view_begins_in_memory(source, database, start, monkeypatch):
 
 
 class WorkerProcess:
-    """``python -m headrace.runtime.worker`` as a child."""
+    """A worker process: ``python -m headrace.runtime.worker``."""
 
     def __init__(self, settings, **env):
         self.process = subprocess.Popen(
@@ -377,7 +377,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     running.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert files.views()
-    # Their marks were forgotten; one has a column family of its own.
+    # Their marks were forgotten; one has its own column family.
     files.disk.own("v999")
     files.disk.write([(files.disk.place("v998").section("s"), [b"k"], [b"v"])], {}, sync=True)
     assert {998, 999} <= files.views()
@@ -395,7 +395,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
 def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    # What a second engine does when the first has lost its lock without noticing.
+    # A second engine does this when the first has lost its lock without noticing.
     source.execute("UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,))
     source.execute("DELETE FROM items WHERE id = 1")
     running.thread.join(PATIENCE_S)
@@ -409,7 +409,7 @@ def test_slot_advanced_by_somebody_else_stops_the_views(source, start, database)
     running.stop()
     source.execute("DELETE FROM items WHERE id = 1")
     slot = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
-    # Its sender may not have noticed yet that nobody listens.
+    # The sender may not have noticed yet that the connection is closed.
     wait_until(
         lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0],
         "nobody uses the slot",
@@ -482,7 +482,7 @@ def test_million_row_transaction_is_spooled(source, start, database):
 
 
 def test_e24_large_batches_are_taken_up_as_memory_allows(source, start, database, monkeypatch):
-    """In pieces, of two views side by side never more than the budget."""
+    """They are processed in pieces; two concurrent views never use more than the budget."""
     running = start(batch_memory_bytes=GRANT_BYTES_MIN)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     query = "SELECT id % 7 AS p, count(*) AS n, min(name) AS least FROM items GROUP BY 1"

@@ -1,4 +1,4 @@
-"""Several txids in flight: what may go wrong between taken, committed and checkpointed."""
+"""Several txids in flight: failures between intake, commit and checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"
 NEVER = {"checkpoint_txids": 1_000_000, "checkpoint_interval_ms": 1_000_000}
-"""Settings under which nothing is checkpointed by itself."""
+"""Settings that prevent checkpoints."""
 
 
 TABLES = ITEMS
@@ -73,7 +73,7 @@ def fill(running, source, count: int = 4) -> None:
 
 
 def log_moves(source) -> None:
-    """Keep every move of a progress row in table ``moves``."""
+    """Log every update of a progress row in table ``moves``."""
     source.execute("CREATE TABLE moves (n serial, view_id bigint, txid bigint, attempt int)")
     source.execute(
         "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -96,7 +96,7 @@ def moves(source, view_id: int) -> list[int]:
 
 
 def assert_once_in_order(source, view_id: int) -> None:
-    """Each txid was written once, in order."""
+    """Assert that each txid was written once, in order."""
     found = moves(source, view_id)
     assert found
     assert found == sorted(set(found))
@@ -140,7 +140,7 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
 
 
 def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
-    """Invariant: n and what follows are replayed with a new attempt, each committed once."""
+    """Txid n and its successors are replayed with a new attempt, and each is committed once."""
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)
@@ -186,7 +186,7 @@ def test_lost_commit_answers_with_more_in_flight(source, start, database, gate):
 
 
 def test_table_locked_with_more_in_flight(source, start, database, gate):
-    """A view that cannot be written at n leaves; nothing of n + 1 is written for it."""
+    """A view that cannot be written at n is removed; nothing of n + 1 is written for it."""
     running = start()
     physical = source_plan(source, "items")
     a = create_view(running, database, "a", physical, QUERY)
@@ -243,7 +243,7 @@ def test_row_error_behind_txids_in_flight(source, start, database, gate):
 
 @pytest.mark.parametrize("verb", ["pause", "suspend"])
 def test_view_taken_out_with_txids_in_flight(source, start, database, gate, verb):
-    """After the answer nothing more is written for it, and nothing of before is lost."""
+    """After the answer nothing more is written for it, and all earlier changes are."""
     running = start()
     physical = source_plan(source, "items")
     a = create_view(running, database, "a", physical, QUERY)
@@ -309,7 +309,7 @@ def test_view_adopted_with_txids_in_flight(source, start, database, gate):
 
 
 def lag(source, running, count: int = 12) -> None:
-    """Change things ``count`` times, each in a batch of its own."""
+    """Change rows ``count`` times, each in a separate batch."""
     for i in range(count):
         source.execute(
             "UPDATE items SET price = price + 1, name = name || '!' WHERE id %% 5 = %s", (i % 5,)
@@ -320,7 +320,7 @@ def lag(source, running, count: int = 12) -> None:
 
 
 def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
-    """Progress shows txids that no checkpoint has: they are computed again, not written."""
+    """Progress has txids that no checkpoint has: they are computed again, but not written."""
     running = start(feedback_interval_ms=10_000)
     ids = [
         create_view(running, database, name, source_plan(source, "items"), QUERY)
@@ -361,7 +361,7 @@ def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
 
 @pytest.mark.parametrize("groups", ["one group", "two groups"])
 def test_machine_lost_with_everything_that_was_not_synced(source, start, database, groups):
-    """The records of batches go with it; where the tables stand is known from progress."""
+    """The batch records are lost too; the tables' txids are known from progress."""
     running = start(feedback_interval_ms=10_000)
     physical = source_plan(source, "items")
     source.execute("CREATE TABLE others (LIKE items INCLUDING ALL)")
@@ -387,7 +387,7 @@ def test_machine_lost_with_everything_that_was_not_synced(source, start, databas
     source.execute("UPDATE items SET price = 0 WHERE id % 3 = 0")
     settle(running, source)
     stood = running.book.position.txid
-    # What a machine's end leaves: the last synced checkpoint.
+    # A machine crash leaves only the last synced checkpoint.
     running.book.checkpoints.begin = None  # type: ignore[assignment]  # no last word
     running.engine._finish = running.engine.rewind_soon
     running.stop()

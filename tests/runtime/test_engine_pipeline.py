@@ -28,7 +28,7 @@ def started(first: int = 1, depth: int = 4, recorded: int = 0) -> Pipeline:
 
 
 def write(pipeline: Pipeline) -> int | None:
-    """What the sink thread does with the next job; None: there is none."""
+    """Take and commit the next job as the sink thread does; return None if there is none."""
     taken = pipeline.next_job(0)
     if taken is None:
         pipeline.rested()
@@ -134,7 +134,7 @@ def test_attempts_grow_with_each_rewind_and_recorded_batches_come_first():
     pipeline.rewind(2, 3, {})
     assert [pipeline.begin(txid) for txid in (2, 3, 4)] == [1, 1, 0]
     pipeline.abort(lambda: None)
-    # State was lost: one that was committed is computed again, by a new attempt.
+    # State was lost: a committed txid is computed again, by a new attempt.
     pipeline.rewind(1, 4, {})
     assert [pipeline.begin(txid) for txid in (1, 2, 3, 4)] == [1, 2, 2, 1]
 

@@ -1,4 +1,4 @@
-"""Pools exist once, whatever the number of views, and who waits in one holds up no other (E-15 to E-17)."""
+"""Thread pools: one of each for all views; a blocked view blocks no other (E-15 to E-17)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ END $$;
 CREATE TABLE items (id int PRIMARY KEY, x int);
 INSERT INTO items SELECT i, i FROM generate_series(1, 10) i;
 """
-"""A function whose statement waits while somebody holds the gate."""
+"""A function whose statement waits while another session holds the gate."""
 MANY = 5_000
-"""Rows that views are given side by side, however quick they were before."""
+"""Number of rows for which views run concurrently, even if they were quick before."""
 
 
 def threads(pid: int) -> list[str]:
-    """Names of the threads of a process."""
     return sorted(path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
 
 
@@ -82,7 +81,7 @@ def test_e15_fifty_views_need_the_threads_of_one(engine):
 
 
 def held_up(source: psycopg.Connection) -> int:
-    """Statements that wait at the gate."""
+    """Return the number of statements that wait at the gate."""
     row = source.execute(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
@@ -99,7 +98,7 @@ def gate_shut(dsn: str) -> Iterator[None]:
 
 
 def received_bytes(commander: psycopg.Connection) -> int:
-    """What the worker has read of the stream, and not taken up; the worker's loop tells."""
+    """Return the bytes that the worker's loop has read of the stream but not yet processed."""
     rows = commander.execute("SELECT * FROM headrace.memory()").fetchall()
     return {part: used for part, _, used, _ in rows}["changes received"]
 

@@ -1,4 +1,4 @@
-"""Trouble inside one view that is no error of the source's: a bug, no memory, a damaged row."""
+"""Trouble inside one view that is not an error of its source: a bug, no memory, a damaged row."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_bug_stops_its_view_only(running, source, database, monkeypatch, error
 
 
 def test_no_memory_in_the_middle_of_a_copy(running, source, database, monkeypatch):
-    """The connection is in the midst of COPY then; it is used again for the other view."""
+    """The connection is inside COPY then; it is used again for the other view."""
     two_views(running, source, database)
     join = copytext.join
     left = [1]
@@ -103,7 +103,7 @@ def test_a_catalog_row_that_cannot_be_read(running, source, start, database):
 
 
 def test_more_than_a_thousand_open_files(source, database, start):
-    """States of many views are many files; the stream's connection gets a number beyond them."""
+    """States of many views are many files; the stream's connection has a descriptor above them."""
     files = []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit[1] < 4_000:
@@ -122,7 +122,7 @@ def test_more_than_a_thousand_open_files(source, database, start):
 
 
 def test_rights_that_end_while_a_view_is_blocked(running, source, database):
-    """It cannot even be locked for looking then; the others need not care."""
+    """The view cannot even be locked for a check then; the other views go on."""
     two_views(running, source, database)
     source.execute("CREATE SCHEMA elsewhere")
     with psycopg.connect(database) as blocker:
@@ -137,7 +137,7 @@ def test_rights_that_end_while_a_view_is_blocked(running, source, database):
 
 
 def test_a_look_that_fails_stops_nobody(running, source, database, monkeypatch):
-    """Whether changes concern a view is asked outside of what is guarded for each view."""
+    """The check whether changes concern a view is outside the per-view error handling."""
     two_views(running, source, database)
 
     def broken(self, table_oid, changes):

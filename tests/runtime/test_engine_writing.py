@@ -1,4 +1,4 @@
-"""The sink thread's part of a txid: groups, views that leave, what was written before."""
+"""The sink thread's part of a txid: groups, departing views, txids that are already written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sink(tmp_path):
 
 
 class View:
-    """A result table with progress, and what is written into it."""
+    """A result table with its progress, and the parts that are written to it."""
 
     def __init__(self, conn, number: int, group: str = "") -> None:
         self.conn = conn
@@ -80,7 +80,7 @@ class View:
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Txid of its progress, and which transaction moved it there."""
+        """Txid of its progress, and the transaction that set it."""
         return self.conn.execute(
             "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s", (self.id,)
         ).fetchone()
@@ -165,7 +165,7 @@ def test_jobs_made_ahead_of_the_answers_know_old_progress(conn, owner, sink):
 
 
 def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
-    """By the name of the connection: nothing is written."""
+    """The connection's name reports it: nothing is written."""
     lag = "SELECT lag_ms FROM headrace.list_views()"
     view = View(conn, 1)
     owner.announce()
@@ -184,7 +184,7 @@ def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
     assert owner.due
     owner.look(watermark=watermark)
     assert conn.execute(lag).fetchone() == (0,)
-    # Both times fit into the name, whatever the position.
+    # Both times fit into the application name at any position.
     owner.look(9.0, f"FFFFFFFF/FFFFFFFF {time.time() - 20:.1f}")
     found = conn.execute("SELECT * FROM headrace.worker_position()").fetchone()
     assert found is not None

@@ -1,4 +1,4 @@
-"""One budget given out as grants: never more than there is, and everybody gets on (E-24)."""
+"""One memory budget: reservations never exceed it, and every requester advances (E-24)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Asking(threading.Thread):
-    """Asks for ``size`` bytes again and again, until it has had ``wanted``."""
+    """A thread that reserves ``size`` bytes again and again, until it has had ``wanted``."""
 
     def __init__(self, grants: Grants, size: int, wanted: int, held_s: float = 0.0) -> None:
         super().__init__(daemon=True)
@@ -43,7 +43,7 @@ def all_get_on(asking: list[Asking], timeout_s: float) -> None:
 
 
 def test_e24_five_collections_share_a_budget():
-    """10 MiB, and five that ask for 4: the sum stays below, and nobody waits for ever."""
+    """Five collections ask for 4 MiB each of 10: the sum stays below, and none waits for ever."""
     grants = Grants(10 * MIB, MIB)
     asking = [Asking(grants, 4 * MIB, 40 * MIB, 0.002) for _ in range(5)]
     all_get_on(asking, 60)
@@ -53,7 +53,7 @@ def test_e24_five_collections_share_a_budget():
 
 @pytest.mark.slow
 def test_e24_stress():
-    """For a minute, of all sizes, from many threads."""
+    """Many threads reserve memory of all sizes for a minute."""
     grants = Grants(10 * MIB, MIB)
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -72,7 +72,7 @@ def test_e24_a_grant_is_a_share_of_what_is_free():
 
 
 def test_who_asked_first_is_first():
-    """So a small one does not pass by for ever those who ask for much."""
+    """Small reservations do not overtake large ones for ever."""
     grants = Grants(4 * MIB, 4 * MIB)
     order: list[str] = []
     held = threading.Event()

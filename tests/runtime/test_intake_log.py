@@ -1,4 +1,4 @@
-"""``wal_retention = local``: batches are kept here, and the source need keep them for nobody."""
+"""``wal_retention = local``: the engine stores batches, and the source need not retain its WAL."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ INSERT INTO others VALUES (1, 'one');
 LOCAL = {"wal_retention": "local", "feedback_interval_ms": 20}
 SOURCE = {"wal_retention": "source", "feedback_interval_ms": 20}
 AHEAD = LOCAL | {"buffer_bytes_max": 400}
-"""Hardly a transaction may wait anywhere but in the queue."""
+"""Hardly any transaction may wait outside the queue."""
 both = pytest.mark.parametrize("local", [LOCAL, AHEAD], ids=["local", "ahead"])
 
 
 def views(running, database, source) -> dict[str, int]:
-    """Three views: one of another table."""
+    """Create three views, one of them over another table."""
     items, others = source_plan(source, "items"), source_plan(source, "others")
     return {
         "a": create_view(running, database, "a", items, QUERY),
@@ -44,7 +44,6 @@ def views(running, database, source) -> dict[str, int]:
 
 
 def change(source, rng: random.Random, times: int = 1) -> None:
-    """Some transactions over both tables."""
     for _ in range(times):
         with source.transaction():
             source.execute(
@@ -85,7 +84,7 @@ def end(source) -> int:
 
 
 def moves_on(running, source, beyond: int) -> None:
-    """The source may forget what was before ``beyond``: it was told so, and its WAL may go."""
+    """Wait until the slot is confirmed beyond ``beyond``: the source may remove older WAL."""
     rng = random.Random(1)
 
     def confirmed() -> bool:
@@ -109,7 +108,7 @@ def moves_on(running, source, beyond: int) -> None:
 
 
 def stays(running, source, before: int) -> None:
-    """The source keeps what comes after ``before``."""
+    """Assert that the source still retains the WAL after ``before``."""
     running.on(running.engine.durability.finish)
     assert slot(source, running.settings.slot_name)[0] <= before
 
@@ -155,7 +154,7 @@ def test_with_source_it_does(source, database, start):
 
 @both
 def test_over_restarts_and_switches(source, database, start, local):
-    """Between source and local, both ways, with a view that is paused all the while."""
+    """Between source and local, both ways, while one view is paused."""
     running = start(**SOURCE)
     ids = views(running, database, source)
     pause(running, ids["a"])
@@ -243,7 +242,7 @@ def test_a_failure_at_every_point(source, database, start, local):
         equal(running, source, "b", "c")
     faults.arm("")
     change(source, rng)
-    equal(running, source, "b", "c")  # what the last fault has interrupted goes on again
+    equal(running, source, "b", "c")  # the work that the last fault interrupted continues
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
     assert_consistent(running, source)
@@ -299,7 +298,7 @@ def test_large_transactions_truncates_and_ddl(source, database, start, local):
 
 
 def _flip(folder) -> None:
-    """Change one bit in the middle of every block that holds something."""
+    """Change one bit in the middle of every block that is not empty."""
     path = folder / "blocks"
     data = bytearray(path.read_bytes())
     for begin in range(0, len(data), 131_072):
@@ -314,7 +313,7 @@ def _cut(folder) -> None:
 
 @pytest.mark.parametrize("spoil", [_flip, _cut, shutil.rmtree])
 def test_what_is_kept_is_lost(source, database, start, spoil):
-    """The view that needs it says so; others go on, from a source that has what they need."""
+    """The view that needs the lost log reports it; other views continue from the source's WAL."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     rng = random.Random(19)
@@ -420,7 +419,7 @@ def test_a_view_is_given_up_when_more_is_kept_than_the_budget(source, database, 
 
 
 def test_the_slot_is_lost(source, database, start):
-    """Then nothing that is kept is of use: nobody knows what came after it."""
+    """Then the stored batches are useless: the changes after them are unknown."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     pause(running, ids["a"])
@@ -443,7 +442,7 @@ def test_the_slot_is_lost(source, database, start):
 
 @pytest.mark.parametrize("gone", ["state", "queues"])
 def test_the_power_goes(source, database, start, gone):
-    """Of what was written since the last checkpoint the disk has one, and not the other."""
+    """Of the writes since the last checkpoint one reached the disk, and the other did not."""
     running = start(**LOCAL)
     ids = views(running, database, source)
     rng = random.Random(41)
@@ -475,7 +474,7 @@ def test_the_power_goes(source, database, start, gone):
 
 
 def test_the_state_is_older_than_what_is_kept(source, database, start):
-    """It has lost more than a crash may take: views say so, or are right."""
+    """It has lost more than a crash may lose: views report it, or are right."""
     running = start(**LOCAL)
     views(running, database, source)
     rng = random.Random(43)

@@ -1,4 +1,4 @@
-"""The side lane: a commit group that takes long is processed beside the others (A-37 … A-44)."""
+"""Lagging groups: a slow commit group is processed separately (A-37 … A-44)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TABLES = test_sharing.TABLES
 QUICK = "SELECT id, n FROM orders"
 SLOW = "SELECT o.item, count(*) AS dear FROM orders o GROUP BY o.item"
 MS = 15
-"""What makes a group slow here."""
+"""Milliseconds above which a group is slow in these tests."""
 
 
 @pytest.fixture(autouse=True)
 def dear(monkeypatch) -> None:
-    """Views with a column of that name take longer than that, as the lane is told; others nothing.
+    """Let views with a column named ``dear`` exceed the limit, and other views take no time.
 
-    The lane judges by times that are given here, so the machine's speed decides nothing.
+    The engine classifies by these given times, so the machine's speed decides nothing.
     """
     judge = lagging_groups.LaggingGroups.classify
 
@@ -59,13 +59,13 @@ def _is_dear(unit: Unit) -> bool:
 
 @pytest.fixture
 def stay(monkeypatch) -> None:
-    """Who was slow once stays aside."""
+    """Let a group that was slow once stay separate."""
     monkeypatch.setattr(lagging_groups, "_STAY_S", 3_600.0)
 
 
 @pytest.fixture
 def visiting(monkeypatch) -> set[str]:
-    """Who was slow once is aside for a moment, again and again; the groups that ever were."""
+    """Separate slow groups briefly, again and again; collect their names."""
     monkeypatch.setattr(lagging_groups, "_STAY_S", 0.05)
     monkeypatch.setattr(lagging_groups, "_STAY_S_MAX", 0.05)
     monkeypatch.setattr(lagging_groups, "_SLOW_TIMES", 1)
@@ -88,12 +88,11 @@ def put_in_group(source, name: str, group: str) -> None:
 
 
 def grouped(running, source, dsn: str, group: str, name: str, query: str) -> int:
-    """A view of a commit group."""
     return create(running, dsn, name, query, between=lambda: put_in_group(source, name, group))
 
 
 def aside(running, source, group: str) -> None:
-    """Change things until a group is put aside."""
+    """Change rows until a group is separate."""
     rng = random.Random(1)
     for _ in again_and_again(PATIENCE_S):
         change(source, rng)
@@ -105,7 +104,7 @@ def aside(running, source, group: str) -> None:
 
 @contextlib.contextmanager
 def standing_still(source) -> Iterator[None]:
-    """What is written beside the others is not written."""
+    """Suspend the writes of the separate groups."""
     [(pid,)] = source.execute(
         "SELECT pid FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = 'headrace lane'"
@@ -218,7 +217,7 @@ def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, sta
 
 
 def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
-    """Killed at any moment, the stream still has what its state lacks."""
+    """After a kill at any time, the stream still has the changes that its state lacks."""
     running = start(lane_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -321,7 +320,7 @@ def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay
 
 
 def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypatch):
-    """All go on in one lane then."""
+    """All views then go on in one lane."""
     running = start(lane_ms=MS)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -346,7 +345,7 @@ def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypa
 
 @pytest.mark.parametrize("error", [NoRoom("they hold as much as they may"), OSError(28, "full")])
 def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, error):
-    """Nor after a rewind for who was aside: all go on in one lane."""
+    """After a rewind there is no room for the separate group either: all continue together."""
     running = start(lane_ms=MS)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -367,7 +366,7 @@ def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, e
     check(running, source, quick=QUICK, slow=SLOW)
     assert not running.book.side.groups
     before = running.book.reconnects
-    # As if nobody had been refused: the way in from a batch.
+    # As if no group had been refused: a group becomes separate at a batch.
     running.on(lambda: setattr(running.engine._lane, "_refused_until", 0.0))
     wait_until(lambda: (change(source, rng, 3), len(failed) > 1)[1], "it is tried once more")
     check(running, source, quick=QUICK, slow=SLOW)
@@ -377,7 +376,7 @@ def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, e
 
 
 def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
-    """With the row that it fails of; the rest of its train goes on without it."""
+    """It stops at the row that fails; the rest of its coalesced batch goes on without it."""
     running = start(lane_ms=MS)
     bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
     failing = grouped(running, source, database, "reports", "bad", bad)
@@ -394,7 +393,7 @@ def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start,
     wait_until(lambda: view.status == "error", lambda: f"it is {view.status}")
     assert "division by zero" in view.message
     check(running, source, quick=QUICK, slow=SLOW)
-    # Not what came with the row, nor later; what came before may have been in its train.
+    # Changes in the row's batch or later are missing; earlier ones may be in its coalesced batch.
     found = {item for (item,) in source.execute("SELECT item FROM bad")}
     assert found <= {91}
     change(source, random.Random(9), 5)

@@ -1,4 +1,4 @@
-"""Which view makes others late, and who hears of it."""
+"""Views that make other views late, and the notes and logs that report it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ QUERIES = {"slow": "SELECT id, name FROM items", "quick": "SELECT id, name FROM 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch) -> None:
-    """Views are late sooner."""
+    """Lower the time after which views are late."""
     monkeypatch.setattr(lateness, "LATE_S", LATE_S)
 
 
 @pytest.fixture
 def running(source, database, start):
-    """An engine with a view of each table; they are in one commit group."""
+    """Yield an engine with a view of each table, both in one commit group."""
     made = start()
     for name, table in (("slow", "items"), ("quick", "few")):
         create_view(made, database, name, source_plan(source, table), QUERIES[name])
@@ -51,7 +51,7 @@ def events(logs) -> list[dict]:
 
 
 def check_said_and_over(running, source, logs, what: str) -> None:
-    """Both have a note, beside what else there is; the log names the slow one once."""
+    """Check that both views have a note beside other notes, and the log names the slow one once."""
     found = wait_until(lambda: all(notes(source).values()) and notes(source), "both have a note")
     assert found["quick"] == LATE
     assert found["slow"].startswith(f"it makes other views late: {what} took ")
@@ -73,7 +73,7 @@ def test_a_view_whose_part_of_a_batch_takes_long(source, running, monkeypatch):
     end = Dataflow.end
 
     def slowly(flow: Dataflow, txid: int, attempt: int = 0):
-        # What counts is the processor's time: another program may have the processor.
+        # CPU time counts: another program may have the processor.
         until = time.thread_time() + LONG_S
         while flow._plan.sources[0].table_name == "items" and time.thread_time() < until:
             pass
@@ -108,14 +108,14 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
                 source.execute("INSERT INTO few VALUES (1, 'a')")
             settle(running, source)
         check_said_and_over(running, source, logs, "writing its 200 changed rows")
-    # Meanwhile list_views() tells it of the view that is written, and names that to the others.
+    # Meanwhile list_views() reports it for the view that is written, and names that view to others.
     whats = ["its 200 changed rows are written", "its 1 changed rows are written"]
     assert [(told["view_id"], told["what"]) for told in seen] == list(enumerate(whats, 1))
     assert [differs(source, name, query) for name, query in QUERIES.items()] == [[], []]
 
 
 def test_nobody_is_late_for_a_view_alone_or_within_the_latency(source, running, monkeypatch):
-    """Nobody waits for it who need not have it earlier."""
+    """No view needs its rows earlier, so the slow view makes none late."""
     monkeypatch.setattr(engine, "_GATHER", 0.0)
     running.on(lambda: [v.allow(600_000) for v in running.book.views.values()])
     write = writing._Group.write

@@ -1,4 +1,4 @@
-"""Holds keep what a population needs, and are granted while the engine's thread is busy."""
+"""LSN pins retain WAL for a population; they are granted while the engine's thread is busy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_is_promised_beyond_a_hold_that_was_not_before(database_of_state
     kept: dict[str, tuple[Position, int]] = {}
     for what, value in steps:
         if what == "promise":
-            # Positions only move up; what was promised once stays so.
+            # Positions only move up; a promised position stays promised.
             position = Position(position.txid + value, position.lsn + value)
             promised = holds.promise(position, promised, lambda hold: hold.lsn)
             assert promised <= position.lsn
@@ -100,7 +100,7 @@ def end_of_wal(conn) -> int:
 
 
 def change(running, source, number: int) -> int:
-    """Rows that come and go, until all are written; the position before them."""
+    """Change rows and wait until all are written; return the position before them."""
     before = end_of_wal(source)
     source.execute("UPDATE items SET price = price + %s", (number,))
     settle(running, source)
@@ -123,7 +123,7 @@ def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(source, start, data
     assert set(range(hold.txid + 1, txids[0] + 1)) <= set(txids[1])
     assert confirmed(source, running) <= hold.lsn
     running.stop()
-    # It outlives the worker, and is somebody's until the builder says otherwise.
+    # It outlives the worker, until the builder releases it.
     running = start(feedback_interval_ms=20)
     assert running.book.holds.jobs() == {"job": hold}
     before = change(running, source, 4)

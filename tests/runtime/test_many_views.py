@@ -1,4 +1,4 @@
-"""What the number of views must not cost: work in cycles without changes, statements at a start."""
+"""Costs that must not grow with the number of views: work in idle cycles, statements at a start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STILL = {
     "feedback_interval_ms": _NEVER_MS,
     "checkpoint_interval_ms": 20,
 }
-"""No transaction of another test's database makes this engine look at anything."""
+"""Settings under which other databases' transactions cause no checks by this engine."""
 
 
 def many(running: Running, database: str, conn: psycopg.Connection, count: int) -> None:
@@ -37,7 +37,7 @@ def many(running: Running, database: str, conn: psycopg.Connection, count: int) 
 
 @contextmanager
 def visited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the walks over all units or all states."""
+    """Yield the names of the functions that iterate over all units or all states."""
     seen: list[str] = []
     with monkeypatch.context() as patch:
 
@@ -73,7 +73,7 @@ def test_an_idle_cycle_visits_no_view(source, database, start, monkeypatch):
         return durable and not (book.checkpoints.underway or book.checkpoints.pending)
 
     def visits() -> list[str]:
-        """Walks in a few cycles in which no batch came."""
+        """Return the iterations in a few cycles without a batch."""
         batches, confirmed = book.batches, book.confirmed
         with visited(monkeypatch) as seen:
             cycles(running, _CYCLES)
@@ -83,7 +83,7 @@ def test_an_idle_cycle_visits_no_view(source, database, start, monkeypatch):
 
     wait_until(resting, "all is durable")
     wait_until(lambda: not visits(), "no view is visited")
-    # And it stays so: what there was to do is done.
+    # No work is left, so later cycles iterate over nothing either.
     assert visits() in ([], ["something has happened"])
 
 
@@ -111,7 +111,7 @@ def test_a_view_that_stands_still_costs_no_visit_of_others(source, database, sta
 
 
 def test_the_index_agrees_with_the_units(source, database, start):
-    """After each kind of change, and after views have gone."""
+    """This holds after each kind of change, and after views are dropped."""
     running = start(**_STILL)
     many(running, database, source, 3)
     book, engine = running.book, running.engine
@@ -151,7 +151,7 @@ def test_a_start_sends_as_many_statements_for_any_number_of_views(
     source, database, start, monkeypatch
 ):
     def sent() -> int:
-        """Statements of a start over what an engine has left, and looks at all that has states."""
+        """Count the statements of a start after another engine, and the scans of all its states."""
         seen: list[object] = []
         execute = psycopg.Cursor.execute
         with monkeypatch.context() as patch:
@@ -203,7 +203,7 @@ def test_a_sample_has_only_views_that_were_written(source, database, start, monk
 
 
 def _load_again(running: Running, seen: list[object]) -> int:
-    """Have all views loaded as at a start; returns the number of statements and looks."""
+    """Load all views as at a start, and return the number of statements and scans."""
     book = running.book
     for view in list(book.views.values()):
         view.release()

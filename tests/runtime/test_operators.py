@@ -1,4 +1,4 @@
-"""Nodes of a shared subplan are called as in the plan of the view that is asked about."""
+"""Nodes of a shared subplan have the names of the plan of the view in question."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def join(name: str, left: str, right: str) -> p.JoinSpec:
 
 
 def test_names_of_a_subplan_in_another_plan():
-    # The view that it was cut from had the join first, this one has it second, over a union.
+    # The original view had the join first; this one has it second, over a union.
     part = p.PhysicalPlan(
         (
             source("source_1", 1),

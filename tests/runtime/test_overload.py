@@ -1,4 +1,4 @@
-"""Whether the engine keeps up, and what it says when it does not (A-43, A-44)."""
+"""Overload: whether the engine keeps up, and its messages when it does not (A-43, A-44)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTES = "SELECT note FROM headrace.views"
 
 @pytest.mark.parametrize(("rate", "overloaded"), [(600, True), (500, False), (400, False)])
 def test_a43_what_takes_two_milliseconds_bears_500_rows_a_second(rate, overloaded):
-    """Rows come evenly for ten seconds, and are worked on as long as there is time."""
+    """Rows come evenly for ten seconds, and are processed as long as there is time."""
     cost_s, passed_s = 0.002, 10.0
     done = min(rate * passed_s, passed_s / cost_s)
     load = Workload(passed_s, covered_s=done / rate, worked_s=done * cost_s)
@@ -48,14 +48,14 @@ def test_a43_who_has_no_rest_and_falls_behind_is_overloaded(load, overloaded, ne
 
 @pytest.fixture
 def soon(monkeypatch) -> None:
-    """It is said sooner."""
+    """Shorten the time before overload is reported."""
     monkeypatch.setattr(overload, "_WINDOW_S", 1.0)
     monkeypatch.setattr(overload, "_LOOK_S", 0.1)
 
 
 @pytest.fixture
 def dear(monkeypatch) -> list[float]:
-    """What each batch takes, seconds; the first number counts."""
+    """Make each batch take the seconds of the first element of the returned list."""
     seconds = [0.0]
     end = Dataflow.end
 
@@ -116,7 +116,7 @@ def test_a43_what_an_earlier_process_said_is_said_no_more(source, database, star
 def test_a43_what_is_written_beside_the_others_is_not_what_they_wait_for(
     source, database, start, monkeypatch
 ):
-    """Neither for whether all keep up, nor for who is slow."""
+    """Separate writes count neither for whether all views keep up, nor for which view is slow."""
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)
@@ -129,7 +129,7 @@ def test_a43_what_is_written_beside_the_others_is_not_what_they_wait_for(
 
 
 def test_a43_it_says_that_it_waits_for_the_disk(source, database, start, soon, monkeypatch):
-    """Where nothing can be taken before a checkpoint is written, and none can be."""
+    """Nothing can be processed before a checkpoint is written, and none can be."""
     running = start(checkpoint_txids=1, batch_rows_max=1)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)

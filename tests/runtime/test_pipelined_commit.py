@@ -1,4 +1,4 @@
-"""A commit group in one round trip: what was altered meanwhile, what is lost, who is to blame."""
+"""A commit group in one round trip: concurrent alterations, lost connections, and blame."""
 
 # ruff: noqa: F811
 
@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def careful(monkeypatch) -> list[int]:
-    """The txids that were written view by view."""
+    """Collect the txids that were written view by view."""
     seen: list[int] = []
     carefully = writing._Group._carefully
 
@@ -47,7 +47,7 @@ def write(sink, owner, txid: int, *parts, good: bool = True) -> dict:
 
 
 def changed(view: View, **rows: int):
-    """``changed(v, a1=-1, a2=1)``: rows by their weights."""
+    """Return a part with rows by their weights: ``changed(v, a1=-1, a2=1)``."""
     values = [int(name.removeprefix("a")) for name in rows]
     diffs = pa.RecordBatch.from_arrays(
         [pa.array(values, pa.int32()), pa.array(list(rows.values()), pa.int64())],
@@ -73,7 +73,7 @@ def test_what_a_table_is_known_for_takes_one_round_trip(conn, owner, sink, caref
 
 
 def test_what_is_large_is_written_view_by_view(conn, owner, sink, careful, monkeypatch):
-    """Of all views: not all of it has to be in memory then."""
+    """This holds for all views: the batch need not be in memory as a whole."""
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     parts = [a.part(*range(100)), b.part(*range(100))]
@@ -93,7 +93,7 @@ SPY = (
     "CREATE FUNCTION public.spies() RETURNS boolean LANGUAGE plpgsql"
     " AS $$BEGIN PERFORM nextval('public.ran'); RETURN true; END$$;"
 )
-"""A sequence tells of what has run, also where it was rolled back."""
+"""A sequence shows the statements that have run, also where they were rolled back."""
 ON = "public.v1 FOR EACH ROW EXECUTE FUNCTION public.spy()"
 PLANTED = {
     "before row": f"CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON {ON}",
@@ -166,7 +166,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
     assert "changed by somebody else" in failed[1].message
     assert (a.rows, b.rows) == ([2], [1, 2])
     assert careful == [1, 2]
-    # It is out, and the others are quick again.
+    # It is removed, and the others use the pipelined commit again.
     write(sink, owner, 3, changed(a, a2=-1), b.part(3))
     assert careful == [1, 2]
     assert (a.rows, b.rows) == ([2], [1, 2, 3])
@@ -174,7 +174,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
 
 @pytest.mark.parametrize("how", ["rows", "rights", "savepoint", "transaction"])
 def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, careful, how):
-    """With it psycopg has the server forget all that was prepared, ours too."""
+    """On a rollback psycopg has the server deallocate all prepared statements, also the sink's."""
     a, b = View(conn, 1), View(conn, 2)
     for _ in range(10):
         owner.look()
@@ -199,11 +199,11 @@ def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, carefu
 
 
 def test_one_failure_after_the_other_is_got_over(conn, owner, sink, careful):
-    """What the server keeps prepared has one owner: nobody misses what another has it forget."""
+    """Prepared statements have one owner: none misses a statement that another deallocated."""
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     for txid in range(2, 30, 2):
-        conn.execute(f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}")  # harmless, but not known
+        conn.execute(f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}")  # harmless, but unknown
         write(sink, owner, txid, changed(a, **{f"a{txid - 1}": -1, f"a{txid}": 1}), b.part(txid))
         for _ in range(7 if txid > 6 else 0):
             owner.look()
@@ -277,7 +277,7 @@ def trap():
 def test_a_pipeline_that_dies_in_the_middle(
     conn, owner, sink, careful, trap, database, tmp_path, monkeypatch, how
 ):
-    """Nothing of it stays; what comes after it is the same work once."""
+    """Nothing of it stays; afterwards the same work is done once."""
     views = [View(conn, n) for n in (1, 2)]
     write(sink, owner, 1, *(v.part(1) for v in views))
     parts = [changed(v, a1=-1, a2=1) for v in views]
@@ -295,7 +295,7 @@ def test_a_pipeline_that_dies_in_the_middle(
             else:
                 conn.execute("SELECT pg_terminate_backend(%s, 60000)", (owner.pid,))
 
-        # A row that is locked keeps the server in the middle.
+        # A locked row stops the server in the middle.
         with psycopg.connect(database) as blocker, monkeypatch.context() as patched:
             blocker.execute("SELECT FROM v2 FOR UPDATE")
             patched.setattr(faults, "point", hurt)
@@ -367,7 +367,7 @@ def test_what_always_fails_is_not_tried_each_time(conn, owner, sink, careful, mo
 
 
 def kept(view: View, **rows: int):
-    """As ``changed``, of a view with a history."""
+    """Return a part as ``changed`` does, of a view with a history."""
     return replace(changed(view, **rows), kept=True)
 
 
@@ -398,12 +398,12 @@ def test_changes_are_kept_by_either_way(conn, owner, sink, careful):
     assert told(conn, a) == [(1, [1, 2], ["(1)", "(2)"]), (2, [-1, 1], ["(1)", "(3)"])]
     assert told(conn, b) == [(1, [1], ["(1)"]), (2, [-1], ["(1)"])]
     assert told(conn, c) == []
-    # What a failing view has written is taken back, with its changes; the others' are kept.
+    # The writes of a failing view are rolled back with its changes; other views' writes stay.
     conn.execute("DELETE FROM v1 WHERE a = 3")
     failed = write(sink, owner, 3, kept(a, a3=-1, a9=1), kept(b, a5=1), good=False)
     assert set(failed) == {1}
     assert (len(told(conn, a)), told(conn, b)[2:]) == (2, [(3, [1], ["(5)"])])
-    # One that is taken away without a word to us.
+    # A history that was removed without Headrace's knowledge.
     conn.execute("DELETE FROM headrace.histories")
     write(sink, owner, 4, kept(b, a6=1))
     assert b.rows == [5, 6]
@@ -414,7 +414,7 @@ def test_a_txid_that_comes_again_is_not_kept_again(conn, owner, sink):
     a = View(conn, 1)
     keep(conn, a)
     write(sink, owner, 1, kept(a, a1=1))
-    sink.start(owner)  # as after a loss of the connection: what is written is not known
+    sink.start(owner)  # as after a lost connection: the written txid is unknown
     a.progress = progress.take_over(owner.conn, [1])[1]
     write(sink, owner, 1, kept(a, a1=1))
     write(sink, owner, 2, kept(a, a2=1))

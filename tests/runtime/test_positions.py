@@ -1,4 +1,4 @@
-"""What the state database remembers of the batches (T-11, T-26)."""
+"""Batch positions in the state database (T-11, T-26)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_recorded_batch_keeps_its_end_and_takes_a_new_attempt():
     meta: Meta = {}
     assert kept.record(meta, record(5)) == record(5)
     assert meta == {}, "nothing is written for what is known"
-    # A replay does not know where idle time began, nor when the commit was: the record does.
+    # A replay does not know the beginning of idle time or the time of the commit: the record does.
     again = replace(record(5, attempt=2), start_lsn=0, commit_time_us=0)
     assert kept.record(meta, again) == record(5, attempt=2) == kept[5]
     assert len(meta) == 1

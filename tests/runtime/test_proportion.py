@@ -1,4 +1,4 @@
-"""What concerns one view costs the same with 10 and with 100 others: lines run and rows read are counted."""
+"""Work for one view costs the same beside 10 and 100 other views, in lines run and rows read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TABLES = (
     + "CREATE TABLE moves (id int PRIMARY KEY, n int); INSERT INTO moves VALUES (1, 0), (2, 0);"
 )
 _STILL = {"catalog_poll_ms": 600_000, "feedback_interval_ms": 600_000, "sharing": False}
-"""The looks are those of the test."""
+"""Only the test runs the periodic checks."""
 FEW, MANY = 10, 100
 _SLACK = (MANY - FEW) // 3
-"""A loop over all views takes three times as many lines more, at least."""
+"""A loop over all views runs at least three times as many additional lines."""
 _STUBS = """
 DO $$ BEGIN FOR i IN {first}..{last} LOOP
   EXECUTE format('CREATE TABLE s%s (LIKE v0 INCLUDING ALL)', i);
@@ -46,7 +46,7 @@ class Lines:
         self.by_function: Counter[str] = Counter()
 
     def of(self, work: Callable[[], Any]) -> int:
-        """Lines that ``work`` takes there."""
+        """Count the lines that ``work`` runs there."""
 
         def traced() -> None:
             sys.settrace(self._trace)
@@ -68,7 +68,7 @@ class Lines:
 
 
 def stubs(running: Running, conn: psycopg.Connection, first: int, last: int) -> None:
-    """Have views without rows that read the table of view ``v0``, as from an earlier run."""
+    """Create views without rows that read the table of view ``v0``, as from an earlier run."""
     conn.execute(_STUBS.format(first=first, last=last).encode())
     book = running.book
 
@@ -84,7 +84,7 @@ def stubs(running: Running, conn: psycopg.Connection, first: int, last: int) -> 
 
 
 def look(running: Running) -> None:
-    """What happens once a second."""
+    """Run the checks that the engine makes once a second."""
     engine: Engine = running.engine
     engine.watch.due = engine._healing._tables.due = 0.0
     engine.watch.poll(engine.leaving.fail, lambda moving, stopping: Following({}, frozenset()))
@@ -93,7 +93,7 @@ def look(running: Running) -> None:
 
 
 def rows_read(running: Running, work: Callable[[], Any]) -> int:
-    """Rows of our tables that Postgres reads for statements of the engine's thread."""
+    """Count the rows of Headrace's tables that statements of the engine's thread read."""
 
     def read() -> int:
         conn = running.book.owner.conn
@@ -113,13 +113,13 @@ def rows_read(running: Running, work: Callable[[], Any]) -> int:
 
 
 def test_others_cost_nothing(source, database, start, monkeypatch):
-    """A creation, and a look after something was committed, with 10 and with 100 other views."""
+    """A creation, and a check after a commit, with 10 and with 100 other views."""
     monkeypatch.setattr(result_tables, "_TURN", 5)
     running = start(**_STILL)
     items, moves = source_plan(source, "items"), source_plan(source, "moves")
     create_view(running, database, "v0", items, "TABLE items")
     create_view(running, database, "m", moves, "TABLE moves")
-    # Of so few rows Postgres reads all, index or not.
+    # Postgres reads all of so few rows, with or without an index.
     running.on(lambda: running.book.owner.conn.execute("SET enable_seqscan = off"))
     lines = Lines(running)
     found: dict[int, dict[str, int]] = {}
@@ -163,7 +163,7 @@ def _difference(told: dict[int, Counter[str]] | None) -> list[tuple[str, int]]:
 
 
 def test_each_table_has_its_turn(source, database, start, monkeypatch):
-    """One look is at so many tables, and all are looked at after a transaction, soon or late."""
+    """One check covers a limited number of tables; after a transaction all are checked in turn."""
     monkeypatch.setattr(result_tables, "_TURN", 2)
     running = start(**_STILL)
     create_view(running, database, "v0", source_plan(source, "items"), "TABLE items")

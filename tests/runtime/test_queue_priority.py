@@ -1,4 +1,4 @@
-"""The scheduler's side of the shared table: who is urgent, and who is at work (A-17, A-37, A-42)."""
+"""The scheduler's side of the shared table: urgent and working readers (A-17, A-37, A-42)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NOW_US = (
 
 
 def standing(running, shared: Shared) -> dict[int, Standing]:
-    """Rows of the shared table, of a subplan's queue, written anew; on the engine's thread."""
+    """Rewrite a queue's rows of the shared table on the engine's thread, and return them."""
     running.engine.durability.urgency.write()
     rows = running.book.queues.pool.table.rows()
     return {reader: row for (queue, reader), row in rows.items() if queue == shared.queue_name}
 
 
 def late(running, source, shared: Shared, blocks: int) -> None:
-    """Change things until so many blocks of a queue are on the disk."""
+    """Change rows until ``blocks`` blocks of a queue are on the disk."""
     rng = random.Random(7)
 
     def full() -> bool:
@@ -52,7 +52,7 @@ def late(running, source, shared: Shared, blocks: int) -> None:
 
 
 def spied(monkeypatch, look: Callable[[int], None]) -> None:
-    """``look`` is called with the txid whenever what a subplan sent is read."""
+    """Call ``look`` with the txid whenever the output of a subplan is read."""
     sent = Shared.sent
 
     def spy(shared: Shared, txid: int):
@@ -98,11 +98,11 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
     assert begun <= commits[0] <= ended
     assert seen[0][0].priority > 200
     for own, patient, other, _ in seen:
-        # The one that is called runs; the other has read it long ago, and nothing waits for it.
+        # The called view runs; the other one has read the frame long ago, and nothing waits for it.
         assert own.running
         assert not other.running
         assert own.priority >= 100
-        # Who may be ten times as late is a tenth as late by his own measure.
+        # A view with ten times the latency is a tenth as late by its own measure.
         assert round((own.priority - 100) / 10, 3) == round(patient.priority - 100, 3)
     assert not any(row.running for row in table.rows().values())
     arrived = running.on(lambda: standing(running, shared))
@@ -110,7 +110,7 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
 
 
 def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, start, monkeypatch):
-    """Of two that lack the same; each takes it in the order of commits."""
+    """Two views lack the same txids; each processes them in the order of commits."""
     running = start(queue_block_bytes=BLOCK, queue_memory_bytes=8 * BLOCK)
     one = create(running, database, "one", ROWS)
     two = create(running, database, "two", SUMS)
@@ -140,7 +140,7 @@ def test_a39_who_may_be_late_the_least_is_the_most_urgent(source, database, star
 
 
 def test_a24_memory_holds_while_nothing_is_committed(source, database, start):
-    """No checkpoint comes by itself behind a sink that stands still; queues are written to it."""
+    """A blocked sink causes no checkpoint, and yet the queues leave memory."""
     memory = 8 * BLOCK
     running = start(queue_block_bytes=BLOCK, queue_memory_bytes=memory, lock_timeout_ms=60_000)
     create(running, database, "one", ROWS)
@@ -164,7 +164,7 @@ def test_a24_memory_holds_while_nothing_is_committed(source, database, start):
 
 @pytest.mark.slow
 def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, monkeypatch):
-    """What it reads comes in large pieces, drives out what it has read, and no more."""
+    """The view reads in large pieces, which evict only the frames that it has read."""
     memory = 8 * BLOCK
     running = start(queue_block_bytes=BLOCK, queue_memory_bytes=memory)
     one = create(running, database, "one", ROWS)
@@ -177,13 +177,16 @@ def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, m
     running.on(lambda: running.engine.lifecycle.resume(one))
     check(running, source, one=ROWS, two=SUMS)
     pool = running.book.queues.pool
-    # What is being written is not counted out: it cannot leave before it is synced.
+    # Blocks being written are not subtracted: they cannot be evicted before they are synced.
     assert max(used) <= memory + 2 * BLOCK
     assert pool.file.reads <= pool.file.evictions + 40
 
 
 def test_a40_what_nobody_else_reads_is_handed_over(source, database, start):
-    """Whoever runs next is the only reader: no frame is written.  With a second one, one is."""
+    """A view that runs next as the only reader gets rows without a frame.
+
+    With a second reader, a frame is written.
+    """
     running = start()
     create(running, database, "one", ROWS)
     rng = random.Random(3)

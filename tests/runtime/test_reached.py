@@ -1,4 +1,4 @@
-"""A view is not entered by changes that do not concern it, and misses none that do."""
+"""A view does no work for changes that do not concern it, and misses none that do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSERT INTO rows SELECT i % 3, i FROM generate_series(1, 30) i;
 
 
 def changes(seed: int) -> list[str]:
-    """Statements, each a transaction: rows come into view, leave it, and pass it by."""
+    """Return statements, each a transaction: rows enter the view, leave it, or do not match it."""
     draw = random.Random(seed)
     out = []
     for step in range(60):
@@ -86,6 +86,6 @@ def test_views_that_are_passed_by_stay_equal(source, database, start, seed):
     settle(running, source)
     assert_equal(source, place)
     works = {n: running.book.views[view].works for n, view in views.items()}
-    # The truncation concerns everybody; nothing else does the one that shows no row.
+    # The truncation concerns all views; no other change concerns the view without rows.
     assert works["none"] <= 2 < works["one"]
     running.stop()

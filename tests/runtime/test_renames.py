@@ -1,4 +1,4 @@
-"""Columns are followed by number: renamed, swapped, beside others that come and go."""
+"""Columns are followed by number: renamed, swapped, with other columns added and dropped."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def alter(conn: psycopg.Connection, rng: random.Random, *, drop: bool) -> None:
     ("seed", "poll_ms", "full"), [(0, 5, False), (1, 600_000, False), (2, 5, True)]
 )
 def test_a_view_goes_on_under_any_names(source, start, database, seed, poll_ms, full):
-    """Between two looks nothing that is read is renamed while a column below it is dropped."""
+    """Between two polls no column that is read is renamed while one below it is dropped."""
     rng = random.Random(seed)
     if full:
         source.execute("ALTER TABLE t REPLICA IDENTITY FULL")

@@ -114,7 +114,7 @@ def test_a_cancel_arrives_as_one(tmp_path):
 
 
 def test_a_request_that_is_cancelled_in_one_go_is_answered(tmp_path):
-    """Both lines are read at once: its cancel comes before the request's first step."""
+    """Both lines are read at once: the cancel comes before the request's first step."""
     asked = b'{"type": "_Ask", "id": 1, "method": "wait", "params": {}}\n'
     cancelled = b'{"type": "_Cancel", "id": 1}\n'
 

@@ -65,7 +65,7 @@ committed 3.3 | commit 4.3, batch 7.0
 
 
 def carry_out(c: Coordinator, event: str):
-    """What the coordinator emits for an event of the trace."""
+    """Return the coordinator's emissions for an event of the trace."""
     match event.replace("stale ", "").replace("of commit ", "").split():
         case ["start" | "tick"]:
             return c.tick()
@@ -181,7 +181,7 @@ def test_T_14_nothing_of_a_finished_txid_is_kept():
         c.committed(txid, 1)
         c.durable(txid)
     assert edge.statistics()["frames"] == edge.statistics()["rows"] == 0
-    # What is left is the last txid's attempt, by which a late message is known.
+    # Only the last txid's attempt is left; it identifies late messages.
     for made in flow._nodes.values():
         assert made._attempts == {29: 1}
         assert all(not p.held and p.rows == 0 for p in made._inputs)
@@ -190,7 +190,7 @@ def test_T_14_nothing_of_a_finished_txid_is_kept():
 
 
 def fill(count: int) -> list[bytes]:
-    """A stream of ``count`` transactions, each with two rows, over one table."""
+    """Return a stream of ``count`` transactions, each with two rows, over one table."""
     out = []
     for number in range(1, count + 1):
         body = [] if number > 1 else [relation()]
@@ -207,7 +207,7 @@ def test_T_15_five_replays_give_the_same_bytes(name):
         store, decoder = MemoryStore(), Decoder()
         batcher = Batcher(start_lsn=0, cuts=[Cut(1, 30), Cut(2, 60)], interval_s=0)
         messages = fill(6)
-        # However the socket cuts the stream.
+        # The socket may cut the stream anywhere.
         for start in range(0, len(messages), attempt + 1):
             batcher.add(messages[start : start + attempt + 1])
         digest = hashlib.sha256()
@@ -286,13 +286,13 @@ def test_T_24_a_failure_takes_all_later_ones_back():
     c.processed(2, 0)
     c.processed(3, 0)
     assert words(c.failed(1, 0)) == "batch 1.1 2.1 3.1"
-    # What they computed stood on the batch that failed.
+    # Their results depended on the batch that failed.
     assert {f.state for f in c.flights()} == {FlightState.PROCESSING}
     assert c.processed(2, 0) == []
 
 
 def test_T_24_no_row_is_skipped_when_a_replayed_batch_is_shorter():
-    # The records were lost with the machine's power, so the batches are cut anew.
+    # The records were lost in a power failure, so the batches are cut anew.
     c = Coordinator(max_pending=2)
     rows = [m for i in range(1, 101) for m in transaction(i * 10, [b"I" + bytes(5)])]
     first = Batcher(start_lsn=0, interval_s=0, rows_max=150)
@@ -329,7 +329,7 @@ def test_T_25_stale_answers_change_nothing():
 
 
 def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
-    """The same range is emitted again, although more has come in the meantime."""
+    """The same range is emitted again, although more transactions have come in the meantime."""
     stream = fill(9)
     db = RocksDatabase(tmp_path / "state")
     records = positions.records(db)
@@ -476,7 +476,7 @@ def job(txid: int, attempt: int = 0) -> CommitJob:
 
 
 def begun(count: int) -> Pipeline:
-    """A pipeline with txids 1 … ``count`` taken and processed."""
+    """Return a pipeline with txids 1 … ``count`` taken and processed."""
     pipeline = Pipeline(count)
     pipeline.rewind(1, 0, {})
     for txid in range(1, count + 1):
@@ -513,7 +513,7 @@ def test_T_10_T_25_nothing_later_commits_after_a_failure():
     pipeline.rewind(1, 3, {})
     assert [pipeline.begin(txid) for txid in (1, 2, 3)] == [1, 1, 1]
     for txid in (1, 2, 3):
-        pipeline.processed(job(txid, 0))  # of the attempt that was given up
+        pipeline.processed(job(txid, 0))  # of an earlier attempt
     assert states(pipeline) == "1.1 processing 2.1 processing 3.1 processing"
     pipeline.processed(job(1, 1))
     assert pipeline.next_job(0) == job(1, 1)
@@ -546,7 +546,7 @@ def test_T_30_what_is_being_written_cannot_just_be_taken_back():
     assert pipeline.next_job(0) == job(1)
     assert not pipeline.take_back(1)
     assert states(pipeline) == "1.0 committing 2.0 processed"
-    pipeline.committed(Answer(job(1)))  # nobody waits for that any more
+    pipeline.committed(Answer(job(1)))  # a late answer, which is ignored
     with pytest.raises(TransientError, match="batch 1 was failed"):
         pipeline.answers()
     pipeline.abort(lambda: None)
@@ -561,7 +561,7 @@ def test_T_30_what_is_being_written_cannot_just_be_taken_back():
 
 
 class Bolt(Collection):
-    """Passes rows on; tells when it executes and finishes."""
+    """A node that passes rows on and records its execute and finish calls."""
 
     def __init__(self, name: str, ports: int, told: list[str]) -> None:
         super().__init__(name, (Field("x", INT4),), ports)
@@ -582,8 +582,8 @@ class Bolt(Collection):
 class Topology:
     """A→{B, C}, B→C, C→D over queues that deliver in any order of edges.
 
-    A committer has one port more than inputs: the commit signal is the TimeEnd that comes there.
-    So B's successors finish in the commit phase because of the counting of TimeEnds alone (T-22).
+    A committer has one more port than inputs: the commit signal is the TimeEnd on that port. B's
+    successors finish in the commit phase only because TimeEnds are counted (T-22).
     """
 
     def __init__(self) -> None:
@@ -606,7 +606,7 @@ class Topology:
         self.edges["B", 1].append(TimeEnd(txid, attempt))
 
     def run(self, data: st.DataObject) -> None:
-        """Deliver until nothing moves."""
+        """Deliver messages until no queue has any."""
         while full := sorted(edge for edge, queue in self.edges.items() if queue):
             name, port = data.draw(st.sampled_from(full))
             message = self.edges[name, port].popleft()
@@ -638,7 +638,7 @@ def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
 
 @given(st.data())
 def test_T_20_T_22_a_committer_downstream_needs_no_signal_of_its_own(data):
-    """D commits too: its complete batch comes only within the commit phase, in order."""
+    """D commits too: its complete batch comes only in the commit phase, in order."""
     top, c = Topology(), Coordinator(max_pending=3)
     effects: list[int] = []
     time_end = top.bolts["D"].time_end
@@ -667,7 +667,7 @@ def test_T_20_T_22_a_committer_downstream_needs_no_signal_of_its_own(data):
 
 
 def test_T_19_basic_batch_and_committing_collections():
-    """A filter sends as rows come; a group by once, at the end; nothing is shown before."""
+    """A filter sends rows at once, a group by once at the end; nothing is visible before."""
     one, two = table(1), table(2)
     sent: dict[str, list[int]] = {}
     for name, node in (("filter map", "keep"), ("reduce", "total")):

@@ -44,7 +44,7 @@ def test_T_1_T_4_a_count_counts_every_word_once(source, start, database, point):
     after = stored(source, "v")
     assert (before[0], after[0]) == (10, 15)
     assert after[2] > before[2]
-    # Where the commit had been made the replay wrote nothing: one row version, one move.
+    # Where the commit had succeeded the replay wrote nothing: one row version, one move.
     assert source.execute("SELECT count(*) FROM moves").fetchone() == (1,)
     write(source, *["man"] * 5)
     settle(running, source)
@@ -106,7 +106,7 @@ def test_T_7_views_work_on_one_batch_at_the_same_time(source, start, database, m
 
 
 def test_small_batches_of_brief_views_are_worked_on_in_turn(source, start, database, monkeypatch):
-    """A second thread would cost more than it helps; who was slow gets one all the same."""
+    """A second thread would cost more than it saves; a view that was slow still gets one."""
     running = start()
     for name in ("a", "b", "slow"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)
@@ -181,7 +181,7 @@ def test_T_11_T_26_batches_are_recorded_and_forgotten(source, start, database):
 
 
 def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypatch):
-    """Rows that come again are dropped by our own position, and counted."""
+    """Repeated rows are dropped by Headrace's position, and counted."""
     slot = f"headrace_{source.info.dbname}"
     running = start(feedback_interval_ms=20)
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
@@ -195,7 +195,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     drop_slot(source, slot)
     source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot))
     source.execute("SELECT pg_drop_replication_slot(%s)", (f"{slot}_old",))
-    # Postgres would skip them at our asking; a server that does not must do no harm either.
+    # Postgres would skip them on request; a server that does not must do no harm either.
     monkeypatch.setattr(receiver, "format_lsn", lambda _: "0/0")
     running = start()
     write(source, "last")
@@ -205,7 +205,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
 
 
 def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
-    """A slot that was lost and made anew is another stream: the views say so and stay."""
+    """A recreated slot is another stream: the views report it and stay stopped."""
     slot = f"headrace_{source.info.dbname}"
     running = start()
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
@@ -249,7 +249,7 @@ def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatc
 
 
 def test_T_29_a_row_lost_on_the_way_to_the_dataflows(source, start, database, monkeypatch):
-    """In every attempt: the view stops, the others go on."""
+    """This happens in every attempt: the view stops, the others go on."""
     running = start()
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)

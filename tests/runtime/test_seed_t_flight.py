@@ -35,7 +35,7 @@ TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"
 
 
 class Sink:
-    """A result table ``v (x int)`` with progress, and the sink thread's work on it by hand."""
+    """A result table ``v (x int)`` with progress, and direct calls of the sink thread's work."""
 
     def __init__(self, dsn: str, folder, source) -> None:
         self.source = source
@@ -59,14 +59,14 @@ class Sink:
         self.thread.start(self.owner)
 
     def write(self, txid: int, attempt: int = 0, *, at: int | None = None) -> Answer:
-        """Add row ``txid``; ``at``: what we think is stored."""
+        """Add row ``txid``; ``at`` is the txid that the writer assumes to be stored."""
         known = self.progress if at is None else replace(self.progress, txid=Txid(at))
         rows = diffs(self.target.schema, f"+ {txid}")
         part = ViewPart(1, self.target, "", known, rows)
         return self.thread.write(self.owner, CommitJob(txid, attempt, txid * 16, 1, 0, (part,)))
 
     def stored(self) -> tuple[int, int, list[int]]:
-        """Progress (txid, attempt), and the table."""
+        """Return progress (txid, attempt) and the rows of the table."""
         row = self.source.execute("SELECT txid, attempt FROM headrace.progress").fetchone()
         rows = self.source.execute("SELECT x FROM v ORDER BY x").fetchall()
         return (*row, [x for (x,) in rows])
@@ -104,7 +104,7 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
     assert sink.write(5, 3).progress == {}
     done = (8, 0, [5, 6, 7, 8])
     assert sink.stored() == done
-    # Commit n + 1 when n - 1 is stored: what we think was written is not there.
+    # Commit n + 1 when only n - 1 is stored: the assumed txid was not written.
     with pytest.raises(BugError, match="a gap"):
         sink.write(10, at=9)
     assert sink.stored() == done
@@ -122,7 +122,6 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
 
 
 def in_commit(running) -> int | None:
-    """The txid that is being committed."""
     found = [f for f in running.book.pipeline.flights() if f.state is FlightState.COMMITTING]
     return found[0].txid if found else None
 
@@ -165,7 +164,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
 
 @pytest.fixture
 def gate(monkeypatch):
-    """An event that the sink thread waits for before it writes."""
+    """Make the sink thread wait for the returned event before it writes."""
     event = threading.Event()
     event.set()
     commit_of = SinkThread.write
@@ -185,7 +184,7 @@ def states(running) -> list[tuple[int, int, str]]:
 
 
 def fly(running, source, count: int) -> list[int]:
-    """Commit words until ``count`` batches are processed and none is written; their txids."""
+    """Commit words until ``count`` processed batches wait to be written; return their txids."""
     for i in range(count):
         write(source, f"flying {i}")
         wait_until(
@@ -214,7 +213,7 @@ def test_T_8_T_9_batches_are_processed_while_one_commits(source, start, database
 
 @pytest.mark.parametrize("point", ["cp12", "cp13", "cp14", "cp15"])
 def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(source, start, database, gate, point):
-    """In processing (cp12) or commit: nothing lost, nothing twice, whatever was in flight."""
+    """In processing (cp12) or commit, nothing is lost or written twice with three in flight."""
     running = start(max_inflight_batches=4)
     physical, query = count_of(source, "man")
     create_view(running, database, "v", physical, query)
@@ -235,7 +234,7 @@ def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(source, start, dat
 
 
 def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate):
-    # Without checkpoints all records are kept, to be looked at.
+    # Without checkpoints all records stay for inspection.
     running = start(
         max_inflight_batches=4, checkpoint_txids=1_000_000, checkpoint_interval_ms=1_000_000
     )

@@ -1,4 +1,4 @@
-"""Subplans that views have in common: kept once, right whatever happens to one of the views."""
+"""Subplans that views share: stored once, and right after any event of one of the views."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUICK = (faults.COLLECTIONS_DONE, faults.COMMIT_ANSWERED, faults.CHECKPOINT_WRIT
 
 
 def rarely(point: str, often: tuple[str, ...]):
-    """A parameter that is tried with the slow tests only, unless it is one of ``often``."""
+    """Return a parameter that only the slow tests use, unless it is one of ``often``."""
     return pytest.param(point, marks=[pytest.mark.slow] * (point not in often))
 
 
@@ -59,7 +59,6 @@ def create(running, dsn: str, name: str, query: str, **more) -> int:
 
 
 def change(source, rng: random.Random, transactions: int = 1) -> None:
-    """Random transactions over both tables."""
     for _ in range(transactions):
         with source.transaction():
             for _ in range(rng.randint(1, 4)):
@@ -86,7 +85,7 @@ def check(running, source, **queries: str) -> None:
 
 
 def joined(running, count: int = 1) -> list[Shared]:
-    """The shared subplans, once everybody who can has joined."""
+    """Wait until all eligible views have joined, and return the shared subplans."""
     sharing = running.engine.sharing
     wait_until(lambda: not sharing._joining, "nobody is left to join")
     found = list(running.book.subplans.values())
@@ -99,7 +98,7 @@ def drop(running, view_id: int) -> None:
 
 
 def states(running, view_id: int) -> set[str]:
-    """Names of the states of a view (or shared subplan) on disk and in memory."""
+    """Return the names of the non-empty states of a view (or shared subplan)."""
 
     def read() -> set[str]:
         running.engine.durability.finish()
@@ -110,7 +109,7 @@ def states(running, view_id: int) -> set[str]:
 
 
 def test_a_new_view_looks_at_no_view_that_it_does_not_concern(source, database, start, monkeypatch):
-    """However many views there are: of a shared subplan, and of nothing shared."""
+    """The cost does not depend on the number of other views, with a shared subplan and without."""
     running = start()
     looked: list[object] = []
     largest = subplans.largest
@@ -143,7 +142,7 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
     assert any("join" in name for name in states(running, shared.id))
     flow = running.book.views[one].flow(running.settings, running.book.evaluators)
     assert not any("join" in name for name in flow.metrics())
-    # A third one joins what is there.
+    # A third view joins the shared subplan.
     three = create(running, database, "three", MOST)
     assert joined(running) == [shared]
     change(source, random.Random(2), 20)
@@ -152,7 +151,7 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
 
 
 def test_a42_what_is_derived_carries_when_the_oldest_was_committed(source, database, start):
-    """In the queue of what two views share, and in that of the batches; read from there too."""
+    """The queues of the shared subplan and of the batches have it, also when read again."""
     running = start(wal_retention="local")
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
@@ -167,7 +166,7 @@ def test_a42_what_is_derived_carries_when_the_oldest_was_committed(source, datab
         moments.append(row[0])
 
     def gather() -> None:
-        """Amid the engine's work: what comes meanwhile is one batch."""
+        """Send transactions while the engine works, so that they become one batch."""
         for n in (1, 2, 3):
             look()
             source.execute("UPDATE orders SET n = n + 1 WHERE id %% 3 = %s", (n % 3,))
@@ -284,7 +283,7 @@ def test_a_paused_view_is_fed_what_it_missed(source, database, start):
 
 
 def test_a_paused_view_is_fed_from_the_disk(source, database, start):
-    """What it missed is more than the queues may have in memory."""
+    """The view missed more than the queues may have in memory."""
     block = 4096
     running = start(queue_block_bytes=block, queue_memory_bytes=4 * block)
     one = create(running, database, "one", ROWS)
@@ -310,7 +309,7 @@ def test_a_paused_view_is_fed_from_the_disk(source, database, start):
 
 
 def test_a_view_that_joined_after_a_txid_of_others_is_fed_what_it_missed(source, database, start):
-    """The last txid before that need not have brought the subplan anything."""
+    """The last txid before that may have brought the subplan nothing."""
     source.execute("CREATE TABLE apart (id int PRIMARY KEY)")
     running = start()
     create(running, database, "other", "SELECT id FROM apart")
@@ -335,7 +334,7 @@ def test_a_view_that_joined_after_a_txid_of_others_is_fed_what_it_missed(source,
 
 
 def _flip(folder: Path) -> None:
-    """Change one bit in the middle of every block that holds something."""
+    """Change one bit in the middle of every block that is not empty."""
     path = folder / "blocks"
     data = bytearray(path.read_bytes())
     for start in range(0, len(data), 131_072):
@@ -349,7 +348,7 @@ def _remove(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_flip, _remove], ids=["flipped", "removed"])
 def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
-    """It says so and shows its last contents, never wrong rows; the other one goes on."""
+    """It reports the loss and shows its last contents, never wrong rows; the other one goes on."""
     running = start()
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
@@ -375,7 +374,7 @@ def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
 
 
 class Stopped:
-    """An engine that does not run, for ``create_view``: everything is held at its position."""
+    """A stopped engine for ``create_view``, which populates at the engine's position."""
 
     def __init__(self, running) -> None:
         self.settings = running.settings
@@ -392,7 +391,7 @@ def test_nobody_joins_before_the_stream_has_reached_the_snapshot(source, databas
     change(source, rng, 5)
     running.stop()
     change(source, rng, 20)
-    # Its state is ahead of the stream, though not of its txids.
+    # Its state is ahead of the stream, but not of the stream's txids.
     create(Stopped(running), database, "two", ROWS, adopt=False)
     change(source, rng, 20)
     running = start(batch_rows_max=1)
@@ -502,7 +501,7 @@ def test_views_come_and_go_while_rows_change(source, database, start):
 
 
 def test_what_was_sent_of_batches_that_were_never_recorded_is_sent_anew(source, database, start):
-    """The power of the machine has taken their records, and not what stood in the queue."""
+    """A power failure has taken their records, but not the frames in the queue."""
     running = start()
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
@@ -515,7 +514,7 @@ def test_what_was_sent_of_batches_that_were_never_recorded_is_sent_anew(source, 
     settings = running.settings
     storage = Storage(settings.queue_dir, settings.queue_bytes_max, settings.queue_block_bytes)
     queue = storage.get(shared.queue_name)
-    with queue.together():  # of a batch that will be cut otherwise
+    with queue.together():  # of a batch with other bounds after the replay
         queue.put(Header(Kind.DIFFS, last + 1, 0, 0, 0), pa.RecordBatch.from_pylist([], schema))
         queue.put(Header(Kind.TIME_END, last + 3, 0, 0, 0))
     storage.close()
@@ -545,7 +544,7 @@ def test_kill_9_at_every_point(source, database, start, point):
     running = start(feedback_interval_ms=20)
     ids = {n: create(running, database, n, q) for n, q in queries.items()}
     joined(running, 2)
-    if point != faults.FEEDBACK_SENT:  # nothing is confirmed while it stands
+    if point != faults.FEEDBACK_SENT:  # nothing is confirmed while it is paused
         running.on(lambda: running.engine.lifecycle.pause(ids["one"]))
     change(source, random.Random(12), 5)
     running.stop()

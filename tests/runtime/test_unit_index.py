@@ -48,7 +48,7 @@ def test_a_view_is_never_missing_while_another_object_takes_its_place(moments):
 
 
 def test_a_view_that_was_replaced_or_removed_changes_nothing(moments):
-    """A thread that still works on one reports to nobody, however late the report comes."""
+    """A thread that still works on such a view reports nothing, however late."""
     before, removed = moments.views[1], moments.views[2]
     moments.views[1] = view(1, txid=4)
     del moments.views[2]

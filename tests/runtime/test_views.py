@@ -1,4 +1,4 @@
-"""What a population has staged, as the worker reads it."""
+"""The staged result of a population, as the worker reads it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ FOLLOWED = {
     "rewritten", "longer", "widened", "full", "nothing", "keyless", "rekeyed", "parent",
     "relabelled", "reshaped",
 }  # fmt: skip
-"""Those that a resync mends by itself, as it does what is lost."""
+"""Alterations that a resync repairs by itself, as it does those of ``LOST``."""
 LOST = {"unpublished", "republished", "filtered"}
 KINDS = dict.fromkeys(FOLLOWED, StructureChanged) | dict.fromkeys(LOST, ContinuityLost)
 TYPES = {
@@ -79,7 +79,7 @@ HARMLESS = [
     "ALTER TABLE {t} ALTER w SET DEFAULT 'x'",
     "TRUNCATE {t}",
     "ALTER TYPE mood ADD VALUE 'new' BEFORE 'ok'",
-    "ALTER TABLE {t} ENABLE ROW LEVEL SECURITY",  # its owner is not bound by it
+    "ALTER TABLE {t} ENABLE ROW LEVEL SECURITY",  # the owner is exempt from it
     "ALTER TABLE {t} RENAME TO other_name",
     "CREATE SCHEMA elsewhere",
     "ALTER TABLE other_name SET SCHEMA elsewhere",
@@ -94,7 +94,7 @@ READY = False
 
 
 def table(name: str, extra: str = "") -> str:
-    """The statements that make it."""
+    """Return the statements that create and fill the table."""
     return (
         f"CREATE TABLE {name} (id int PRIMARY KEY, v int NOT NULL, w varchar(10) {extra});"
         f"INSERT INTO {name} SELECT i, i, i FROM generate_series(1, 9) i;"
@@ -124,7 +124,7 @@ def status(conn: psycopg.Connection, name: str) -> tuple:
 
 
 def stopped(conn: psycopg.Connection, name: str, *codes: str) -> str:
-    """Wait until the view has stopped as it should; its message."""
+    """Wait until the view has stopped with one of the codes, and return its message."""
     wait_until(lambda: status(conn, name)[0] != "running", f"{name} does not stop")
     state, message, code = status(conn, name)
     assert state == "error", (name, message)
@@ -134,13 +134,13 @@ def stopped(conn: psycopg.Connection, name: str, *codes: str) -> str:
 
 
 def polled(running: Running) -> None:
-    """Return after a look at the catalog that began after the call."""
+    """Wait for a poll of the catalog that began after the call."""
     running.on(lambda: setattr(running.engine.watch, "due", 0.0))
     running.on(running.engine.look_at_catalog)
 
 
 def test_looks_cost_little_where_nothing_has_changed(source, start, database, monkeypatch):
-    """None of the catalog while the source is idle; else one, which each view is not compared with."""
+    """No read of the catalog while the source is idle; else one, without a comparison per view."""
     running = start(catalog_poll_ms=600_000)
     for name in ("a", "b", "c"):
         plan = source_plan(source, "keep")
@@ -162,7 +162,7 @@ def test_looks_cost_little_where_nothing_has_changed(source, start, database, mo
     monkeypatch.setattr(fingerprint, "difference", noted)
 
     def idle() -> bool:
-        """Whether a look came while no transaction of the whole server did."""
+        """Return whether the server ran no transaction during one poll."""
         before = fingerprint.snapshot(source)
         polled(running)
         del reads[:]
@@ -284,7 +284,7 @@ def test_publication_changed(source, start, database, ddl, why):
         source.execute(ddl)
         source.execute("UPDATE keep SET v = 50 WHERE id = 5")
     message = stopped(source, "v")
-    # The stream may be the first to find out that there is no publication.
+    # The stream may be the first to detect that there is no publication.
     assert why in message or "publication" in message, message
     if "ALTER" in ddl:
         source.execute(
@@ -300,7 +300,7 @@ def test_publication_changed(source, start, database, ddl, why):
 
 
 def test_facts_of_a_version_that_kept_no_rights(source):
-    """Whose they were cannot be found out: such views are filled anew."""
+    """Their owners are unknown: such views are populated again."""
     owner = names.role(source, None).oid
     uses = Uses(frozenset(), frozenset(), frozenset(), owner)
     taken = fingerprint.take(source, uses, "none", results.revisions)
@@ -377,7 +377,7 @@ PHASES = ("publication", "snapshot", "reading", "adopting")
     ],
 )
 def test_alteration_during_population(source, start, database, ddl):
-    """At each step: the view is exact afterwards, or it was refused, or it stopped."""
+    """After each step the view is exact, or it was refused, or it stopped."""
     source.execute("ALTER TABLE keep ADD m mood")
     running = start(catalog_poll_ms=50)
     running.engine.running.wait(PATIENCE_S)
@@ -434,7 +434,7 @@ def test_alteration_during_population(source, start, database, ddl):
 
 
 def test_renaming_during_population(source, start, database):
-    """Names that two columns exchange while they are read: the view has what was asked for."""
+    """Two columns exchange their names while they are read: the view has the requested ones."""
     source.execute("CREATE TABLE n (id int PRIMARY KEY, a int, b int)")
     source.execute("INSERT INTO n SELECT i, i, -i FROM generate_series(1, 9) i")
     running = start(catalog_poll_ms=50)

@@ -1,4 +1,4 @@
-"""What the worker says of how far it is, by what it knows of commits and of the server's WAL."""
+"""The worker's reported watermark, from its knowledge of commits and the server's WAL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMITTED = clock.from_postgres(COMMITTED_AT_US).timestamp()
 
 @pytest.fixture
 def book(monkeypatch) -> Any:
-    """One running view, which has everything up to LSN 100, batch 1."""
+    """Return one running view, which has everything up to LSN 100, batch 1."""
     found = Moments(monkeypatch)
     found.views[1] = view(1, mark=StateMark(0, 100, 0))
     return SimpleNamespace(
@@ -33,7 +33,7 @@ def book(monkeypatch) -> Any:
 
 
 def test_a_known_lag_stays_known(book):
-    """Although WAL that no batch is of is always written beside, which is never covered."""
+    """It stays known although other WAL, which no batch covers, is always written."""
     watermark = Watermark(book)
     assert watermark.text() == "", "it has not looked"
     watermark.sample(COMMITTED + 1, 500)
@@ -58,7 +58,7 @@ def test_a_known_lag_stays_known(book):
 
 
 def test_a_view_that_lacks_a_batch_holds_the_watermark_amid_every_change(book):
-    """The sink's thread may publish at any moment, also while the view is counted anew."""
+    """The sink's thread may publish at any time, also while the view is counted again."""
     watermark = Watermark(book)
     watermark.sample(COMMITTED + 1, 100)
     watermark.text()

@@ -1,4 +1,4 @@
-"""Views that are placed on another worker: as exact as any, whichever process is killed when."""
+"""Views placed on another worker: as exact as local ones, with any process killed at any time."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ TABLES = test_sharing.TABLES
 
 
 def placed(running, source, dsn: str, name: str, query: str, worker: str = "w1", **more) -> int:
-    """A view that is placed on another worker."""
     return create(running, dsn, name, query, between=lambda: place(source, name, worker), **more)
 
 
 @pytest.fixture
 def worker(database, tmp_path) -> Iterator[HostProcess]:
-    """Worker "w1", a process of its own."""
+    """Yield worker "w1", a separate process."""
     with hosted.process(settings_for(database, tmp_path / "data"), "w1") as process:
         yield process
 
 
 def goes(running, source, *views: int) -> None:
-    """Random changes, until views that are placed elsewhere go on."""
+    """Change rows at random until the views on other workers have advanced."""
     for view in views:
         reached(running, view)
     change(source, random.Random(5), 3)
@@ -116,7 +115,7 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
     change(source, random.Random(2), 5)
     wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
     check(running, source, most=MOST)
-    # It is asked again and again, and nobody waits for its answer.
+    # The engine keeps asking, and no view waits for the answer.
     outpost = running.book.hosts["w1"]
     wait_until(lambda: outpost.slow, "it does not answer")
     for _ in range(20):
@@ -163,7 +162,7 @@ def test_a_view_that_is_dropped_leaves_the_worker(source, database, start):
 
 
 def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, worker, tmp_path):
-    """After some deaths it is known which one it is."""
+    """After some deaths the view is identified."""
     running = start()
     worker.wait()
     bad = placed(running, source, database, "bad", "SELECT id, n FROM orders WHERE n > 100")
@@ -191,7 +190,7 @@ def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, wor
 
 
 def test_a_damaged_state_is_set_aside(source, database, start, worker):
-    """And the views there stop, to be filled anew."""
+    """The views there stop and must be populated again."""
     running = start()
     worker.wait()
     view = placed(running, source, database, "sums", SUMS)
@@ -277,7 +276,7 @@ def test_it_goes_on_after_anything(source, database, start, worker, seed):
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
 )
 def test_three_workers_go_on_after_anything(source, database, start, tmp_path, seed):
-    """Views of one transaction on three workers, of which any is killed or stopped at any time."""
+    """Views of one transaction on three workers, each of which is killed or stopped at any time."""
     rng = random.Random(seed)
     changes = {"checkpoint_txids": 3}
     running = start(**changes)
@@ -317,7 +316,7 @@ def test_three_workers_go_on_after_anything(source, database, start, tmp_path, s
 
 @pytest.mark.slow
 def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
-    """The one before it may not know: its link is cut without a word, or it was stopped."""
+    """The earlier coordinator may not know it: its link is cut silently, or it was stopped."""
     settings = settings_for(database, tmp_path / "data")
     with hosting(settings, "w1"), contextlib.ExitStack() as stack:
 
@@ -328,7 +327,7 @@ def test_who_has_begun_later_is_the_coordinator(database, tmp_path):
             return made
 
         first = linked(5)
-        # Again, by a link that nobody has ended; it does not wait for the other one's end.
+        # Reconnect while the old link is still open; the new link does not wait for its end.
         again = linked(5)
         wait_until(lambda: not first.up, "the first one is let go")
         with pytest.raises(OutOfReach):
@@ -355,7 +354,7 @@ def test_patience_grows_with_a_worker_that_is_silent_again_and_again():
 
 
 def test_marks_beside_records_that_are_lost_are_void(source, database, start, worker):
-    """The writer's disk is lost: a txid means other rows then, and states elsewhere are no use."""
+    """The writer's disk is lost: txids then mean other rows, and states elsewhere are useless."""
     running = start()
     worker.wait()
     placed(running, source, database, "sums", SUMS)
@@ -366,7 +365,7 @@ def test_marks_beside_records_that_are_lost_are_void(source, database, start, wo
     running = start()
     wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
     assert status_of(source, "sums")[1] == "55H02"
-    # What is placed there from now on is known by the new records, also after a restart.
+    # The new records cover later placements, also after a restart.
     placed(running, source, database, "most", MOST)
     change(source, random.Random(2), 5)
     check(running, source, most=MOST)

@@ -1,4 +1,4 @@
-"""What a coordinator emits, as the requirements write it."""
+"""A coordinator's emissions in the notation of the requirements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.runtime.coordinator import Emission, EmitBatch
 
 
 def words(emitted: Sequence[Emission]) -> str:
-    """``batch 1.0 2.0, commit 1.0``, or a dash."""
+    """Format emissions as ``batch 1.0 2.0, commit 1.0``, or a dash if there are none."""
     out: list[str] = []
     for emission in emitted:
         kind = "batch" if isinstance(emission, EmitBatch) else "commit"

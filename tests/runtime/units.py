@@ -1,4 +1,4 @@
-"""Units and their index without an engine, and what other threads may see amid a change."""
+"""Units and their index without an engine, and the index as threads see it during a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Lock:
 
 
 class Moments:
-    """What other threads may see of an index during a change."""
+    """Records the states of an index that other threads may see during a change."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._looking = False
@@ -54,7 +54,7 @@ class Moments:
             self._looking = False
 
     def during(self, change: Callable[[], object]) -> list[set[int]]:
-        """The views that were behind txid 9, at each moment at which somebody could look."""
+        """Return the sets of views behind txid 9 that were visible during the change."""
         self.seen.clear()
         change()
         assert self.seen, "the change has not reached the index"
@@ -64,7 +64,7 @@ class Moments:
 def view(
     number: int, txid: int = 3, status: Status = Status.RUNNING, mark: StateMark | None = None
 ) -> View:
-    """A view without a query worth the name, at a txid or a mark."""
+    """Return a view with a trivial plan, at a txid or a mark."""
     schema = ()
     source = plan.SourceSpec("s", 1, "public", "t", (), (), True, schema=schema)
     made = View(

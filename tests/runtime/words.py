@@ -1,6 +1,6 @@
-"""Words and how often they come: what the tests of the protocol write, count and look at.
+"""Table ``words (id serial, word text)`` and views that count its words, for protocol tests.
 
-Table ``words (id serial, word text)`` and views of it; every move of a progress row is kept.
+Every update of a progress row is logged.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ QUERY = "SELECT * FROM words"
 
 
 def write(source: psycopg.Connection, *words: str) -> None:
-    """One transaction with a row for each word."""
+    """Insert one row for each word, in one transaction."""
     source.execute("INSERT INTO words (word) SELECT unnest(%s::text[])", (list(words),))
 
 
 def count_of(conn: psycopg.Connection, word: str) -> tuple[plan.PhysicalPlan, str]:
-    """How often ``words`` has a word: plan and query."""
+    """Return the plan and query that count a word in ``words``."""
     base = source_plan(conn, "words")
     node = base.nodes[0]
     wanted = Native("=", (Column(1, TEXT), Literal(word, TEXT)), BOOL)
@@ -36,7 +36,7 @@ def count_of(conn: psycopg.Connection, word: str) -> tuple[plan.PhysicalPlan, st
 
 
 def stored(source: psycopg.Connection, view: str) -> tuple[int, str, int]:
-    """(value, which transaction wrote it, progress) of a view of one count."""
+    """Return (value, transaction that wrote it, progress) of a view of one count."""
     row = source.execute(
         f"SELECT v.n, v.xmin::text, p.txid FROM {view} v, headrace.progress p"
         " JOIN headrace.views w ON w.id = p.view_id WHERE w.view_name = %s",
@@ -47,7 +47,7 @@ def stored(source: psycopg.Connection, view: str) -> tuple[int, str, int]:
 
 
 def log_commits(source: psycopg.Connection) -> None:
-    """Keep every move of a progress row in table ``moves``."""
+    """Log every update of a progress row in table ``moves``."""
     source.execute(
         "CREATE TABLE moves (n serial, xid xid8, view_id bigint, txid bigint, attempt int)"
     )
@@ -64,7 +64,7 @@ def log_commits(source: psycopg.Connection) -> None:
 
 
 def assert_in_order(source: psycopg.Connection) -> None:
-    """Progress of every view has only ever moved up (T-9)."""
+    """Assert that the progress of every view has only moved up (T-9)."""
     moves = source.execute(
         "SELECT view_id, array_agg(txid ORDER BY n) FROM moves GROUP BY 1"
     ).fetchall()

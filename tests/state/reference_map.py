@@ -1,8 +1,8 @@
 """Readable reference of ``headrace.state.map.skiplist``: a dictionary of version chains.
 
-It fixes what the compiled map must do, allocation counts included: one for a key, one for each
-value or tombstone.  Same names, same arguments, same answers, same errors; every docstring here
-holds there too.  Nothing is fast: what the kernel walks, this one sorts.
+It defines the behaviour of the compiled map, allocation counts included: one for a key, one for
+each value or tombstone. Names, arguments, results and errors are the same, and every docstring here
+holds there too. Nothing here is fast: the reference sorts where the kernel walks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Through = Callable[[list[bytes], list[bytes]], Chunk]
 
 
 class Weight(bytes):
-    """A value that ``add_many`` wrote."""
+    """A weight that ``add_many`` wrote."""
 
 
 class Node:
-    """A key's chain of (version, value), newest first, and who still lists the node."""
+    """A key's chain of (version, value), newest first, and the lists that contain the node."""
 
     def __init__(self) -> None:
         self.chain: list[tuple[int, bytes | None]] = []
-        self.listed = 0  # in how many lists below the node stands: not removed before 0
-        self.epoch = 0  # of the list of changes it stands in
-        self.held = False  # stands in the list of nodes to prune after the checkpoint
-        self.claimed = False  # somebody prunes it (F-7)
+        self.listed = 0  # number of lists below that contain the node; removed only at 0
+        self.epoch = 0  # of the list of changes that contains it
+        self.held = False  # in the list of nodes to prune after the checkpoint
+        self.claimed = False  # a thread prunes it (F-7)
 
     @property
     def version(self) -> int:
@@ -49,12 +49,12 @@ class Node:
 class ReferenceSkipList:
     """A versioned map of bytes: counter mode (Flink's) or, with ``txids``, txid mode.
 
-    *Counter mode*: ``snapshot()`` counts the version up; writes are stamped with it.
-    *Txid mode*: writes happen between ``begin(txid)`` and the next ``begin``; ``commit`` and
-    ``rollback`` end txids.  ``durable`` is the txid up to which everything is in the base.
+    *Counter mode*: ``snapshot()`` increments the version, which stamps writes. *Txid mode*: writes
+    happen between ``begin(txid)`` and the next ``begin``; ``commit`` and ``rollback`` end txids.
+    The base has everything up to txid ``durable``.
 
-    A key's first byte is its group.  Groups are resident (all entries are here; so at first) or
-    not (only what the base does not have yet is here).
+    A key's first byte is its group. All entries of a resident group are in the map; this is the
+    initial state. Of other groups the map has only the entries that the base does not have yet.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ReferenceSkipList:
         self.changed: list[bytes] = []  # committed keys, not in a checkpoint yet
         self.changing: list[bytes] | None = None  # those of the checkpoint being written
         self.held: list[bytes] = []  # to prune when the checkpoint is over
-        self.cleaning: list[bytes] = []  # to prune or remove by and by
+        self.cleaning: list[bytes] = []  # to prune or remove step by step
         self.epoch = 1
         self.residency = [RESIDENT] * 256
         self.requests = [0] * 256
@@ -121,18 +121,17 @@ class ReferenceSkipList:
         return self.running[0] - 1 if self.running else self.version
 
     def chain(self, key: bytes) -> list[tuple[int, bytes | None]]:
-        """Versions and values of a key, newest first (for tests)."""
+        """Return versions and values of a key, newest first (for tests)."""
         return list(self.nodes[key].chain) if key in self.nodes else []
 
     def group_bytes(self) -> list[int]:
-        """Bytes per group."""
         out = [0] * 256
         for key, node in self.nodes.items():
             out[group(key)] += len(key) + sum(len(v or b"") for _, v in node.chain)
         return out
 
     def group_requests(self) -> list[int]:
-        """Keys asked for per group; reading halves the counters, so that old use fades."""
+        """Return the keys requested per group, and halve the counters, so that old use fades."""
         out = list(self.requests)
         self.requests = [n // 2 for n in out]
         return out
@@ -140,10 +139,10 @@ class ReferenceSkipList:
     # ---- reading and writing ---------------------------------------------------------------
 
     def get_many(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
-        """Newest values, and the positions that only the base can answer.
+        """Return the newest values, and the positions that only the base can answer.
 
-        A tombstone and an absence in a resident group are a definite None.  Any order of keys
-        is right; ascending is fast (so for all verbs that take keys).
+        A tombstone and an absence in a resident group are a definite None. Keys may have any order;
+        ascending order is fast (the same holds for all methods that take keys).
         """
         self._open()
         values: list[bytes | None] = []
@@ -157,7 +156,7 @@ class ReferenceSkipList:
         return values, missing
 
     def missing(self, keys: list[bytes]) -> list[int]:
-        """Positions that only the base can answer; counts no request."""
+        """Return the positions that only the base can answer; count no request."""
         self._open()
         return [
             at
@@ -175,10 +174,10 @@ class ReferenceSkipList:
     def add_many(
         self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
     ) -> int:
-        """Add to weights; a weight of 0 is a removal.  Equal keys add up.
+        """Add to weights; a weight of 0 is a removal, and equal keys add up.
 
-        ``missing`` is what ``missing(keys)`` said, ``bases`` what the base holds there.  Returns
-        the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
+        ``missing`` is the result of ``missing(keys)``, ``bases`` the base's values there. Returns
+        the change of ``negatives``. Values are weights: 8 bytes, little-endian.
         """
         self._writable()
         before = self.negatives
@@ -194,7 +193,7 @@ class ReferenceSkipList:
     def scan_many(
         self, prefixes: list[bytes], base: Any
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """(position in ``prefixes``, what follows the prefix, weight), in key order of each.
+        """Return (position in ``prefixes``, rest of the key, weight), in key order of each.
 
         ``base`` is an iterator over the base (``seek`` …), or None if all groups are resident.
         """
@@ -211,7 +210,7 @@ class ReferenceSkipList:
     def first_many(
         self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """Like ``scan_many``, but up to ``count`` entries of each prefix, from its start on.
+        """Return up to ``count`` entries of each prefix from its start on, as ``scan_many`` does.
 
         ``starts[i]`` begins with ``prefixes[i]``.
         """
@@ -229,10 +228,10 @@ class ReferenceSkipList:
     def extreme_many(
         self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
     ) -> list[bytes | None]:
-        """First (or last) of what follows each prefix; None where nothing does.
+        """Return the first (or last) rest of a key for each prefix, or None if there is none.
 
-        If ``last``, ``ends`` bound it: the last one before the end; the least string above
-        everything that starts with the prefix bounds nothing (None: there is no such).
+        If ``last``, the result lies before the prefix's element of ``ends``. The least string above
+        all keys with the prefix is no bound; None means that no such string exists.
         """
         self._open()
         out: list[bytes | None] = []
@@ -245,10 +244,10 @@ class ReferenceSkipList:
         return out
 
     def items(self, base: Any) -> Iterator[Chunk]:
-        """Newest entries in key order, in bounded chunks.
+        """Yield the newest entries in key order, in bounded chunks.
 
-        Writes between two chunks are seen if they are above what was given out already.  Ends
-        when the map is closed.
+        Writes between two chunks are seen if they are above the entries that were already yielded.
+        Ends when the map is closed.
         """
         after: bytes | None = None
         while not self.closed:
@@ -262,10 +261,11 @@ class ReferenceSkipList:
     # ---- counter mode ------------------------------------------------------------------------
 
     def snapshot(self, txid: int | None = None) -> int:
-        """The number of a new snapshot, which sees the values of lesser versions (F-9).
+        """Return the number of a new snapshot, which sees the values of lesser versions (F-9).
 
-        Counter mode: deletes the excess of removed nodes if nothing runs (F-4, F-16), then counts
-        the version up.  Txid mode: of committed ``txid``, for a checkpoint; one at a time.
+        Counter mode: delete the excess of removed nodes if no snapshot runs (F-4, F-16), then
+        increment the version. Txid mode: snapshot the committed ``txid`` for a checkpoint; one at a
+        time.
         """
         self._open()
         if self.txids:
@@ -285,7 +285,7 @@ class ReferenceSkipList:
         return self.snapshots[snapshot]
 
     def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
-        """The values belonging to a snapshot: of the greatest version below it (F-9)."""
+        """Return the values of a snapshot: those of the greatest version below it (F-9)."""
         self._running(snapshot)
         return [
             self._belonging(self.nodes[key], snapshot) if key in self.nodes else None
@@ -293,10 +293,10 @@ class ReferenceSkipList:
         ]
 
     def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
-        """Entries of a snapshot in key order, in chunks; prunes on its way (F-6).
+        """Yield the entries of a snapshot in key order, in chunks; prune nodes on the way (F-6).
 
-        ``through`` may drop or change entries of a chunk (F-21).  Ends when the map is closed.
-        Several threads may each read a snapshot of their own while one writes.
+        ``through`` may drop or change entries of a chunk (F-21). Ends when the map is closed.
+        Several threads may each read their own snapshot while one writes.
         """
         self._running(snapshot)
         keys: list[bytes] = []
@@ -313,19 +313,21 @@ class ReferenceSkipList:
             yield through(*chunk) if through else chunk
 
     def claim(self, key: bytes) -> bool:
-        """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
+        """Reserve a node for pruning by the caller; return False if it is already claimed (F-7)."""
         if self.nodes[key].claimed:
             return False
         self.nodes[key].claimed = True
         return True
 
     def unclaim(self, key: bytes) -> None:
-        """Give a claimed node back."""
+        """Release a claimed node."""
         self.nodes[key].claimed = False
 
     def release(self, snapshot: int) -> None:
-        """End a snapshot, in any order (F-17).  Txid mode: its checkpoint failed, so that all its
-        changes belong to the next one."""
+        """End a snapshot, in any order (F-17).
+
+        In txid mode its checkpoint has failed, so that all its changes belong to the next one.
+        """
         self._running(snapshot)
         del self.snapshots[snapshot]
         if not self.txids:
@@ -340,7 +342,7 @@ class ReferenceSkipList:
     # ---- txid mode -----------------------------------------------------------------------------
 
     def begin(self, txid: int) -> None:
-        """Writes belong to ``txid`` from now on; all lesser versions are protected."""
+        """Begin ``txid``, to which later writes belong; all lesser versions are protected."""
         self._open()
         if not self.txids or txid <= self.version:
             raise BugError(f"txid {txid} does not follow {self.version}")
@@ -348,7 +350,7 @@ class ReferenceSkipList:
         self.in_flight[txid] = []
 
     def commit(self, txid: int) -> None:
-        """``txid``, the oldest in flight, is final; values that nobody can ask for go."""
+        """Make ``txid``, the oldest in flight, final; remove values that no reader can request."""
         if txid not in self.in_flight or txid != min(self.in_flight):
             raise BugError(f"txid {txid} is not the oldest in flight")
         keys = self.in_flight.pop(txid)
@@ -381,10 +383,11 @@ class ReferenceSkipList:
         self.version = max([self.committed, *self.in_flight])
 
     def changes(self, snapshot: int) -> Iterator[Changed]:
-        """Entries that differ from the base as of the last ``retire``: (keys, values or None).
+        """Yield entries that differ from the base as of the last ``retire``.
 
-        Only what belongs to the snapshot, in no particular order, in bounded chunks; a key may
-        come twice (with the same value) after a failed checkpoint.  May run in another thread.
+        The chunks are (keys, values or None). They have only entries of the snapshot, in no
+        particular order, and are bounded. A key may come twice (with the same value) after a failed
+        checkpoint. May run in another thread.
         """
         self._running(snapshot)
         assert self.changing is not None
@@ -401,9 +404,9 @@ class ReferenceSkipList:
             yield keys[at : at + CHUNK], values[at : at + CHUNK]
 
     def retire(self, snapshot: int) -> None:
-        """The changes of the snapshot are in the base, which is complete up to it.
+        """End the snapshot, whose changes are in the base; the base is complete up to it.
 
-        Ends the snapshot.  Nodes that are no longer needed go by and by: see ``clean``.
+        Nodes that are no longer needed are removed step by step by ``clean``.
         """
         self._running(snapshot)
         del self.snapshots[snapshot]
@@ -414,7 +417,7 @@ class ReferenceSkipList:
         self.held = []
 
     def clean(self, limit: int) -> int:
-        """Prune or remove up to ``limit`` nodes after checkpoints; how many are left to do."""
+        """Prune or remove up to ``limit`` nodes after checkpoints; return the number left."""
         for key in self.cleaning[:limit]:
             node = self.nodes[key]
             self._prune(node)
@@ -427,34 +430,34 @@ class ReferenceSkipList:
     # ---- residence -------------------------------------------------------------------------------
 
     def set_resident(self, group: int, flag: bool) -> None:
-        """Say that all entries of the group are here, or that the base must be asked."""
+        """Set whether all entries of the group are in the map; otherwise reads need the base."""
         self.residency[group] = RESIDENT if flag else SPILLED
 
     def begin_load(self, group: int) -> None:
-        """Entries of the group come with ``load``; then ``set_resident(group, True)``.
+        """Start loading the group with ``load``; ``set_resident(group, True)`` ends it.
 
-        Nothing of the group is removed meanwhile, so that an entry that is deleted here cannot
-        come back from the base.  REQUIRES: the iterator that is loaded is made after this.
+        Meanwhile no node of the group is removed, so that an entry that is deleted here cannot come
+        back from the base. REQUIRES: the iterator for the load is made after this call.
         """
         if self.residency[group] != SPILLED:
             raise BugError(f"group {group} is not spilled")
         self.residency[group] = LOADING
 
     def load(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Entries of the base for loading groups; what is here is newer and stays."""
+        """Add entries of the base to loading groups; newer entries of the map stay."""
         self._open()
         for key, value in zip(keys, values, strict=True):
             if self.residency[group(key)] != LOADING:
                 raise BugError(f"group {group(key)} is not being loaded")
             node = self.nodes.setdefault(key, Node())
-            # Under values in flight, for a rollback; a committed one makes it useless.
+            # Below values in flight, for a rollback; a committed value makes it useless.
             if not node.chain or node.chain[-1][0] > self.committed:
                 node.chain.append((0, value))
 
     def load_packed(
         self, keys: memoryview, key_bounds: memoryview, values: memoryview, value_bounds: memoryview
     ) -> None:
-        """``load`` of strings that stand one behind the other: number i between bounds i, i + 1."""
+        """Load packed strings as ``load`` does; string i lies between bounds i and i + 1."""
 
         def cut(data: memoryview, bounds: memoryview) -> list[bytes]:
             return [bytes(data[a:b]) for a, b in itertools.pairwise(bounds)]
@@ -466,8 +469,8 @@ class ReferenceSkipList:
     ) -> tuple[int, bytes | None]:
         """Make the group spilled and drop entries that the base has.
 
-        Looks at up to ``limit`` nodes from ``start`` on.  Returns the bytes freed and where to go
-        on (None: done).  What the base does not have goes after its checkpoint.
+        Looks at up to ``limit`` nodes from ``start`` on. Returns the bytes freed and the next start
+        (None: done). Entries that the base does not have are removed after its checkpoint.
         """
         self.set_resident(group, False)
         before = self.live_bytes
@@ -536,7 +539,7 @@ class ReferenceSkipList:
             node.listed += 1
 
     def _under(self, prefix: bytes, base: Any) -> dict[bytes, bytes]:
-        """Newest entries under a prefix: the base's of groups that are not resident, then ours."""
+        """Return the newest entries under a prefix: the base's of other groups, then the map's."""
         found: dict[bytes, bytes | None] = {}
         if base is not None:
             base.seek(prefix)
@@ -556,7 +559,7 @@ class ReferenceSkipList:
         return next(older, None)
 
     def _prune_finished(self, node: Node) -> None:
-        """Counter mode: free what is older than the first version that is finished (F-10, F-11)."""
+        """Free values older than the first finished version, in counter mode (F-10, F-11)."""
         if node.claimed:
             return
         for i, (version, _) in enumerate(node.chain):
@@ -565,7 +568,7 @@ class ReferenceSkipList:
                 return
 
     def _prune(self, node: Node) -> None:
-        """Txid mode: keep the newest value and what belongs to a running snapshot, no other."""
+        """Keep only the newest value and those of running snapshots, in txid mode."""
         kept = node.chain[:1]
         for snapshot in reversed(self.running):
             for entry in node.chain:
@@ -597,7 +600,7 @@ class ReferenceSkipList:
             self.changed.append(key)
 
     def _remove_useless(self, key: bytes) -> None:
-        """Remove a node if nobody lists it and the base, or an absence, says the same."""
+        """Remove a node if no list contains it and the base, or its absence, answers the same."""
         node = self.nodes[key]
         if node.listed or node.version > self.retired:
             return
@@ -612,7 +615,7 @@ class ReferenceSkipList:
 
 
 def group(key: bytes) -> int:
-    """The key group: the first byte of a physical key."""
+    """Return the key group: the first byte of a physical key."""
     return key[0] if key else 0
 
 
@@ -622,7 +625,7 @@ def _weight(value: bytes) -> int:
 
 
 class Pairs:
-    """A base: what RocksDB's iterator offers, over a dictionary as it was when this was made."""
+    """A base with the methods of RocksDB's iterator, over a copy of a dictionary."""
 
     def __init__(self, pairs: dict[bytes, bytes]) -> None:
         self.pairs = sorted(pairs.items())
@@ -653,4 +656,4 @@ class Pairs:
         self.at -= 1
 
     def status(self) -> None:
-        """A damaged base would raise here."""
+        """Do nothing: a damaged base would raise here."""

@@ -1,4 +1,4 @@
-"""A full disk: the checkpoint says so, nothing is wrong meanwhile, and it is made up for."""
+"""A full disk: the checkpoint reports it, results stay right, and a later checkpoint succeeds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 48 MiB."""
+    """Yield a file system of 48 MiB."""
     with small_disk(tmp_path / "disk", 48 * MIB) as path:
         yield path
 
 
 def run(store, keys: list[bytes]) -> None:
-    """One txid, committed."""
     txid = store.txid + 1
     store.begin(txid)
     store.map("m").put_many(keys, [b"%d" % txid] * len(keys))
@@ -40,7 +39,7 @@ def attempt(database: RocksDatabase, store) -> None:
 
 
 def go_on(database: RocksDatabase, store, keys: list[bytes]) -> None:
-    """Small checkpoints still fit into what the log has reserved."""
+    """Write small checkpoints, which still fit into the log's reserved space."""
     for _ in range(1000):
         run(store, keys)
         attempt(database, store)
@@ -50,7 +49,7 @@ def go_on(database: RocksDatabase, store, keys: list[bytes]) -> None:
     "count",
     [
         4000,
-        # RocksDB looks only every few seconds whether there is room for its log again.
+        # RocksDB checks only every few seconds whether there is room for its log again.
         pytest.param(500, marks=pytest.mark.slow),
     ],
 )
@@ -68,7 +67,7 @@ def test_full_disk_is_noticed_and_made_up_for(disk, count) -> None:
     failed = store.txid
     durable = int(database.get_meta(b"txid") or b"0")
     assert durable == failed - 1
-    # Nothing is wrong meanwhile, and txids go on.
+    # Results stay right meanwhile, and txids go on.
     for _ in range(2):
         run(store, keys)
         now = b"%d" % store.txid

@@ -1,4 +1,4 @@
-"""What a population loads into a state is what it would be one by one."""
+"""Entries loaded by a population equal the same entries written one by one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The files that RocksDB keeps beside the state are few, however many views came and went."""
+"""RocksDB's files besides the state: few, however many views were created and dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ ROUNDS = 3 * LOGS_MAX
 
 
 def write(database: RocksDatabase, store, keys: list[bytes], meta) -> None:
-    """One txid in one checkpoint."""
     store.begin(store.txid + 1)
     store.map("m").put_many(keys, [b"%d" % (store.txid + 1)] * len(keys))
     store.prepare()
@@ -51,7 +50,7 @@ def test_views_that_come_and_go_leave_no_logs(tmp_path: Path) -> None:
 
 
 def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_path: Path) -> None:
-    """Each large checkpoint begins a log; small changes of others stand in all before."""
+    """Each large checkpoint begins a log; other views' small changes are in all earlier logs."""
     database = RocksDatabase(tmp_path / "db")
     quiet, busy = database.view("quiet"), database.view("busy")
     write(database, quiet, [b"once"], {b"n": b"0"})
@@ -76,7 +75,7 @@ def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_pa
 def test_what_rocksdb_tells_of_itself_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log of events and the list of its files, which each new family makes longer."""
+    """Its event log and its list of files, which each new column family makes longer."""
     monkeypatch.setattr(columns, "EVENTS_S_MAX", 1)
     monkeypatch.setattr(columns, "MANIFEST_BYTES_MAX", 4 * 1024)
     database = RocksDatabase(tmp_path / "db")

@@ -1,4 +1,4 @@
-"""The reference of the state map against something simpler still: one dictionary per txid.
+"""The reference of the state map against a still simpler model: one dictionary per txid.
 
 The statements of seed F have their tests in test_seed_f.py, on the reference and on the kernel.
 """
@@ -26,7 +26,7 @@ STEPS = {
 
 
 class Run:
-    """A map, its base and what both must hold together."""
+    """A map, its base, and their expected content together."""
 
     def __init__(self) -> None:
         self.map = ReferenceSkipList(txids=True)
@@ -112,7 +112,7 @@ def packed(state: dict[bytes, int]) -> dict[bytes, bytes]:
 
 
 def argument(rng: random.Random, name: str):
-    """What a step needs: not much, and often the same."""
+    """Return the argument of a step: a small value, often the same."""
     keys = [bytes((group, k)) for group in GROUPS for k in range(4)]
     return {
         "write": [(rng.choice(keys), rng.randint(-2, 2)) for _ in range(rng.choice((1, 5)))],

@@ -1,4 +1,4 @@
-"""F-22: which key groups are spilled and loaded, and that memory stays within its budget."""
+"""F-22: the key groups that are spilled and loaded, and memory that stays within its budget."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Clock:
 
 
 class State:
-    """One map in a database, and a regulator of our own."""
+    """One map in a database, and a separate regulator."""
 
     def __init__(self, path: Path, budget_bytes: int) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class State:
         self.database.end_checkpoint(made)
 
     def step(self, seconds: float = 0.0) -> None:
-        """Time goes on, then all the work that was decided is done."""
+        """Advance the time, then finish the work that was decided."""
         self.clock.now += seconds
         while self.regulator.step([self.tier]):
             pass
@@ -158,7 +158,8 @@ def test_F_22_loads_what_is_asked_for_up_to_a_limit(made) -> None:
     state.put(0, 5000)
     whole = state.tier.map.live_bytes
     state.database.close()
-    # After a restart everything is spilled, and comes back unasked up to half of the budget.
+    # After a restart everything is spilled, and up to half of the budget is loaded without
+    # requests.
     state.open(whole)
     assert state.tier.spilled == 256
     state.step(1)
@@ -168,13 +169,13 @@ def test_F_22_loads_what_is_asked_for_up_to_a_limit(made) -> None:
     for _ in range(3):
         state.step(1)
     assert state.regulator.loaded_groups == unasked
-    # The rest is for what is asked for.
+    # The rest of the memory is for requested groups.
     state.check(5000)
     state.step(1)
     assert state.regulator.loaded_groups > unasked + 30
     assert state.tier.map.live_bytes <= 0.9 * whole
     state.check(5000)
-    # What is in memory is not spilled at once: the thresholds are apart.
+    # Loaded groups are not spilled at once: the thresholds are apart.
     before = state.regulator.spilled_groups
     for _ in range(3):
         state.step(1)
@@ -209,7 +210,7 @@ def test_a_group_that_cannot_be_read_stays_spilled(made, monkeypatch) -> None:
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path, pack) -> None:
-    """Killed before the first checkpoint: the files were taken in before anything was loaded."""
+    """Killed before the first checkpoint: the files were ingested before anything was loaded."""
     run, pairs = tmp_path / "0.sst", [(b"%c%d" % (i % 256, i), b"v%d" % i) for i in range(5000)]
     pairs.sort()
     write_run(run, {"m": pairs}, pack=pack)
@@ -269,7 +270,7 @@ def test_a_long_batch_is_followed_by_what_it_asked_for(made) -> None:
     state.database.close()
     state.open(1 << 40)
     state.tier.fresh = False
-    state.step()  # nothing is asked for: the next look would be in a second
+    state.step()  # no request: the next check would be in a second
     assert state.regulator.loaded_groups == 0
     state.check(5000)
     state.regulator.step([state.tier], 0.001)
@@ -415,7 +416,7 @@ sys.stdout.write(f"{peak} {rows} {database.memory_bytes}")
 
 
 def ten_times(path: Path, budget_mib: int) -> None:
-    """A state of ten times the budget is filled, changed and read by a process of its own."""
+    """Fill, change and read a state of ten times the budget in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _TEN_TIMES, str(path), *(str(n * budget_mib) for n in (1, 10))],
         capture_output=True,
@@ -437,7 +438,7 @@ def test_a_state_of_ten_times_the_budget(tmp_path, budget_mib) -> None:
 
 
 def test_what_a_checkpoint_holds_need_not_be_written_any_more(tmp_path):
-    """Only what was used since counts for the next checkpoint, or what the last one has not held."""
+    """Stores count for the next checkpoint if used since, or missing from the last written one."""
     database = RocksDatabase(tmp_path / "db")
     store, other = database.view(1), database.view(2)
     state = store.map("m")

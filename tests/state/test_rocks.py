@@ -1,4 +1,4 @@
-"""What only the durable store promises: reopening, atomic checkpoints, runs, kill -9."""
+"""Guarantees of only the durable store: reopening, atomic checkpoints, runs, kill -9."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fill(store, start: int, end: int) -> None:
 
 
 def fill_next(store, start: int, end: int) -> None:
-    """The next txid of ``store`` does that."""
+    """Fill the store in its next txid."""
     store.begin(store.txid + 1)
     fill(store, start, end)
     store.prepare()
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_not_written_belongs_to_the_next(tmp_path: Path) ->
 
 
 def test_state_of_another_format_is_refused(tmp_path: Path) -> None:
-    """What is of a later version is so before anything is opened; nothing of ours says so."""
+    """A state of a later version is refused before anything is opened."""
     path = tmp_path / "db"
     assert formats.later([path]) is None
     database = RocksDatabase(path)
@@ -297,7 +297,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """A kill that no code catches."""
 
 
 _WRITER = """
@@ -372,12 +372,12 @@ def test_states_are_handed_over_with_what_is_written(tmp_path: Path) -> None:
     assert database.views() == {-64, 2}
     taker, giver = database.view(-64, 1), database.view(1, 1)
     assert (taker.dump(), giver.dump()) == (had, {})
-    # Each goes on by itself.
+    # Each view continues separately.
     fill_next(taker, 10, 12)
     fill_next(giver, 20, 21)
     checkpoint(database, [taker, giver], {})
     assert (len(taker.dump()["s"]), len(giver.dump()["s"])) == (12, 1)
-    # Who has handed over is gone, however often that is said; the taker has all.
+    # The giver is removed, also on a repeated drop; the taker has all.
     for _ in range(2):
         database.drop_view(1)
         assert database.views() == {-64, 2}

@@ -1,9 +1,9 @@
 """Seed F, statement by statement, with tables of expected values.
 
-Each runs on the compiled map and on its readable reference; what needs threads, on the compiled
-one only.  Two things that F-16 and F-19 allow are left out: an access does not delete removed
-nodes it passes, and no level is linked backwards.  F-22 (spill and load weights) is in
-test_regulator.py.  F-23 is a published throughput and has no test: ``bench state`` measures ours.
+Each statement runs on the compiled map and on its readable reference; threaded ones run only on the
+compiled map. Two things that F-16 and F-19 allow are left out: an access does not delete removed
+nodes that it passes, and no level is linked backwards. F-22 (spill and load weights) is in
+test_regulator.py. F-23 is a published throughput and has no test; ``bench state`` measures it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 def versions_8_4_2(make):
-    """The chain of the tables, made by writing under running snapshots."""
+    """Make the chain of the tables by writes under running snapshots."""
     m = make()
     for version in range(1, 9):
         assert m.snapshot() == version
@@ -450,7 +450,7 @@ def test_a_checkpoint_borrows_the_implicit_snapshot(make) -> None:
     put(m, b"3")
     m.commit(2)
     m.commit(3)
-    assert chain(m) == "31"  # the checkpoint needs 1; nobody needs 2
+    assert chain(m) == "31"  # the checkpoint needs 1; 2 is unneeded
     assert list(m.changes(s)) == [([K], [b"1"])]
     m.retire(s)
     m.clean(1000)

@@ -1,4 +1,4 @@
-"""Small views share a column family, so RocksDB's work for a new view does not grow with their number."""
+"""Small views share a column family: their number does not affect the cost of a new view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("a", "a.left", "b")
 
 
 def some(rng: random.Random) -> States:
-    """States of a view, one of which may be empty."""
+    """Return states of a view, one of which may be empty."""
     return {
         name: {
             key: rng.randbytes(rng.choice((0, 8, 200)))
@@ -34,7 +34,7 @@ def some(rng: random.Random) -> States:
 
 
 def staged(run: Path, states: States, *, packed: bool) -> list[Path]:
-    """Runs as a population leaves them."""
+    """Write runs as a population leaves them."""
     pieces = {
         n: iter([tuple(map(list, zip(*sorted(s.items()), strict=True)))])
         for n, s in states.items()
@@ -77,7 +77,7 @@ def test_no_view_adds_a_column_family(tmp_path: Path) -> None:
 def test_views_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Any order of what is done to views leaves each with the states of a dictionary."""
+    """Any order of operations leaves each view with the states of a dictionary."""
     rng = random.Random(seed)
     monkeypatch.setattr(rocks, "_COPIED_BYTES", rng.choice((0, 4096, 1 << 20)))
     database = RocksDatabase(tmp_path / "db")
@@ -130,7 +130,7 @@ def test_views_do_not_touch_each_other(
 def test_states_of_the_format_before_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each view of it has a column family of its own."""
+    """Each of its views has a separate column family."""
     monkeypatch.setattr(rocks, "_COPIED_BYTES", 0)
     database = RocksDatabase(tmp_path / "db")
     states = {"a": {b"xk": b"1"}}

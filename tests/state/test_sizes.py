@@ -1,4 +1,4 @@
-"""How large states are: exact while they are in memory, else near enough, and cheap to say."""
+"""Sizes of states: exact in memory, otherwise approximate, and cheap to read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(store, name: str, count: int) -> None:
 
 
 def reopened(path: Path, database: RocksDatabase, store) -> tuple[RocksDatabase, object]:
-    """As after a start: all is on disk, and nothing in memory."""
+    """Reopen as after a start: all is on disk, and nothing in memory."""
     checkpoint(database, [store], {}, sync=True)
     database.close()
     database = RocksDatabase(path)
@@ -62,7 +62,7 @@ def test_what_is_on_disk_is_estimated(tmp_path, monkeypatch):
 
     monkeypatch.setattr("headrace.state.columns.Groups.read", read)
     found = sizes(store)
-    # Of one that is small all has been seen: key group, key and value.
+    # A small state was read as a whole: key group, key and value.
     assert (found["few"].rows, found["few"].bytes) == (300, 300 * (1 + 8 + len(VALUE)))
     assert found["many"].rows == pytest.approx(30_000, rel=0.15)
     assert found["many"].bytes == pytest.approx(30_000 * 29, rel=0.15)
@@ -72,7 +72,7 @@ def test_what_is_on_disk_is_estimated(tmp_path, monkeypatch):
 
 
 def test_a_group_that_is_not_seen_to_its_end(tmp_path, monkeypatch):
-    """The whole is taken to be what the files say of the column family."""
+    """Its total is estimated from the files of the column family."""
     path = tmp_path / "db"
     database = RocksDatabase(path)
     store = database.view(1)

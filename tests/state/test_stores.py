@@ -65,7 +65,7 @@ class Rocks:
         self.store.begin(self.txid)
 
     def settle(self) -> None:
-        """What a regulator may do between txids."""
+        """Do the work of a regulator between txids."""
 
     def dump(self):
         return self.store.dump()
@@ -75,7 +75,7 @@ class Rocks:
 
 
 class Spilled(Rocks):
-    """All that is in a checkpoint is read from RocksDB."""
+    """Reads from RocksDB all that is in a checkpoint."""
 
     def settle(self) -> None:
         for tier in self.store.tiers.values():
@@ -88,7 +88,7 @@ class Spilled(Rocks):
 
 
 class Loaded(Rocks):
-    """Groups come and go at every checkpoint."""
+    """Loads and spills groups at every checkpoint."""
 
     def settle(self) -> None:
         for tier in self.store.tiers.values():
@@ -121,7 +121,7 @@ def make(request, tmp_path_factory) -> Iterator[Make]:
 
 
 def physical(entries) -> layout.Pairs:
-    """Pairs as they stand on disk, of (key, row, value)."""
+    """Return pairs as on disk, from (key, row, value)."""
     prefixes = keygroups.physical([key for key, _, _ in entries])
     return sorted(
         (prefix + row, value) for prefix, (_, row, value) in zip(prefixes, entries, strict=True)
@@ -129,7 +129,7 @@ def physical(entries) -> layout.Pairs:
 
 
 def scanned(state) -> dict[bytes, bytes]:
-    """A whole map; its order is that of the physical keys."""
+    """Return a whole map; its order is that of the physical keys."""
     pairs = [p for part in state.scan() for p in zip(*part, strict=True)]
     keys = keygroups.physical([key for key, _ in pairs])
     assert keys == sorted(set(keys))
@@ -276,7 +276,7 @@ def test_any_sequence_equals_dictionaries(make: Make, todo) -> None:
                 if value is not None:
                     now[0][key] = value
         elif kind == "add":
-            # Keep to what a consistent stream does: no weight ends below zero.
+            # As in a consistent stream, no weight ends below zero.
             done = []
             for key, row, weight in items:
                 weight = max(weight, -now[1].get((key, row), 0))  # noqa: PLW2901

@@ -26,7 +26,7 @@ Model = tuple[dict[bytes, bytes], dict[tuple[bytes, bytes], int]]
 
 
 class Pair:
-    """A database with one view, and what it must hold: per txid, a pair of dictionaries."""
+    """A database with one view, and its expected content: per txid, a pair of dictionaries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Pair:
         self.open()
 
     def populate(self, puts, adds) -> None:
-        """In place of what is there: as a population has left it, each pair in a piece of its own."""
+        """Replace the state by a population's, with each pair in a separate piece."""
         values, weights = dict(puts), {(key, row): weight for key, row, weight in adds}
         made = MemoryStore()
         made.map("m").put_many([*values], [*values.values()])
@@ -72,10 +72,10 @@ class Pair:
     def now(self) -> Model:
         return self.in_flight[-1][1] if self.in_flight else self.committed[1]
 
-    # --- what may happen
+    # --- operations
 
     def run(self, puts, adds) -> None:
-        """One txid; several may be in flight."""
+        """Run one txid; several may be in flight."""
         if len(self.in_flight) == 4:
             return
         values, weights = copy.deepcopy(self.now)
@@ -146,7 +146,7 @@ class Pair:
                 self.jobs[-1].step()
 
     def fill(self) -> None:
-        """All of it at once, as after a start."""
+        """Load all of it at once, as after a start."""
         for tier in self.store.tiers.values():
             if tier.spilled == 256 and not any(self.busy(tier, group) for group in range(256)):
                 self.jobs.append(Load(tier, 0, 255, unasked=True))
@@ -159,7 +159,7 @@ class Pair:
         )
 
     def regulate(self, budget: int) -> None:
-        """Memory is another size now; some of what is to be done is done."""
+        """Change the memory budget, and do some of the work that follows."""
         self.regulator.budget_bytes = budget
         self.time += 2
         self.regulator.step([*self.store.tiers.values()])
@@ -173,14 +173,14 @@ class Pair:
             self.jobs += job.give_up() if isinstance(job, Load) else [job]
 
     def crash(self) -> None:
-        """What is in memory is lost; what was written counts."""
+        """Lose the memory; only written entries remain."""
         del self.map, self.index, self.store, self.jobs, self.regulator
         self.checkpoint = None
         self.database.close()
         self.database = RocksDatabase(self.path)
         self.open()
 
-    # --- what must hold
+    # --- checks
 
     def check(self) -> None:
         values, weights = self.now
@@ -236,13 +236,13 @@ steps = st.lists(
 )
 full = ([(key, b"v") for key in KEYS], [(key, row, 2) for key in KEYS for row in ROWS])
 stopped = [("run", *full), ("commit",), ("begin",), ("write",), ("end",), ("crash",)]
-"""So that there is something to load."""
+"""Operations that leave something to load."""
 budgets = st.tuples(st.just("regulate"), st.sampled_from([1, 1000, 3000, 1 << 20]))
 regulated = st.lists(st.one_of(*txids, budgets, budgets, budgets), max_size=40)
 
 
 class Ticks:
-    """A clock of which each look takes a millisecond: a step of the regulator is two slices."""
+    """A clock that advances a millisecond per read: a step of the regulator is two slices."""
 
     now = 0.0
 
@@ -264,7 +264,7 @@ def test_any_order_of_events_equals_dictionaries(tmp_path_factory, todo) -> None
 )
 @given(todo=regulated)
 def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -> None:
-    """What was loaded whole, in part, or not at all gives the same answers."""
+    """Entries that were loaded whole, in part, or not at all give the same answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regulator, "clock", Ticks())
         play(tmp_path_factory, todo)
@@ -275,7 +275,7 @@ def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -
 )
 @given(todo=regulated)
 def test_a_population_that_goes_into_memory_equals_dictionaries(tmp_path_factory, todo) -> None:
-    """While it goes there it is written, checkpointed, given up for lack of room, lost."""
+    """Meanwhile it is written, checkpointed, abandoned for lack of room, and lost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regulator, "clock", Ticks())
         play(tmp_path_factory, todo, [("populate", *full), ("regulate", 1 << 20)])
@@ -337,7 +337,7 @@ def test_txids_come_in_order(pair) -> None:
         pair.database.begin_checkpoint([(pair.store, 6)], {})
     with pytest.raises(BugError):
         pair.database.begin_checkpoint([(pair.store, 4)], {})
-    # A view that got nothing in the last txids is checkpointed at the last of them.
+    # A view without changes in the last txids is checkpointed at the last of them.
     pair.store.commit(6)
     checkpoint = pair.database.begin_checkpoint([(pair.store, 9)], {})
     with pytest.raises(BugError, match="under way"):

@@ -1,4 +1,4 @@
-"""Packs: a new view begins in memory, and nothing but the run is ever believed."""
+"""Warm-start snapshots: a new view begins in memory, and the run decides about its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 6000
 
 
 def entries(count: int = COUNT) -> list[tuple[bytes, bytes]]:
-    """Pairs by physical key; some keys and values are empty or long."""
+    """Return pairs by physical key; some keys and values are empty or long."""
     rng = random.Random(7)
     keys = {b"", *(rng.randbytes(rng.choice((1, 8, 40))) for _ in range(count - 1))}
     return sorted(
@@ -79,7 +79,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def unread(monkeypatch):
-    """Nobody reads key groups from RocksDB."""
+    """Forbid reads of key groups from RocksDB."""
 
     def refuse(*_) -> None:
         raise AssertionError("groups are read from RocksDB")
@@ -104,7 +104,7 @@ def test_a_new_view_goes_into_memory_without_rocksdb(database, tmp_path, unread)
 
 
 def test_what_a_checkpoint_has_changed_does_not_come_back(database, tmp_path) -> None:
-    """It came before the first piece was loaded, and no pack knows of it."""
+    """The checkpoint came before the first piece was loaded; the snapshot does not have it."""
     pairs = entries()
     database.ingest(1, [written(tmp_path / "0.sst", {"m": pairs})])
     store = database.view(1, 7)
@@ -123,7 +123,7 @@ def test_what_a_checkpoint_has_changed_does_not_come_back(database, tmp_path) ->
 
 
 def test_a_run_of_several_has_no_say(database, tmp_path) -> None:
-    """A pack that has a part of a state only would make the rest of it absent."""
+    """A snapshot of only a part of a state would hide the rest."""
     pairs = entries()
     runs = [written(tmp_path / f"{n}.sst", {"m": pairs[n::2]}) for n in range(2)]
     warm_start.of_run(runs[1]).unlink()
@@ -148,7 +148,7 @@ def test_what_is_not_kept_does_not_come_back(database, tmp_path, state) -> None:
 
 
 def test_any_flipped_byte_or_cut_is_noticed(database, tmp_path) -> None:
-    """The answers are RocksDB's then, and it is read as if there were no pack."""
+    """The answers then come from RocksDB, as if there were no snapshot."""
     rng = random.Random(3)
     pairs = entries(400)
     run = written(tmp_path / "0.sst", {"m": pairs}, each=40)
@@ -183,7 +183,7 @@ def test_a_pack_whose_writing_failed_is_none(tmp_path) -> None:
 
 
 def test_what_does_not_fit_stays_on_disk(tmp_path) -> None:
-    """A state of many times the memory begins as far as there is room, and answers all the same."""
+    """A state larger than the memory is loaded as far as there is room, and answers anyway."""
     pairs = [(key, b"v" * 300) for key, _ in entries(30_000)]
     run = written(tmp_path / "0.sst", {"m": pairs}, each=100)
     database = RocksDatabase(tmp_path / "db", memory_bytes=4 << 20)
@@ -248,6 +248,6 @@ def test_a_large_run_is_not_copied_where_it_can_be_linked(
         assert run.stat().st_nlink == 1 + linked
         assert [file.suffix for file in sorted(tmp_path.glob("0.*"))] == [".pack", ".sst"]
         assert found(database.view(1).map("m")) == logical(pairs)
-    # Over what is there it gets a number of its own in RocksDB, which must not stand in the file.
+    # Over existing entries RocksDB gives the file a sequence number, which it must not contain.
     database.disk.place("v1").family.ingest(run)
     assert run.read_bytes() == content

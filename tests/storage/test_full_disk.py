@@ -1,4 +1,4 @@
-"""Queues on a disk that is full: 53100, nothing is lost or kept by halves, and they go on."""
+"""Queues on a full disk: error 53100, no loss, no half-written txids, and they go on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.disks import fill_up, free_bytes, small_disk
 
 MB = 1_048_576
 ROWS = 4_000
-"""Of a frame: a quarter of a block."""
+"""Rows of a frame: a quarter of a block."""
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+    """Yield a file system of 8 MiB."""
     with small_disk(tmp_path / "disk", 8 * MB) as path:
         yield path
 
@@ -34,7 +34,7 @@ def put(queue: Queue, txid: int) -> None:
 
 
 def fill(queue: Queue, txid: int) -> int:
-    """Put txids from that one on until there is no room; the first that was not put."""
+    """Put txids from ``txid`` on until there is no room; return the first that was not put."""
     while True:
         try:
             put(queue, txid)
@@ -46,7 +46,7 @@ def fill(queue: Queue, txid: int) -> int:
 
 
 def values(queue: Queue, successor: str) -> list[int]:
-    """What its frames hold, each of one value."""
+    """Read the frames of a queue and return the single value that each holds."""
     out = []
     for frame in queue.read(successor):
         if frame.batch is not None:
@@ -57,7 +57,7 @@ def values(queue: Queue, successor: str) -> list[int]:
 
 
 def test_what_was_half_taken_is_given_back(disk: Path) -> None:
-    """Of eight blocks in two runs there is room for the first run only."""
+    """There is room for only the first of two runs of eight blocks."""
     file = BlockFile(disk / "queues", 14)
     [first] = file.take(4, 1)
     file.take(4, 2)
@@ -71,7 +71,7 @@ def test_what_was_half_taken_is_given_back(disk: Path) -> None:
     assert "No space left on device" in caught.value.detail
     assert (free_bytes(disk), (disk / "queues").stat().st_size) == (room, size)
     assert (file.free, file.backed, file.owned(3)) == ([first], 4, [])
-    # What fits is had all the same, and the rest when there is room.
+    # The available part is reserved all the same, and the rest when there is room.
     assert file.take(2, 3) == [Extent(0, 2)]
     filler.unlink()
     assert file.take(8, 3) == [Extent(2, 2), Extent(8, 6)]
@@ -83,7 +83,7 @@ def test_what_was_half_taken_is_given_back(disk: Path) -> None:
 
 
 def test_a_queue_goes_on_when_there_is_room_on_the_disk(disk: Path) -> None:
-    """What it held is all there, also for the next process, and what is read makes room."""
+    """All its rows are there, also for the next process, and frames that were read make room."""
     storage = Storage(disk / "queues", 64 * MB)
     queue = storage.make("q")
     queue.open("s")
@@ -91,15 +91,15 @@ def test_a_queue_goes_on_when_there_is_room_on_the_disk(disk: Path) -> None:
     before = fill(queue, 1)
     assert queue.last_txid == before - 1 > 20
     assert values(queue, "s") == list(range(1, before))
-    # All of it was used: no more than doubling would take is left.
+    # All of it was used: the rest is too small for a doubling.
     assert free_bytes(disk) < BLOCK_BYTES
     assert fill(queue, before) == before
-    # What others had of the disk is free: it grows.
+    # The space of the other files is free again: the queue grows.
     filler.unlink()
     after = fill(queue, before)
     assert after > before
     storage.sync()
-    # What everybody has read is room as well.
+    # Frames that all successors have read make room as well.
     queue.keep_after("s", before - 1)
     more = fill(queue, after)
     assert more > after

@@ -1,4 +1,4 @@
-"""Any use of queues against a model that keeps everything (A-5)."""
+"""Random use of queues against a model that keeps all frames (A-5)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MEMORY = 12 * BLOCK
 
 @dataclass
 class Model:
-    """What a queue was told."""
+    """The expected content of a queue."""
 
     put: list[tuple[int, list[int] | None]] = field(default_factory=list)
     """Txid and rows; None for its end."""
     read: dict[str, int] = field(default_factory=dict)
-    """How many each successor has read."""
+    """Number of frames that each successor has read."""
     durable: dict[str, int] = field(default_factory=dict)
 
 
 def content(frame: Frame) -> tuple[int, list[int] | None]:
-    """What a frame says."""
+    """Return the txid and the rows of a frame."""
     rows = None if frame.batch is None else frame.batch.column(0).to_pylist()
     return frame.header.txid, rows
 
@@ -49,11 +49,10 @@ class Play:
         self.held: list[tuple[Frame, tuple[int, list[int] | None]]] = []
 
     def opened(self) -> Storage:
-        """The queues, as the next process finds them."""
         return Storage(self.folder, BLOCKS_MAX * BLOCK, BLOCK, MEMORY)
 
     def pick(self) -> tuple[Queue, Model]:
-        """One of the queues."""
+        """Pick one of the queues, and make it if it does not exist."""
         name = self.random.choice(["a", "b", "c"])
         queue = self.storage.get(name)
         if queue is None:
@@ -64,7 +63,7 @@ class Play:
         return queue, self.models[name]
 
     def put(self) -> None:
-        """A txid: some rows, and its end."""
+        """Put a txid: some rows, and its end."""
         queue, model = self.pick()
         self.txid += 1
         pieces: list[tuple[int, list[int] | None]] = []
@@ -85,7 +84,7 @@ class Play:
             self.free()
 
     def read(self) -> None:
-        """Some frames come, in order; some are held for a while."""
+        """Read some frames in order; hold some of them for a while."""
         queue, model = self.pick()
         name = self.random.choice("st")
         for frame in queue.read(name, self.random.choice([1, 3000, None])):
@@ -95,7 +94,7 @@ class Play:
                 self.held.append((frame, content(frame)))
 
     def settle(self, part: float = 0.5) -> None:
-        """A successor has something durable of what it has read."""
+        """Make durable some of the txids that a successor has read."""
         queue, model = self.pick()
         name = self.random.choice("st")
         done = [t for t, rows in model.put[: model.read[name]] if rows is None]
@@ -105,25 +104,25 @@ class Play:
             queue.keep_after(name, txid)
 
     def rewind(self) -> None:
-        """A successor reads again what is not durable in it."""
+        """Rewind a successor, which reads again all that is not durable in it."""
         queue, model = self.pick()
         name = self.random.choice("st")
         queue.rewind(name)
         model.read[name] = self.place(model, name)
 
     def place(self, model: Model, name: str) -> int:
-        """Where a successor's tail is, in the model."""
+        """Return the index of a successor's tail in the model."""
         last = model.durable[name]
         return next((i + 1 for i, p in enumerate(model.put) if p == (last, None)), 0)
 
     def let_go(self) -> None:
-        """What was held is as it was."""
+        """Check that the held frames are unchanged, and release them."""
         for frame, was in self.held:
             assert content(frame) == was
         self.held.clear()
 
     def check(self) -> None:
-        """Pointers are in order; the owner looks after the size."""
+        """Check that the pointers are in order."""
         queue, _ = self.pick()
         queue.check()
         tails = queue.successors
@@ -131,7 +130,7 @@ class Play:
         assert all(queue.base <= t <= h <= queue.front for t, h in tails.values())
 
     def maintain(self) -> None:
-        """What is durable leaves memory where that is too full."""
+        """Evict durable frames where memory is too full."""
         if synced := self.random.random() < 0.8:
             self.storage.sync()
         for queue in self.storage.queues:
@@ -141,16 +140,16 @@ class Play:
         self.storage.maintain()
         self.count()
         if synced and not self.held:
-            # But for blocks that are being written.
+            # Except for blocks that are being written.
             assert self.storage.pool.used_bytes <= MEMORY + 2 * BLOCK * len(self.storage.queues)
         used = self.storage.pool.used_bytes
         while self.storage.pool.upgrade():
             self.count()
-        # What is read ahead does not fill it.
+        # Reading ahead does not fill the memory.
         assert self.storage.pool.used_bytes <= max(used, MEMORY)
 
     def count(self) -> None:
-        """Whoever has how much in memory, by blocks and by bytes."""
+        """Compare resident bytes with the missing blocks of each queue."""
         for queue in self.storage.queues:
             gone = queue.residency.missing(queue.base, queue.ring.count * 2)
             bounds = ((max(p * BLOCK, queue.base), (p + 1) * BLOCK) for p in gone.tolist())
@@ -159,7 +158,7 @@ class Play:
             assert not len(gone) or queue.residency.left >= (int(gone[-1]) + 1) * BLOCK
 
     def free(self) -> None:
-        """There was no room: everybody reads and settles everything."""
+        """Make room: all successors read all frames and make them durable."""
         self.let_go()
         for name, model in self.models.items():
             queue = self.storage.get(name)
@@ -177,7 +176,7 @@ class Play:
                 queue.check()
 
     def kill(self) -> None:
-        """Another process goes on: everything put is there; all tails are where they were."""
+        """Reopen as another process: all frames are there, and the tails are unchanged."""
         self.let_go()
         self.storage.close()
         self.storage = self.opened()
@@ -190,7 +189,6 @@ class Play:
                 model.read[successor] = self.place(model, successor)
 
     def run(self, steps: int) -> None:
-        """Go on for so many steps."""
         verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
         verbs += [self.check] * 2 + [self.rewind, self.let_go, self.maintain]
         for step in range(steps):
@@ -207,12 +205,11 @@ class Play:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a5_every_successor_reads_what_was_put(tmp_path: Path, seed: int) -> None:
-    """In order, once, whole, whatever happens in between."""
+    """Frames come in order, once, and whole, with any operations in between."""
     Play(tmp_path / "queues", seed).run(1500)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 60))
 def test_a5_every_successor_reads_what_was_put_at_length(tmp_path: Path, seed: int) -> None:
-    """The same with more seeds."""
     Play(tmp_path / "queues", seed).run(4000)

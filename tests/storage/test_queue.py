@@ -1,4 +1,4 @@
-"""Queues in mapped blocks: what Aurora asks of them (docs/behaviours.md)."""
+"""Queues in mapped blocks: Aurora's requirements (docs/behaviours.md)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ PER_BLOCK = BLOCK_BYTES // HEADER_BYTES
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Storage]:
-    """Queues of 256 blocks at most."""
+    """Yield queues of 256 blocks at most."""
     made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES)
     yield made
     made.close()
 
 
 def ends(queue: Queue, first: int, count: int) -> None:
-    """Put frames of the least size."""
+    """Put frames of the minimum size."""
     for txid in range(first, first + count):
         queue.put(Header(Kind.TIME_END, txid, 0, 0))
 
 
 def diffs(queue: Queue, txid: int, values: list[int]) -> None:
-    """Put rows."""
     batch = pa.record_batch({"a": pa.array(values, pa.int64())})
     queue.put(Header(Kind.DIFFS, txid, 0, len(values)), batch)
 
@@ -46,7 +45,7 @@ def txids(queue: Queue, successor: str, count: int | None = None) -> list[int]:
 
 
 def test_a4_a5_a6_a8_pointers_of_two_successors(storage: Storage) -> None:
-    """b1 keeps three that it has read, b2 five; what both have passed goes."""
+    """b1 keeps three that it has read, b2 five; frames that both have passed are removed."""
     queue = storage.make("q")
     for name in ("b1", "b2"):
         queue.open(name)
@@ -74,7 +73,7 @@ def test_a4_a5_a6_a8_pointers_of_two_successors(storage: Storage) -> None:
 
 
 def test_a4_a_fan_out_is_written_once(storage: Storage) -> None:
-    """Three successors read what stands there once."""
+    """Three successors read frames that are stored once."""
     queue = storage.make("q")
     names = ("x", "y", "z")
     for name in names:
@@ -90,7 +89,7 @@ def test_a4_a_fan_out_is_written_once(storage: Storage) -> None:
 
 
 def test_a7_what_one_successor_needs_stays(storage: Storage) -> None:
-    """A successor that never moves keeps everything, and the queue grows."""
+    """A successor that never moves retains all frames, and the queue grows."""
     queue = storage.make("q")
     queue.open("quick")
     queue.open("slow")
@@ -135,7 +134,7 @@ def test_a13_overflow_doubles(storage: Storage) -> None:
 
 
 def test_a13_blocks_that_follow_each_other_first(tmp_path: Path) -> None:
-    """Of free runs of 1, 1 and 2 blocks the last is taken; of single ones as many as needed."""
+    """Of free runs of 1, 1 and 2 blocks the last is taken; of single blocks as many as needed."""
     storage = Storage(tmp_path / "queues", 9 * BLOCK_BYTES)
     for number in range(9):
         storage.make(f"q{number}")
@@ -156,7 +155,7 @@ def test_a13_blocks_that_follow_each_other_first(tmp_path: Path) -> None:
 
 
 def test_a13_a_batch_that_is_held_stays_as_it_is(storage: Storage) -> None:
-    """Growth, shrinking and reuse leave alone what somebody still reads."""
+    """Growth, shrinking and reuse leave batches unchanged while they are read."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, list(range(1000)))
@@ -180,7 +179,7 @@ def test_a13_a_batch_that_is_held_stays_as_it_is(storage: Storage) -> None:
 
 
 def test_a14_underflow_gives_back(storage: Storage) -> None:
-    """Near empty at two checks: half goes; one block stays."""
+    """A queue that is nearly empty at two checks releases half of its blocks; one block stays."""
     queue = storage.make("q")
     queue.open("s")
     ends(queue, 1, 4 * PER_BLOCK)
@@ -199,7 +198,7 @@ def test_a14_underflow_gives_back(storage: Storage) -> None:
 
 
 def test_a14_a_queue_at_its_edge_does_not_oscillate(storage: Storage) -> None:
-    """One frame to and fro over the limit makes it grow once."""
+    """A queue that moves by one frame around the limit grows only once."""
     queue = storage.make("q")
     queue.open("s")
     ends(queue, 1, PER_BLOCK)
@@ -215,7 +214,7 @@ def test_a14_a_queue_at_its_edge_does_not_oscillate(storage: Storage) -> None:
 
 
 def test_frames_larger_than_a_block_lie_in_one_piece(storage: Storage) -> None:
-    """3.2 blocks take a run of four; what does not fit begins in the next block."""
+    """3.2 blocks take a run of four; a frame that does not fit begins in the next block."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [7])
@@ -244,13 +243,13 @@ def test_reading_copies_nothing(storage: Storage) -> None:
 
 
 def reopened(storage: Storage) -> Storage:
-    """What another process finds: nothing was said to this one."""
+    """Reopen the queues as another process does, without any hand-over."""
     storage.close()
     return Storage(storage.folder, 256 * BLOCK_BYTES)
 
 
 def test_a_killed_process_loses_nothing(storage: Storage) -> None:
-    """Everything that was put is there for the next one, from the base on."""
+    """All frames from the base on are there for the next process."""
     queue = storage.make("q")
     queue.open("s")
     for txid in range(1, 3000):
@@ -272,7 +271,7 @@ def test_a_killed_process_loses_nothing(storage: Storage) -> None:
 
 @pytest.mark.parametrize("where", [0, 0.5, 0.999])
 def test_a_flipped_bit_is_noticed(storage: Storage, where: float) -> None:
-    """By who reads, and by the next process: it has what came before, and says so."""
+    """A reader and the next process detect it: they get the frames before it, and an error."""
     queue = storage.make("q")
     queue.open("s")
     for txid in range(1, 101):
@@ -294,7 +293,7 @@ def test_a_flipped_bit_is_noticed(storage: Storage, where: float) -> None:
 
 
 def test_a_queue_that_was_dropped_leaves_nothing(storage: Storage) -> None:
-    """Its blocks are free, also for the next process, and its name."""
+    """Its blocks and its name are free, also for the next process."""
     storage.make("a")
     ends(storage.make("b"), 1, 5 * PER_BLOCK)
     storage.drop("b")
@@ -305,7 +304,7 @@ def test_a_queue_that_was_dropped_leaves_nothing(storage: Storage) -> None:
 
 
 def test_no_frame_is_left_out_for_a_damaged_one(storage: Storage) -> None:
-    """The next process does not go on in the block after the one that is damaged."""
+    """The next process does not continue in the block behind the damaged one."""
     queue = storage.make("q")
     queue.open("s")
     for txid in range(1, 1001):
@@ -320,7 +319,7 @@ def test_no_frame_is_left_out_for_a_damaged_one(storage: Storage) -> None:
 
 
 def test_a_txid_is_there_whole_or_not_at_all(storage: Storage) -> None:
-    """An error amid a txid takes back what was put of it, and so does a kill."""
+    """An error in the middle of a txid removes its frames, and so does a kill."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [1])
@@ -349,7 +348,7 @@ def test_a_txid_is_there_whole_or_not_at_all(storage: Storage) -> None:
 
 
 def test_what_was_sent_at_a_txid(storage: Storage) -> None:
-    """By txid, for whoever is fed again; what is gone is told apart from what was nothing."""
+    """A reader may ask by txid again; a removed txid is distinct from one without rows."""
     queue = storage.make("q")
     queue.begin_after(6)
     queue.open("s", 6)
@@ -370,7 +369,7 @@ def test_what_was_sent_at_a_txid(storage: Storage) -> None:
 
 
 def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Storage) -> None:
-    """What came after it is what came after the last one before it."""
+    """Its next frame is the one after the last earlier txid with rows."""
     queue = storage.make("q")
     queue.begin_after(4)
     for txid in (5, 9):
@@ -384,7 +383,7 @@ def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Stor
 
 
 def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> None:
-    """Other bytes come where it stood."""
+    """Other frames replace it."""
     queue = storage.make("q")
     queue.open("s")
     for txid in (1, 2, 3):
@@ -408,7 +407,7 @@ def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> No
 
 
 def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
-    """Its blocks are not used again while somebody holds a batch that lies there."""
+    """Its blocks are not used again while a reader holds a batch that lies there."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [5] * 1000)
@@ -424,7 +423,7 @@ def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
 
 
 def test_a4_successors_that_keep_pace_share_what_was_decoded(storage: Storage) -> None:
-    """A frame is checked and decoded for the first of them; who comes late does it again."""
+    """A frame is checked and decoded for the first of them; a late one decodes it again."""
     queue = storage.make("q")
     for name in ("x", "y", "late"):
         queue.open(name)
@@ -433,14 +432,14 @@ def test_a4_successors_that_keep_pace_share_what_was_decoded(storage: Storage) -
         ends(queue, txid, 1)
         first, second = queue.read("x"), queue.read("y")
         assert all(one is other for one, other in zip(first, second, strict=True))
-    # Were it known still, this would not be seen.
+    # A cached frame would hide this damage.
     storage.file.memory(HEADER_BYTES, 1)[0] ^= 1
     with pytest.raises(Damaged):
         queue.read("late")
 
 
 def test_what_is_passed_is_held_by_nobody(storage: Storage) -> None:
-    """What is kept of frames that were read keeps no block once everybody is beyond them."""
+    """The cache of read frames holds no block once all successors are beyond it."""
     queue = storage.make("q")
     queue.open("s")
     for txid in range(1, 500):
@@ -452,7 +451,7 @@ def test_what_is_passed_is_held_by_nobody(storage: Storage) -> None:
 
 
 def test_queued_rows(storage: Storage) -> None:
-    """Those between base and front; found again after a kill, without what was taken back."""
+    """The rows between base and front; found again after a kill, without those taken back."""
     queue = storage.make("q")
     queue.open("s")
 
@@ -481,7 +480,7 @@ def test_queued_rows(storage: Storage) -> None:
 
 
 def test_a7_a_successor_that_opens_again_keeps_nothing_back(storage: Storage) -> None:
-    """The base moves with the oldest tail, whoever has it; not with another one."""
+    """The base moves with the oldest tail of any successor, and with no other tail."""
     queue = storage.make("q")
     for name in ("a", "b", "c"):
         queue.open(name)
@@ -509,7 +508,7 @@ MEMORY = 8 * BLOCK_BYTES
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Storage]:
-    """Queues of which eight blocks may be in memory."""
+    """Yield queues with eight blocks in memory at most."""
     made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES, memory_bytes=MEMORY)
     yield made
     made.close()
@@ -523,14 +522,14 @@ def fill(queue: Queue, first: int, count: int) -> None:
 
 
 def sent(queue: Queue, txid: int) -> list[int]:
-    """The values of a txid."""
+    """Return the distinct values of a txid, sorted."""
     (frame,) = queue.sent(txid)
     assert frame.batch is not None
     return sorted(set(frame.batch.column(0).to_pylist()))
 
 
 def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
-    """What is durable leaves memory, what is read last first; also while it is read."""
+    """Durable frames leave memory, those that are read last first; also during a read."""
     queue = small.make("q")
     queue.open("late")
     fill(queue, 1, 200)
@@ -555,7 +554,7 @@ def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
 
 
 def test_a24_what_fits_into_memory_stays_there(small: Storage) -> None:
-    """The largest queue leaves it first, and no more than there is too much."""
+    """The largest queue leaves it first, and only by the excess."""
     large, other = small.make("large"), small.make("other")
     for queue in (large, other):
         queue.open("late")
@@ -572,7 +571,7 @@ def test_a24_what_fits_into_memory_stays_there(small: Storage) -> None:
 
 
 def test_a37_what_somebody_holds_is_not_left_to_the_disk(small: Storage) -> None:
-    """All else is; it stays in memory until it is let go."""
+    """All other blocks are; it stays in memory until it is released."""
     queue = small.make("q")
     queue.open("late")
     fill(queue, 1, 60)
@@ -592,7 +591,7 @@ def test_a37_what_somebody_holds_is_not_left_to_the_disk(small: Storage) -> None
 
 
 def test_what_comes_back_from_the_disk_is_checked(small: Storage) -> None:
-    """Also what had been read before it left memory."""
+    """This includes frames that were read before they left memory."""
     queue = small.make("q")
     queue.open("late")
     fill(queue, 1, 60)

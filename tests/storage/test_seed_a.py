@@ -1,4 +1,4 @@
-"""What queues are for: all that is in flight, as much as it may be, wherever it piles up."""
+"""Purpose of queues: they hold all that is in flight, however much, at any operator."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ POOL = 4
 """Blocks that may be in memory."""
 LONG = 64
 ROWS = BLOCK_BYTES // 8 - 256
-"""Of a frame that leaves little of a block."""
+"""Rows of a frame that leaves little of a block."""
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Storage]:
-    """Queues of which four blocks may be in memory."""
+    """Yield queues with four blocks in memory at most."""
     made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES, memory_bytes=POOL * BLOCK_BYTES)
     yield made
     made.close()
@@ -39,7 +39,7 @@ def put(queue: Queue, txid: int, rows: int = ROWS) -> None:
 
 
 def taken(queue: Queue, successor: str, count: int | None = None) -> list[int]:
-    """The txids that it reads next; all their rows are as they were put."""
+    """Read a successor's next txids, check their rows, and return the txids."""
     out = []
     for frame in queue.read(successor, count):
         if frame.batch is not None:
@@ -50,7 +50,7 @@ def taken(queue: Queue, successor: str, count: int | None = None) -> list[int]:
 
 
 def test_a1_all_that_is_in_flight_is_kept(storage: Storage) -> None:
-    """Whoever reads when, and lags how far: each gets every txid, once, and nothing is left then."""
+    """With any lag, each successor gets every txid once, and nothing is left at the end."""
     rng = random.Random(1)
     queue = storage.make("q")
     got: dict[str, list[int]] = {name: [] for name in ("quick", "slow", "late")}
@@ -75,7 +75,7 @@ def test_a1_all_that_is_in_flight_is_kept(storage: Storage) -> None:
 
 
 def test_a3_any_queue_may_grow(storage: Storage) -> None:
-    """It piles up here and there in turn: what piles up grows, what is drained gives back."""
+    """The backlog moves from queue to queue: full queues grow, and drained ones release blocks."""
     rng = random.Random(3)
     queues = [storage.make(f"q{n}") for n in range(6)]
     waiting: list[deque[int]] = [deque() for _ in queues]
@@ -113,9 +113,9 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
 
 
 def test_a9_a_queue_is_longer_than_memory(storage: Storage) -> None:
-    """64 blocks where four may be in memory: all is read in order, and no more are kept there.
+    """With 64 blocks, of which four fit in memory, all is read in order, and no more stay there.
 
-    What the system has read ahead of its own accord is its own (see A-22 for what it drops).
+    The kernel's own read-ahead does not count (A-22 covers its eviction).
     """
     queue = storage.make("q")
     queue.open("s")

@@ -1,4 +1,4 @@
-"""The shared table, and who has memory by it (A-15 … A-24, A-37); the seed's examples."""
+"""The shared table, and memory by its priorities (A-15 … A-24, A-37); the seed's examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Opened = Callable[..., Storage]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Queues of which so many blocks may be in memory."""
+    """Yield a function that makes queues with a number of blocks in memory at most."""
     made: list[Storage] = []
 
     def open_(memory: int, blocks: int = 256) -> Storage:
@@ -39,14 +39,14 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock, in seconds."""
+    """Set the monotonic clock, in seconds."""
     time = [1000.0]
     monkeypatch.setattr(clock, "monotonic", lambda: time[0])
     return time
 
 
 def rows(block: int, size: int = BLOCK - frames.HEADER_BYTES) -> pa.RecordBatch:
-    """A batch whose frame takes so many bytes: with its TimeEnd, a block."""
+    """Return a batch whose frame has ``size`` bytes: with its TimeEnd, a block."""
     for count in range(size // 8, 0, -1):
         batch = pa.record_batch({"a": pa.array([block] * count, pa.int64())})
         if frames.size(len(batch.serialize())) == size:
@@ -55,7 +55,7 @@ def rows(block: int, size: int = BLOCK - frames.HEADER_BYTES) -> pa.RecordBatch:
 
 
 def filled(storage: Storage, name: str, blocks: int, priority: float) -> Queue:
-    """A queue of so many full blocks, all durable, that ``s`` has not read."""
+    """Make a queue of ``blocks`` full blocks, all durable, that ``s`` has not read."""
     queue = storage.make(name)
     queue.open("s")
     for block in range(blocks):
@@ -67,14 +67,14 @@ def filled(storage: Storage, name: str, blocks: int, priority: float) -> Queue:
 
 
 def put(queue: Queue, block: int) -> None:
-    """Put what fills a block, as a txid, the first one as txid 1."""
+    """Put rows that fill a block, as a txid; the first one is txid 1."""
     batch = rows(block)
     queue.put(Header(Kind.DIFFS, block + 1, 0, batch.num_rows), batch)
     queue.put(Header(Kind.TIME_END, block + 1, 0, batch.num_rows))
 
 
 def read(queue: Queue, block: int) -> None:
-    """``s`` is called with what stands in a block."""
+    """Read a block as ``s`` and check its content."""
     queue.rewind("s", block)
     diffs, end = queue.read("s", BLOCK)
     assert diffs.batch is not None
@@ -83,20 +83,20 @@ def read(queue: Queue, block: int) -> None:
 
 
 def out(storage: Storage, *queues: Queue) -> None:
-    """Leave queues to the disk."""
+    """Evict queues from memory."""
     for queue in queues:
         storage.pool.spill(queue, queue.queued_bytes)
         assert queue.resident_bytes == 0
 
 
 def percent(storage: Storage) -> dict[str, int]:
-    """How much of each queue is in memory, by the table."""
+    """Return the percentage of each queue that is in memory, by the table."""
     storage.maintain()
     return {queue: row.resident_pct for (queue, _), row in storage.pool.table.rows().items()}
 
 
 def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
-    """Written by both sides: residency when queues are tended; one more reader is one more row."""
+    """Both sides write it: residency changes with maintenance; another reader is another row."""
     storage = opened(4)
     queue = filled(storage, "a", 2, 7.5)
     filled(storage, "b", 1, 1)
@@ -118,7 +118,7 @@ def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
 
 
 def test_a17_a_successor_runs_exactly_during_the_call() -> None:
-    """Also one that the storage manager has not met, and one that fails."""
+    """This includes a successor that is new to the storage manager, and one that fails."""
     table = SharedTable()
     table.follow("q", ["s"], 100)
 
@@ -140,7 +140,7 @@ def test_a17_a_successor_runs_exactly_during_the_call() -> None:
 
 
 def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
-    """By the system's own word, whatever was left and read."""
+    """The kernel reports the same residency, after any evictions and reads."""
     storage = opened(8)
     queue = filled(storage, "q", 6, 1)
     out(storage, queue)
@@ -158,7 +158,7 @@ def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
 def test_a19_what_leaves_while_it_comes_is_gone(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk brings what was asked for, though it was given up meanwhile."""
+    """The disk still brings requested blocks that were evicted meanwhile."""
     storage = opened(16)
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
@@ -166,7 +166,7 @@ def test_a19_what_leaves_while_it_comes_is_gone(
     queue.residency.load(queue.residency.missing(0, 8), clock.monotonic())
     wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
     with monkeypatch.context() as patched:
-        # What is on its way does not leave, says Linux.
+        # Linux does not evict pages that are being written.
         patched.setattr(storage.file, "evict", lambda run: None)
         out(storage, queue)
         assert storage.pool.leave_again()
@@ -176,7 +176,7 @@ def test_a19_what_leaves_while_it_comes_is_gone(
 
 
 def test_a21_nothing_comes_that_is_not_asked_for(opened: Opened) -> None:
-    """The system reads one page where one is touched, and nothing around it."""
+    """The system reads one page where one is touched, without read-ahead."""
     storage = opened(16)
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
@@ -200,7 +200,7 @@ def test_a19_the_least_urgent_block_leaves(opened: Opened) -> None:
 
 
 def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> None:
-    """What everybody is beyond (it is read after a kill only), then what is furthest ahead."""
+    """Blocks that all successors have passed leave first, then those furthest ahead."""
     storage = opened(0)
     queue = filled(storage, "q", 8, 1)
     queue.open("late", 0)
@@ -214,7 +214,7 @@ def test_a19_within_a_queue_what_is_read_last_leaves_first(opened: Opened) -> No
 
 
 def test_a16_who_leaves_is_told_by_priority_and_not_by_use(opened: Opened) -> None:
-    """What was read a moment ago for one who has time leaves before what an urgent one has."""
+    """A block that a patient reader has just read leaves before one of an urgent reader."""
     storage = opened(2)
     third = filled(storage, "third", 1, 5)
     out(storage, third)
@@ -228,7 +228,7 @@ def test_a16_who_leaves_is_told_by_priority_and_not_by_use(opened: Opened) -> No
 
 
 def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
-    """Likewise, when the priorities of A and B are exchanged meanwhile."""
+    """The same, with the priorities of A and B exchanged meanwhile."""
     storage = opened(3)
     c = filled(storage, "C", 2, 9)
     out(storage, c)
@@ -241,7 +241,7 @@ def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
 
 
 def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> None:
-    """Of its own first what it has read; ahead of its turn nobody does."""
+    """Its own blocks that it has read go first; read-ahead evicts none of the more urgent."""
     storage = opened(2)
     low = filled(storage, "low", 3, 1)
     out(storage, low)
@@ -255,7 +255,7 @@ def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> N
 
 
 def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
-    """B is evicted instead of A; when all are at work nobody is, and what is read comes beside."""
+    """B is evicted instead of A; when all are at work none is, and a read block is added."""
     storage = opened(3)
     table = storage.pool.table
     c = filled(storage, "C", 3, 9)
@@ -267,7 +267,7 @@ def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
         assert percent(storage) == {"A": 100, "B": 0, "C": 33}
         with table.running("C", ["s"]):
             read(c, 1)
-            # Its own, which it has read; never that of who is at work too.
+            # It evicts its own block, which it has read, and none of another working reader.
             assert percent(storage) == {"A": 100, "B": 0, "C": 33}
             assert storage.pool.overdrawn == 0
             held = c.read("s", BLOCK)
@@ -297,7 +297,7 @@ def test_a20_an_idle_tick_reads_ahead_for_the_more_urgent(opened: Opened, now: l
 def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
     opened: Opened, now: list[float]
 ) -> None:
-    """Of several queues, and not beyond what the memory is."""
+    """Several queues share the memory, and reading ahead stops when it is full."""
     storage = opened(10)
     names = {"low": 1, "middle": 5, "high": 9}
     queues = {name: filled(storage, name, 6, p) for name, p in names.items()}
@@ -308,7 +308,7 @@ def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
         if not storage.pool.upgrade():
             break
     assert 2 <= storage.pool.upgrades < 20
-    # Eight in ten of the memory: what is behind the head is read last, by who is set back.
+    # 80 % of the memory: blocks behind the head are read last, by a rewound reader.
     assert percent(storage) == {"low": 0, "middle": 66, "high": 66}
     assert not len(queues["high"].residency.missing(2 * BLOCK, 4))
     assert not len(queues["middle"].residency.missing(0, 4))
@@ -333,7 +333,7 @@ def test_a24_priorities_that_swing_a_little_move_nothing(
 
 
 def test_a24_priorities_that_swing_much_move_little(opened: Opened, now: list[float]) -> None:
-    """Likewise of 10 and 20, a tick each millisecond: what has come stays for 100 ms."""
+    """Priorities alternate between 10 and 20 each millisecond: a loaded block stays for 100 ms."""
     storage = opened(1)
     c = filled(storage, "C", 1, 10)
     out(storage, c)
@@ -353,7 +353,7 @@ def test_a24_priorities_that_swing_much_move_little(opened: Opened, now: list[fl
 def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
     opened: Opened, now: list[float]
 ) -> None:
-    """One queue that is larger than the memory, and grows: nothing is read for nothing."""
+    """One queue is larger than memory, and grows: no block is read ahead."""
     storage = opened(8)
     queue = filled(storage, "q", 40, 1)
     for block in range(40, 100):
@@ -366,7 +366,7 @@ def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
 
 
 def test_a22_a_run_of_blocks_is_one_call(opened: Opened) -> None:
-    """A queue of eight blocks that follow each other: one call, of eight that do not: eight."""
+    """Eight adjacent blocks take one call, and eight separate ones take eight."""
     for apart, calls in ((False, 1), (True, 8)):
         storage = opened(0, 17)
         if apart:
@@ -384,7 +384,7 @@ def test_a22_a_run_of_blocks_is_one_call(opened: Opened) -> None:
 
 
 def test_a22_what_is_larger_than_what_is_read_ahead_is_counted(opened: Opened) -> None:
-    """A frame of several blocks comes whole, and drives out as much."""
+    """A frame of several blocks comes whole, and evicts as many."""
     storage = opened(8)
     queue = storage.make("q")
     queue.open("s")
@@ -412,7 +412,7 @@ def test_a_block_that_is_new_takes_no_memory_before_it_is_written(opened: Opened
 def test_a_frame_that_is_written_in_pieces_is_whole(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may write less than it is given: of a value of gigabytes it does."""
+    """The system may write less than requested: with gigabytes it does."""
     storage = opened(0)
     write = os.pwritev
 

@@ -22,7 +22,7 @@ GREEDY = {Strategy.BOTTOM_UP: bottom_up, Strategy.TOP_DOWN: top_down}
 
 
 def made_of(name: str, *inputs: str) -> p.Node:
-    """A node of that id: a table, filter or join; ``agg``, ``union`` and ``values`` begin as such."""
+    """Return a table, filter or join of that id, or an ``agg``, ``union`` or ``values`` node."""
     if name.startswith("values"):
         return p.ValuesSpec(name, (("1",),), SCHEMA)
     if not inputs:
@@ -37,7 +37,7 @@ def made_of(name: str, *inputs: str) -> p.Node:
 
 
 def plan(text: str) -> p.PhysicalPlan:
-    """``A B f:A j:f,B`` and a sink called ``Sink`` over the last one."""
+    """Parse a plan such as ``A B f:A j:f,B``; a sink called ``Sink`` is over its last node."""
     nodes: list[p.Node] = []
     for word in text.split():
         name, _, inputs = word.partition(":")
@@ -54,7 +54,7 @@ def altered(where: Topology, name: str, **values: Any) -> Topology:
 def topology(
     capacities: Mapping[str, int] | Iterable[str], links: str, *, maintenance: Iterable[str] = ()
 ) -> Topology:
-    """Nodes with their slots (99 where there are none), and links as in ``1,2>0 7>4,5``."""
+    """Return nodes with their slots (99 if none are given), and links as in ``1,2>0 7>4,5``."""
     slots = capacities if isinstance(capacities, Mapping) else dict.fromkeys(capacities, 99)
     gone = set(maintenance)
     nodes = tuple(TopologyNode(n, c, maintenance=n in gone) for n, c in slots.items())
@@ -75,7 +75,7 @@ def operators(query: p.PhysicalPlan, pins: Pins, costs: Costs | None = None) -> 
 def selected(
     where: Topology, sources: Mapping[str, Iterable[str]], sink: str
 ) -> SelectedPaths | PlacementFailed:
-    """The paths of logical sources whose physical ones are on those nodes."""
+    """Select paths for logical sources whose physical ones are on those nodes."""
     names = {(s, n): f"{s}_{n}" for s, nodes in sources.items() for n in nodes}
     query = plan(" ".join([*names.values(), f"union:{','.join(names.values())}"]))
     known = operators(query, {name: n for (_, n), name in names.items()} | {"Sink": sink})
@@ -87,7 +87,7 @@ def selected(
 def assigned(
     strategy: Strategy, query: p.PhysicalPlan, where: Topology, pins: Pins, *, reserve: bool
 ) -> dict[str, str] | PlacementFailed:
-    """What a greedy strategy alone answers, in the literal order or with reservation (R-7)."""
+    """Return the result of one greedy strategy, in the literal order or with reservation (R-7)."""
     known = operators(query, pins)
     paths = select_paths(known, where)
     assert isinstance(paths, SelectedPaths)
@@ -108,5 +108,4 @@ def placed(
 
 
 def hops(found: Placement) -> int:
-    """Pairs of network sinks and sources."""
     return sum(len(part.sends) for part in found.parts.values())

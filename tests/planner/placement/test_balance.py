@@ -1,4 +1,4 @@
-"""Whole views over workers: hand-made loads, and what holds of any."""
+"""Distribution of whole views over workers: hand-made loads, and properties of all loads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_worker_is_left_by_the_heaviest_first():
 
 
 def test_what_is_not_measured_counts_as_the_others_do_and_stays():
-    """It is neither nothing, which draws others to its worker, nor the heaviest of all."""
+    """It counts neither as zero, which draws other views to its worker, nor as the heaviest."""
     assert balanced(loads(("main", None), ("main", 40), ("w1", 40), ("w2", 0)), WORKERS) == [
         ViewMove(1, "w2")
     ]

@@ -60,7 +60,7 @@ def test_slots_are_taken_and_given_back() -> None:
 
 
 def test_a_view_is_placed_again_over_its_own_slots() -> None:
-    """And keeps what it has where that fails."""
+    """It keeps its placement if that fails."""
     catalog = TopologyCatalog(STAR)
     catalog.change(lambda where: altered(altered(where, "n2", capacity=2), "n3", capacity=2))
     first = catalog.place("v", placing)

@@ -1,4 +1,4 @@
-"""Several databases behind one table, constants, and who pins what."""
+"""Several databases behind one table, constants, and pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IFCOP: its costs, its draws and what it keeps."""
+"""IFCOP: its costs, its random draws, and the candidates that it keeps."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_rates_are_measured_or_follow_from_factors() -> None:
 
 
 def test_over_utilisation_is_summed_over_nodes() -> None:
-    """R-2: what one node has free does not pay for another."""
+    """R-2: free slots of one node do not compensate for another node."""
     where = topology({"a": 1, "b": 1, "root": 9}, "a,b>root")
     pins = {"A": "a", "B": "b", "Sink": "root"}
     known, ways = selected_for(plan("A B f:A g:B j:f,g"), None, where, pins)
@@ -197,7 +197,7 @@ def test_a_candidate_is_a_matrix_of_zeros_and_ones() -> None:
 )
 @pytest.mark.parametrize("draws", [4_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_draws_decide_where_operators_stay(query, expected, draws) -> None:
-    """N-27, N-29: one draw per node; what has come to the sink's node stays there."""
+    """N-27, N-29: one draw per node; an operator that has reached the sink's node stays there."""
     known, ways = selected_for(query)
     draw = drawing(7)
     seen = Counter(
@@ -224,7 +224,7 @@ def test_physical_sources_are_taken_from_the_last() -> None:
 
 
 def test_what_has_several_sources_goes_where_all_of_them_lead() -> None:
-    """N-30: never on one source's own branch, whatever the draws are."""
+    """N-30: an operator of several sources is never on one source's own branch, for any draws."""
     where = topology("rmab", "a,b>m m>r")
     pins = {"A": "a", "B": "b", "Sink": "r"}
     known, ways = selected_for(plan("A B f:A j:f,B"), None, where, pins)

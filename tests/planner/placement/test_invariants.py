@@ -1,6 +1,6 @@
-"""What holds for any plan on any topology, and what strategies cost beside the exact solver.
+"""Properties of all plans on all topologies, and strategies' costs against the exact solver.
 
-1 000 plans per strategy with ``make test-all``, which prints the ratios; 60 of them always.
+``make test-all`` runs 1 000 plans per strategy and prints the ratios; 60 plans always run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Case:
 
 
 def case(seed: int, *, small: bool = False) -> Case:
-    """A plan of a few tables with shared outputs, constants, shards and pins; links any way up."""
+    """Return a plan of some tables with shared outputs, constants, shards, pins; random links."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 5 if small else 9))
     links = []
@@ -98,7 +98,7 @@ def answer(drawn: Case, strategy: Strategy) -> Placement | PlacementFailed:
 
 
 def check(drawn: Case, found: Placement) -> None:
-    """All that a placement promises, seen from outside."""
+    """Check all guarantees of a placement from outside."""
     pinned = {n: at for n, at in drawn.pins.items() if isinstance(at, str)}
     copies = {f"{n}#{i}": at for n, s in drawn.pins.items() if isinstance(s, Shards)
               for i, at in enumerate(s.nodes, 1)}  # fmt: skip
@@ -120,7 +120,7 @@ def check(drawn: Case, found: Placement) -> None:
 
 
 def follow(drawn: Case, found: Placement) -> None:
-    """Every edge is there, link by link, and nothing crosses a link that nobody needs."""
+    """Check that each edge follows the links, and that no rows cross an unneeded link."""
     links = {(link.child, link.parent) for link in drawn.where.links}
     sources = {(n, s.name): s for n, part in found.parts.items() for s in part.receives}
     sinks = {(n, s.name): s for n, part in found.parts.items() for s in part.sends}
@@ -216,7 +216,7 @@ def test_nobody_is_better_than_the_exact_solver(count) -> None:
 
 
 def all_placements(found: Placement, where: Topology) -> Iterator[dict[str, str]]:
-    """All that there are, on the ways of ``found``: by slots alone, without any bound."""
+    """Yield all placements on the ways of ``found``, limited by slots alone."""
     known, ways = found.operators, found.ways
     order = list(reversed(known.by_name.values()))
 
@@ -236,7 +236,7 @@ def all_placements(found: Placement, where: Topology) -> Iterator[dict[str, str]
 
 
 def least_of_all(drawn: Case, like: Placement, limit: int) -> float | None:
-    """The least network cost of all placements on the ways of ``like``; None: too many."""
+    """Return the least network cost of all placements on ``like``'s ways; None if too many."""
     least = None
     for number, nodes in enumerate(all_placements(like, drawn.where)):
         if number == limit:
@@ -247,7 +247,7 @@ def least_of_all(drawn: Case, like: Placement, limit: int) -> float | None:
 
 
 def tight(seed: int) -> Case:
-    """Two chains that are joined, on few slots, where what an operator makes differs much."""
+    """Return two joined chains on few slots, whose operators' output sizes differ much."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 4, size=3)
     made, ends = [], []

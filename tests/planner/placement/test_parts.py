@@ -1,4 +1,4 @@
-"""The parts of all nodes, put together again, compute what the plan does; and what people read."""
+"""The parts of all nodes together compute the plan's rows; and their text for users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS = [(str(i), str(i % 4 + 1), "xya"[i % 3], ["1.0", "0.5", None][i % 3]) fo
 
 
 def together(found: Placement, second: int) -> p.PhysicalPlan:
-    """One plan again: each network pair hands on rows; copy 2 of table 1 is table ``second``."""
+    """Join the parts to one plan by their network pairs; copy 2 of table 1 is ``second``."""
     nodes: dict[str, p.Node] = {}
     for part in found.parts.values():
         for node in part.operators:
@@ -54,7 +54,6 @@ def together(found: Placement, second: int) -> p.PhysicalPlan:
 
 
 def flowed(physical: p.PhysicalPlan, tables: list[Table], store=None) -> Counter[Row]:
-    """The rows of a view once it is populated."""
     flow = Dataflow(physical, store or MemoryStore(), None, 0)
     for here in tables:
         flow.load(here.oid, here.load())
@@ -91,7 +90,7 @@ def test_parts_compute_what_the_plan_does(name, strategy) -> None:
 
 
 def test_states_may_have_the_names_of_copies(tmp_path) -> None:
-    """Also in the database that a worker keeps them in."""
+    """This includes the state database of a worker."""
     query = PLANS["join"]
     pins = {s.id: Shards(("a", "c"), True) if s.table_oid == 1 else "b" for s in query.sources}
     found = placed(Strategy.BOTTOM_UP, query, WHERE, pins | {"sink": "root"})

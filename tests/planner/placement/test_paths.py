@@ -1,4 +1,4 @@
-"""Path selection: worked examples, and what holds for any topology."""
+"""Path selection: worked examples, and properties of all topologies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO_WAYS = "1,2>0 3,4>1 5,6>2 7>4,5 8,9>7"
 
 
 def counted(found: SelectedPaths) -> dict[str, int]:
-    """The column sums of the occurrence matrix."""
+    """Return the column sums of the occurrence matrix."""
     total: dict[str, int] = {}
     for row in found.occurrences.values():
         for node, count in row.items():
@@ -155,7 +155,7 @@ def test_a_link_is_worse_for_being_narrow_or_far() -> None:
 
 @st.composite
 def topologies(draw: st.DrawFn) -> tuple[Topology, list[str]]:
-    """Nodes that all lead to the first one, and some of them as sources."""
+    """Draw nodes that all lead to the first one, and some of them as sources."""
     count = draw(st.integers(2, 9))
     links = []
     for low in range(1, count):
@@ -183,7 +183,7 @@ def test_each_node_has_one_parent_and_leads_to_the_sink(drawn, groups) -> None:
 
 @given(topologies())
 def test_the_matrix_counts_paths(drawn) -> None:
-    """By walking each of them."""
+    """The test walks each path."""
     where, sources = drawn
     found = done(selected(where, {"L": sources}, "n0"))
     order = list(graphlib.TopologicalSorter(where.parents).static_order())

@@ -1,4 +1,4 @@
-"""Plans on workers around one that is both ends: where they are cut, by hand and by strategies."""
+"""Plans on workers around one that has both sources and sink: cut by hand and by strategies."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_the_id_counts_before_the_kind():
 
 
 def test_what_several_read_is_a_part_for_who_is_elsewhere():
-    """The filter is read by a part and by what is on main: that one is sent its rows."""
+    """A part and a node on main read the filter: its rows are sent to main."""
     shared = plan("A B f:A j:f,B k:f,j")
     assert cuts.cuts(shared, {"f": "w1", "j": "w1"}, "main") == {"f": "w1", "j": "w1"}
-    # Nobody has said where it is: each has one of its own.
+    # The shared node has no placement: each reader has its own copy.
     assert cuts.cuts(shared, {"j": "w1"}, "main") == {"j": "w1"}
 
 
@@ -144,7 +144,7 @@ def test_the_cheapest_of_several():
 
 
 def closed(whole: p.PhysicalPlan, found: StarPlacement) -> bool:
-    """Whether each collection on a worker reads tables, constants, and what is there too."""
+    """Return whether all collections on workers read only tables, constants, and local ones."""
     constants = {n.id for n in whole.nodes if not _tables(whole, n.id)}
     return all(
         found.nodes[name] == found.nodes[node.id]

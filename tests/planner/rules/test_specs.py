@@ -1,4 +1,4 @@
-"""Each rule alone: the plan of all rules but this one, and what this one adds."""
+"""Each rule alone: the plan of all other rules, and the effect of this one."""
 
 from __future__ import annotations
 
