@@ -45,7 +45,7 @@ def dear(monkeypatch) -> None:
 
     def judged(side: lagging_groups.LaggingGroups, outcome: Outcome, worked_s: float) -> None:
         side._commits.writes = {}
-        units = filter(None, map(side._book.unit, outcome.touched))
+        units = filter(None, map(side._state.unit, outcome.touched))
         given = {unit.bound: 1.3 * MS / 1000 for unit in units if _is_dear(unit)}
         with mock.patch.object(Bound, "taken_s", property(lambda bound: given.get(bound, 0.0))):
             judge(side, outcome, sum(given.values()))
@@ -73,7 +73,7 @@ def visiting(monkeypatch) -> set[str]:
 
     def noted(side: lagging_groups.LaggingGroups, group: str, *slowest) -> None:
         put(side, group, *slowest)
-        groups.update(side._book.side.groups)
+        groups.update(side._state.side.groups)
 
     monkeypatch.setattr(lagging_groups.LaggingGroups, "_set_lagging", noted)
     return groups
