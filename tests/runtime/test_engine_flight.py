@@ -67,8 +67,11 @@ def fill(running, source, count: int = 4) -> None:
         if held >= count:
             return
         number += 1
-        source.execute("UPDATE items SET price = price + 1 WHERE id %% 7 = %s", (number % 7,))
-        source.execute("INSERT INTO items VALUES ((SELECT max(id) + 1 FROM items), 'more', 0.50)")
+        with source.transaction():  # in one batch, whenever the engine takes it
+            source.execute("UPDATE items SET price = price + 1 WHERE id %% 7 = %s", (number % 7,))
+            source.execute(
+                "INSERT INTO items VALUES ((SELECT max(id) + 1 FROM items), 'more', 0.50)"
+            )
         wait_until(lambda held=held: len(flights()) > held, "one more is in flight")
 
 
