@@ -215,7 +215,7 @@ class SinkTableError(DefiniteFailure):
     sqlstate = "55H03"
 
 
-class ResultTableAltered(SinkTableError):
+class ResultTableChanged(SinkTableError):
     """A user has altered the result table; undoing that lets the view go on."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from headrace.errors import BugError, ResultTableAltered, UserError
+from headrace.errors import BugError, ResultTableChanged, UserError
 from headrace.planner import Planned
 from headrace.population.job import Job
 from headrace.population.publish import copy_rows
@@ -72,7 +72,7 @@ def repair(conn: Connection, before: ResultTable, publication: str, key: Sequenc
             with conn.transaction():
                 conn.execute(sql.SQL("DROP TABLE {}").format(name))
         except psycopg.errors.DependentObjectsStillExist as error:
-            raise ResultTableAltered(
+            raise ResultTableChanged(
                 f"result table {target.shown} has other columns now",
                 detail=f"It cannot be made again: {error.diag.message_detail}",
                 hint=table.UNDO,

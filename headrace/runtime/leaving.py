@@ -133,7 +133,7 @@ def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
     """Return ``error`` with the call that repairs ``view`` as its hint, if it had a vague one."""
     if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
-    elif isinstance(error, errors.ResultTableAltered):
+    elif isinstance(error, errors.ResultTableChanged):
         hint = views.resync_hint(view, "Undo that")
     elif error.hint is not None and error.hint.endswith(errors.THEN_RESYNC):
         hint = views.resync_hint(view, error.hint.removesuffix(errors.THEN_RESYNC))

@@ -1,6 +1,6 @@
 """Other workers, which hold the states of views that are placed there and run their collections.
 
-    intake ─► WorkerHandle: begin, rows …, end ─► worker_service.py ─► diffs, done ─► Outcome ─► sink
+    intake ─► WorkerHandle: begin, rows …, end ─► worker_service ─► diffs, done ─► Outcome ─► sink
 
 Only the coordinator takes batches, records, commits and confirms.  It treats such a view like any
 other, but the view is processed elsewhere, in parallel with its own views.  A worker makes states

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import RESYNC, ResultTableAltered, SinkTableError, UserError
+from headrace.errors import RESYNC, ResultTableChanged, SinkTableError, UserError
 from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.types import Field
@@ -123,7 +123,7 @@ def drop(conn: Connection, target: ResultTable) -> None:
         with conn.transaction():
             conn.execute(statement)
     except psycopg.errors.DependentObjectsStillExist as error:
-        raise ResultTableAltered(
+        raise ResultTableChanged(
             f"result table {target.shown} is to have another key: "
             + (shown(target.key) if target.key else "none"),
             detail=error.diag.message_detail,

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from headrace.errors import (
     RESYNC,
-    ResultTableAltered,
+    ResultTableChanged,
     SinkTableError,
     TransientError,
     UnsupportedError,
@@ -484,14 +484,14 @@ def _objection(
     if found is None:
         return SinkTableError(f"result table {name} was replaced by another table", hint=RESYNC)
     if named != target.oid:
-        return ResultTableAltered(f"result table {name} was renamed to {found.name}", hint=UNDO)
+        return ResultTableChanged(f"result table {name} was renamed to {found.name}", hint=UNDO)
     if found.owner != role:
         wrong: str | None = f'belongs to role "{found.owner}" now'
     elif publication in found.published and not filling:
         wrong = f'is in publication "{publication}"'
     else:
         wrong = _altered(found, target, filling=filling)
-    return ResultTableAltered(f"result table {name} {wrong}", hint=UNDO) if wrong else None
+    return ResultTableChanged(f"result table {name} {wrong}", hint=UNDO) if wrong else None
 
 
 def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:

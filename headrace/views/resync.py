@@ -22,7 +22,7 @@ import psycopg
 from headrace.collections import plan
 from headrace.errors import (
     HeadraceError,
-    ResultTableAltered,
+    ResultTableChanged,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -213,7 +213,7 @@ def _hinting() -> Iterator[None]:
     """Adapt the hint of an error about an altered table to a call."""
     try:
         yield
-    except ResultTableAltered as error:
+    except ResultTableChanged as error:
         error.hint = "Undo that and call again, or drop the table and call again."
         raise
 
