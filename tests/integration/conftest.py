@@ -1,4 +1,4 @@
-"""Connections to the engine of a test, and what is there before it begins.
+"""Connections to the engine of a test, and the objects that exist before the test begins.
 
 A module says by constants: ``TABLES``, statements for the source; ``MARKER``, whether there is
 the marker and its view; ``VIEWS``, queries by the names of their views.

@@ -11,7 +11,7 @@ from tests.compared import differs
 from tests.waiting import wait_until
 
 SLOW = 4242
-"""While somebody holds this advisory lock, a row takes a second."""
+"""While a session holds this advisory lock, a row takes a second."""
 ROWS = 100
 TABLES = f"""
 CREATE FUNCTION slowly(v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
@@ -28,7 +28,7 @@ VIEWS = {"v": QUERY}
 
 
 def stream_row(conn: psycopg.Connection) -> dict[str, object]:
-    """The queue of the stream, as queues() shows it."""
+    """Return the row of the stream's queue in queues()."""
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         (row,) = cursor.execute("SELECT * FROM headrace.queues()").fetchall()
     assert row["queue"] == "stream"

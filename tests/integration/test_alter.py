@@ -304,7 +304,7 @@ def test_one_that_stands_still_and_one_whose_table_is_gone(commander, source):
     "point", ["cp05", "cp06", "cp07b", "cp08", "cp08b", "cp08c"], ids=lambda p: p
 )
 def test_killed_at_any_point_it_is_the_old_or_the_new(start_engine, database, point, tmp_path):
-    """Under writers, and somebody who reads with his own snapshots: always one of both, whole."""
+    """Writers and a reader with its own snapshots: it always sees one of both versions, whole."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
@@ -410,7 +410,7 @@ def test_a_locked_table_and_a_column_of_a_users_type(commander, source, engine):
     source.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")
     moody = "SELECT g, CASE WHEN count(*) > 8 THEN 'good' ELSE 'bad' END::mood AS n FROM items GROUP BY g"
     with psycopg.connect(engine.source) as reader:
-        # Who reads on in an open transaction is waited for, and in the end all is as it was.
+        # The call waits for an open transaction that has read the view, then fails without effect.
         reader.execute("SELECT count(*) FROM v")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             alter(commander, WIDE)

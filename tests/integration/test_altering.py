@@ -57,7 +57,7 @@ def test_one_that_is_being_verified(commander, source, engine, query):
             conn.execute("CALL headrace.alter_view('v', %s)", (query,))
 
     with ThreadPoolExecutor(2) as pool, psycopg.connect(engine.source) as writer:
-        # Who writes on in an open transaction holds up both snapshots.
+        # A writer with an open transaction delays both snapshots.
         writer.execute("UPDATE items SET g = g + 1 WHERE id = 7")
         told = pool.submit(verify)
         wait_until(lambda: snapshots(source) == 1, "it waits for its snapshot")
@@ -77,7 +77,7 @@ def test_one_that_is_being_verified(commander, source, engine, query):
 
 @pytest.mark.slow  # locks are waited for
 def test_one_whose_table_cannot_be_written(commander, source, engine):
-    """Refused while it is locked, with all as it was; done once it is not, before anybody retries."""
+    """Refused without effect while the table is locked; it succeeds later, before any retry."""
     with psycopg.connect(engine.source) as holder:
         holder.execute("LOCK TABLE v IN EXCLUSIVE MODE")
         source.execute("UPDATE items SET g = g + 1 WHERE id % 2 = 0")

@@ -26,7 +26,7 @@ def test_the_call_ends_when_the_worker_has_it_though_nobody_writes(
     try:
         far.start()
         far.ready()
-        far.network.stall()  # nobody has had reason to dial it
+        far.network.stall()  # no process has had a reason to dial it
 
         def create() -> None:
             with psycopg.connect(engine.dsn, autocommit=True) as conn:

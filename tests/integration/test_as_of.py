@@ -1,4 +1,4 @@
-"""What view_as_of() shows of times and positions at which the view was not written."""
+"""Results of view_as_of() for times and positions at which the view was not written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def wanted(conn: psycopg.Connection) -> dict[str, collections.Counter]:
 
 
 def test_every_kind_of_view_on_a_quiet_database(views, source, engine):
-    """The expected contents are the query's, read when nobody wrote."""
+    """The expected contents are the query's, read while there were no writers."""
     for name in [*QUERIES][1:]:
         create(views, name, QUERIES[name])
     known = []
@@ -252,7 +252,7 @@ def test_a_stopped_view(views, source, engine):
 
 
 def test_a_view_that_is_filled_anew(views, source):
-    """A resync steps the view back to a snapshot: what was known of it before does not count."""
+    """A resync sets the view back to a snapshot: earlier knowledge of it does not count."""
     as_of(source, "plain", now(source))
     source.execute("CALL headrace.resync_view('plain')")
     at = now(source)

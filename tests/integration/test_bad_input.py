@@ -152,7 +152,7 @@ def test_table_without_key_names_the_statement(commander, source):
 
 
 def stopped(source: psycopg.Connection, name: str) -> tuple:
-    """(status, message, SQLSTATE) of a view once it does not run."""
+    """Return (status, message, SQLSTATE) of a view once it does not run."""
     sql = (
         "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views"
         " WHERE view_name = %s AND status <> 'running'"

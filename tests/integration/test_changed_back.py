@@ -1,7 +1,7 @@
 """Functions, labels, operators, casts, domains … change under views, and change back.
 
-Rows are written meanwhile, the worker is killed or stands still.  In the end every view has to be
-what its query gives in Postgres, and nobody has done anything about it.
+Rows are written meanwhile, the worker is killed or stands still.  In the end every view must match
+its query in Postgres, without any call.
 """
 
 from __future__ import annotations
@@ -214,13 +214,13 @@ class EventLog:
             self.thaw()
 
     def end(self) -> None:
-        """Everything as it was in the beginning."""
+        """Restore the initial definitions."""
         for name in sorted(self.changed):
             self.toggle(name)
         self.thaw()
 
     def wrong(self) -> dict[str, object]:
-        """Views that have stopped, or are not what their queries give."""
+        """Return the views that have stopped or differ from their queries."""
         found: dict[str, object] = dict(
             self.source.execute(
                 "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"

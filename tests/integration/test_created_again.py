@@ -1,4 +1,4 @@
-"""A view that nobody waits for is created again after its builder died, as it was meant."""
+"""A view without a waiting caller is created again, as requested, after its builder died."""
 
 from __future__ import annotations
 

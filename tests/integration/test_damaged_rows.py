@@ -1,4 +1,4 @@
-"""Rows of the catalog that nobody foresaw: what serves all views serves the others nonetheless."""
+"""Unforeseen rows of the catalog: common tasks go on for all other views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shared_engine
 BUILDER = "headrace.views.builder"
 QUERY = "SELECT id, n FROM t"
 LIMIT = "54H01"
-"""A stop after which a view is filled anew, whatever its options say."""
+"""A stop after which a view is populated again, regardless of its options."""
 
 
 @pytest.fixture

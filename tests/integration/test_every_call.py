@@ -1,6 +1,6 @@
 """Everything that can be asked, of every kind of view, on the port and on a direct connection.
 
-What is called comes from the code: the verbs, and the functions of schema ``headrace``.  A new one
+Calls come from the code: the verbs, and the functions of schema ``headrace``.  A new one
 fails here until a line says how it is called, or which tests call it.
 """
 
@@ -87,7 +87,7 @@ INTERNAL = {
     *("has_room_for_feed", "hmac_sha256", "withdraw_tables"),
 }
 """Functions that procedures, triggers and workers call."""
-# Refused for what the view is, or is not: 0A000, 22023, 42xxx, 55xxx.
+# Refused because of the kind or status of the view: 0A000, 22023, 42xxx, 55xxx.
 REFUSED = ("0A", "22", "42", "55")
 
 

@@ -77,7 +77,7 @@ def test_a_view_lives_on_another_machine(commander, source, far):
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process has a socket that listens on a TCP port (``/proc/net/tcp``, proc(5))."""
+    """Return whether a process listens on a TCP port (``/proc/net/tcp``, proc(5))."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {row[9] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
     held = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -195,9 +195,9 @@ def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path)
 
 @pytest.mark.slow
 def test_states_that_take_long_hold_up_nobody(engine, commander, source, far):
-    """A view's states go over a slow wire; others follow meanwhile, and it does then.
+    """A view's states go over a slow link; other views follow meanwhile, and this one afterwards.
 
-    They are staged until they are there: who is killed amid it sends them again.
+    They are staged until they are complete: a sender that is killed sends them again.
     """
     source.execute(
         "CREATE TABLE words (id int PRIMARY KEY, w text);"
@@ -351,7 +351,7 @@ def bring_about(fault: str, engine, other: FarWorker, rng: random.Random) -> Non
 
 
 class Writer:
-    """Somebody who writes meanwhile."""
+    """A concurrent writer."""
 
     def __init__(self, source: str, seed: float) -> None:
         self._source, self._rng = source, random.Random(seed)

@@ -28,7 +28,7 @@ OVER = "SELECT n, max(total) AS most FROM v GROUP BY n"
 
 
 def inlined(query: str) -> str:
-    """``query`` with the query of ``v`` in its place."""
+    """Return ``query`` with the query of ``v`` in its place."""
     return f"WITH v AS ({SUMS}) {query}"
 
 
@@ -62,7 +62,7 @@ def plan_of(conn, name: str) -> str:
 
 
 def scans(source, *tables: str) -> int:
-    """How often tables were read, by sequence or index."""
+    """Return the number of scans of user tables, sequential and by index."""
     source.execute("SELECT pg_stat_force_next_flush()")
     return source.execute(
         "SELECT sum(seq_scan + coalesce(idx_scan, 0)) FROM pg_stat_user_tables"
@@ -76,7 +76,7 @@ def exists(conn, name: str) -> bool:
 
 
 def ids(source) -> set[int]:
-    """Of the views that run: one that is filled anew gets another."""
+    """Return the ids of running views; a view that is populated again gets a new one."""
     return {
         row[0] for row in source.execute("SELECT id FROM headrace.views WHERE status = 'running'")
     }

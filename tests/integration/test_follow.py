@@ -1,4 +1,4 @@
-"""What a user does to tables while views run: every view goes on, or is right again by itself.
+"""DDL on tables while views run: every view goes on, or recovers by itself.
 
 The judge is a view of Postgres over the same query: it follows names and row types as it should.
 """
@@ -74,7 +74,7 @@ class World:
 
     @contextlib.contextmanager
     def without_judges(self) -> Iterator[None]:
-        """Nothing of Postgres stands against an alteration."""
+        """Drop the judges, so that Postgres permits any alteration."""
         queries = {
             name: self.source.execute(
                 "SELECT pg_get_viewdef(%s::regclass)", (f"judge_{name}",)
@@ -117,7 +117,7 @@ class World:
         return self.source.execute(f"SELECT row_::text FROM {name} row_ ORDER BY 1").fetchall()
 
     def run(self, ddl: str) -> None:
-        """Statements, each by itself unless they say otherwise."""
+        """Run the statements one by one."""
         for statement in ddl.split("; "):
             self.source.execute(statement)
 
@@ -205,7 +205,7 @@ FILLS = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_a_resync_mends_is_mended(world):
-    """Wider types, whole rows, keys, partitions: nobody has to do anything."""
+    """Wider types, whole rows, keys, partitions: no call is needed."""
     world.source.execute("DROP VIEW uv")
     world.create(FILLED | WHOLE)
     for number, ddl in enumerate(FILLS):

@@ -1,4 +1,4 @@
-"""What a view with a history tells: its changes, its rows of before, and to whom it told how much."""
+"""Views with a history: their changes, their earlier rows, and the progress of their readers."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def caught_up(conn, *names):
 
 
 def rows(conn, name):
-    """The rows of a table or a function, as texts."""
+    """Return the rows of a table or a function, as texts."""
     return collections.Counter(r[0] for r in conn.execute(f"SELECT (t.*)::text FROM {name} t"))
 
 
 def snapshot(conn, name):
-    """The txid of a view and its rows, of one snapshot."""
+    """Return the txid of a view and its rows, from one snapshot."""
     with conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         at = conn.execute("SELECT headrace.view_txid(%s)", (name,)).fetchone()[0]

@@ -1,4 +1,4 @@
-"""``headrace.queues()`` and ``headrace.memory()``: what the worker tells of itself, and to whom."""
+"""``headrace.queues()`` and ``headrace.memory()``: reports of the worker, and their readers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SUBPLAN_STATE = "shared states"
 
 
 def rows(conn: psycopg.Connection, function: str) -> list[dict[str, object]]:
-    """What a function of ours answers, by columns."""
+    """Return the rows of a Headrace function, by column."""
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         return cursor.execute(f"SELECT * FROM headrace.{function}()").fetchall()
 
 
 def by_reader(conn: psycopg.Connection) -> dict[object, dict[str, object]]:
-    """The rows of queues."""
+    """Return the rows of queues() by reader."""
     return {row["reader"]: row for row in rows(conn, "queues")}
 
 

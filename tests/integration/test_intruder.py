@@ -248,5 +248,5 @@ def test_the_powerless_role_is_asked_for_before_it_is_needed(server, engine, log
         relayed.execute(call, (f"v{number}", query))
         role = hint.rpartition(" ")[2]
         server.execute(f"REVOKE USAGE ON SCHEMA m FROM {role}")
-    # What needs no evaluation needs no right either.
+    # An expression without evaluation needs no privilege.
     relayed.execute("CALL headrace.create_view('plain', $$SELECT id, e FROM t WHERE e = 'ok'$$)")

@@ -72,7 +72,7 @@ class Writer:
 
 
 class Altering:
-    """A view that is altered, and what was said of it."""
+    """A view that is altered, and the notices about it."""
 
     def __init__(self, conn: psycopg.Connection, source: psycopg.Connection, name: str) -> None:
         self._conn, self._source, self.name = conn, source, name
@@ -83,7 +83,7 @@ class Altering:
         self._conn.execute("CALL headrace.create_view(%s, %s, %s)", (self.name, query, options))
 
     def alter(self, query: str, options: str = "{}") -> str:
-        """Alter it; what was done with the states."""
+        """Alter the view and return what happened to its states."""
         self._said.clear()
         self._conn.execute("CALL headrace.alter_view(%s, %s, %s)", (self.name, query, options))
         said = [n for n in self._said if KEPT in n or ANEW in n]
@@ -91,7 +91,7 @@ class Altering:
         return KEPT if KEPT in said[0] else said[0].partition(ANEW)[2]
 
     def is_right(self, query: str) -> None:
-        """It shows what its query gives, now and after changes."""
+        """Check the view against its query, now and after changes."""
         for _ in range(2):
             self._source.execute(
                 "UPDATE items SET g = (coalesce(g, 2) + 1) % 7, x = x - 1 WHERE id % 3 = 0"
@@ -306,7 +306,7 @@ def test_killed_at_any_point(start_engine, database, tmp_path, point, sharing):
 
 
 def settled(source: psycopg.Connection, wide: str) -> str | None:
-    """The query of the view, once it follows."""
+    """Return the query of the view, once it follows."""
     try:
         source.execute("CALL headrace.wait_for('v', timeout => '20 s')")
     except psycopg.Error:
@@ -345,7 +345,7 @@ CORES = {
 
 
 def derived(rng: random.Random, core: str, numbers: tuple[str, ...]) -> str:
-    """A query over ``core``: columns computed, left out, in another order; rows left out."""
+    """Return a query over ``core``: columns computed, left out, in another order; rows left out."""
     made = [
         rng.choice(
             ("{0} + {1} AS c{2}", "coalesce({0}, 0) * 2 AS c{2}", "({0})::text || 'x' AS c{2}")

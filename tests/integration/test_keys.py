@@ -1,4 +1,4 @@
-"""Keys of result tables, and what they are for: publications, foreign keys, ON CONFLICT, ORMs."""
+"""Keys of result tables and their uses: publications, foreign keys, ON CONFLICT, ORMs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_publication_for_all_tables_does_not_hinder_writing(commander, source,
         source.execute("DELETE FROM p WHERE g = 1")
         assert_follows(commander, source, "unkeyed", query)
         deleted = source.execute(
-            # Relation and what is told of the old row: O, all of it.
+            # Relation and kind of old row in the stream: O is the whole row.
             "SELECT count(*) FROM pg_logical_slot_get_binary_changes("
             "%s, NULL, NULL, 'proto_version', '1', 'publication_names', 'everything')"
             " WHERE substr(data, 1, 6) = 'D'::bytea || int4send('unkeyed'::regclass::int)"
@@ -143,7 +143,7 @@ def test_what_is_no_key_is_refused(commander, source, keyed):
 
 
 def key_of(source, name):
-    """The key of a table, and its identity in the log."""
+    """Return the primary key of a table and its replica identity."""
     return source.execute(
         "SELECT (SELECT pg_get_constraintdef(oid) FROM pg_constraint"
         "         WHERE conrelid = c.oid AND contype = 'p'), relreplident::text,"

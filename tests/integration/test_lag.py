@@ -54,7 +54,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Lag:
-    """What list_views() says of a view, and the server's clock and WAL before and after."""
+    """The row of a view in list_views(), with the server's clock and WAL before and after."""
 
     status: str
     ms: int | None

@@ -1,4 +1,4 @@
-"""Links to workers: what is told of them, what may be said, and who is at their other ends."""
+"""Links to workers: their reports, their permitted requests, and the identity of both ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ time_t time(time_t *t) {
 
 
 def links(conn: psycopg.Connection) -> dict[str, dict]:
-    """What links() tells, by worker."""
+    """Return the rows of links(), by worker."""
     cursor = conn.execute("SELECT * FROM headrace.links()")
     assert cursor.description is not None
     names = [column.name for column in cursor.description]
@@ -104,7 +104,7 @@ def test_links_are_told_and_may_be_said(engine, commander, source, tmp_path):
         assert (found["w1"]["packed"], found["w2"]["packed"]) == (False, True)
         said_of_links(engine, commander, source)
         goes_on_from_where_it_was(commander, source, far, rng)
-        # Somebody starts it once more, on another machine: the first one stays.
+        # A second worker of that name starts on another machine: the first one stays.
         with elsewhere(engine, tmp_path / "twin", given, "127.0.0.3") as twin:
             twin.start()
             assert twin.end(signal.SIGCONT) == 1
@@ -151,7 +151,7 @@ def said_of_links(engine, commander, source) -> None:
 
 
 def goes_on_from_where_it_was(commander, source, far: FarWorker, rng: random.Random) -> None:
-    """A link is cut while rows come: what is elsewhere is what it was, and lacks nothing."""
+    """Cut a link while rows come: the remote part is still the same one and lacks nothing."""
     before, deployed = ids(source), far.log.read_text().count("unit deployed")
     assert deployed == 1
     for _ in range(3):

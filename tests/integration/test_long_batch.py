@@ -1,4 +1,4 @@
-"""A batch of one view that takes as long as the test likes: what else goes on meanwhile.
+"""Work that goes on during a long batch of one view; the test decides how long it takes.
 
 View ``slow`` asks the server for a function that waits for a lock, which the test holds.
 """

@@ -26,7 +26,7 @@ SOON = pytest.mark.engine_with(HEADRACE_WORKER_LOST_S="2")
 
 @contextlib.contextmanager
 def elsewhere(engine, folder, *names: str) -> Iterator[list[FarWorker]]:
-    """Workers that have joined."""
+    """Yield workers that have joined."""
     with contextlib.ExitStack() as stack:
         made = []
         for name in names:
@@ -89,7 +89,7 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
                 'worker "w2" counts as lost',
             )
         assert commander.execute("SELECT * FROM headrace.rebalance()").fetchall() == []
-        # Who restarts finds the same.
+        # The same holds after a restart.
         engine.kill9()
         engine.start()
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
@@ -97,7 +97,7 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
             conn.execute("CALL headrace.resync_view('kept')")
             assert where(conn, "kept") == "main"
             check(conn, kept=SUMS, **queries)
-            far.start()  # what it has is of nobody
+            far.start()  # no view owns its states
             wait_until(lambda: moved(conn, "most", "w2"), "it is back")
             change(source, rng)
             check(conn, kept=SUMS, **queries)

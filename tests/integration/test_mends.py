@@ -1,4 +1,4 @@
-"""What was lost or spoilt is filled anew without anybody's call, and what somebody wants is let be."""
+"""Lost or damaged views are populated again without a call; intended states are left alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def create(commander, name, query=QUERY, options="{}"):
 
 
 def told(conn, name):
-    """Status and message as everybody sees them."""
+    """Return the status and message that every user sees."""
     return conn.execute(
         "SELECT status, message FROM headrace.list_views() WHERE name = 'public.' || %s::text",
         (name,),
@@ -32,7 +32,7 @@ def told(conn, name):
 
 
 def same(conn, name, query=QUERY):
-    """Whether the table is its query, digit by digit."""
+    """Return whether the table equals its query, digit by digit."""
     try:
         return not differs(conn, name, query)
     except psycopg.errors.UndefinedTable:
@@ -199,7 +199,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
     assert told(source, "y") == ("running", None)
     assert source.execute("SELECT DISTINCT mine FROM w").fetchall() == [("dear",)]
     assert source.execute("TABLE x").fetchall() == [(1,)]
-    # He takes it away, and nobody need call.
+    # The user removes it, and no call is needed.
     source.execute("DROP TRIGGER undo ON v")
     source.execute("ALTER TABLE w DROP mine")
     source.execute("DROP TABLE x")

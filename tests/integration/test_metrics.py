@@ -1,4 +1,4 @@
-"""/metrics: what is there, that its numbers are right, and that board and alerts ask for nothing else."""
+"""/metrics: its content is complete and right, and dashboard and alerts use nothing else."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text(engine) -> str:
 
 
 def page(engine) -> Page:
-    """Samples by name and labels, as Prometheus' own parser reads them."""
+    """Return samples by name and labels, as Prometheus' own parser reads them."""
     out: Page = {}
     for family in text_string_to_metric_families(text(engine)):
         for sample in family.samples:
@@ -119,7 +119,7 @@ def test_the_numbers_are_those_of_what_was_done(engine, commander, source):
     counted = [buckets[le] for le in sorted(buckets)]
     assert counted == sorted(counted)
     assert counted[-1] == value(after, "commit_visible_seconds_count")
-    # What the collections did adds up to what the views wrote.
+    # The counters of the collections add up to the rows that the views wrote.
     collections = {
         dict(labels)["collection"]
         for labels in after["headrace_collection_rows_in_total"]
@@ -201,7 +201,7 @@ def test_counters_begin_anew_with_the_worker(engine, commander, source):
 
 
 def board() -> dict[str, list[str]]:
-    """Expressions of the board, by panel."""
+    """Return the expressions of the dashboard, by panel."""
     whole = json.loads(BOARD.read_text())
     panels = [panel for panel in whole["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in whole["panels"]}) == len(whole["panels"])

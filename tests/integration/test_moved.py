@@ -1,4 +1,4 @@
-"""What a query names is renamed, or moved to another schema: its view is right again by itself.
+"""Objects of a query are renamed or moved to another schema: its view recovers by itself.
 
 The judge is a view of Postgres over the same query, which follows names as it should.
 """

@@ -33,7 +33,7 @@ def test_aggregates_that_had_orders_of_their_own(engine):
         before = dict(source.execute(ids).fetchall())
         for view_id in before.values():
             make_old(source, view_id)
-        source.execute("UPDATE v SET y = '{x,y,z}'")  # what it showed then
+        source.execute("UPDATE v SET y = '{x,y,z}'")  # its contents under the old version
         source.execute("INSERT INTO t VALUES (4, 1, 0, 'a'), (5, 2, 0, 'b')")
         engine.start()
         renewed = (

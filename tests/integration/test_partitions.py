@@ -102,7 +102,7 @@ class Views:
         return False
 
     def read(self, *members: str) -> bool:
-        """Whether all views read these members of the table, and no others."""
+        """Return whether all views read exactly these partitions."""
         names = [f"{self.table}_{member}" for member in members]
         rows = self.source.execute(
             "SELECT array_agg(t.table_name::text ORDER BY t.table_name::text)"
@@ -121,7 +121,7 @@ class Views:
         self.are_right()
 
     def share(self) -> bool:
-        """Whether each view shares something with another one."""
+        """Return whether each view shares something with another one."""
         for view in self.queries:
             call = "SELECT * FROM headrace.explain_view(%s, 'physical')"
             lines = map(str, self.commander.execute(call, (view,)).fetchall())
@@ -288,7 +288,7 @@ def test_only_views_of_the_table_that_gets_rows_are_filled(views):
 
 @together
 def test_a_partition_that_is_being_written_is_filled(views, engine):
-    """Nobody waits long for the engine, and no row is lost."""
+    """No session waits long for the engine, and no row is lost."""
     views.run(ROOT + OTHER + FILL)
     views.create(ALIKE)
     with psycopg.connect(engine.source) as other:
@@ -485,7 +485,7 @@ def test_any_history_of_views_that_share(views, seed):
 
 
 def members(views: Views) -> list[str]:
-    """Names of the partitions that there are, without that of the table."""
+    """Return the names of the partitions, without the table's name as prefix."""
     rows = views.source.execute(
         "SELECT relid::regclass::text FROM pg_partition_tree(%s) WHERE isleaf", (views.table,)
     )

@@ -46,7 +46,7 @@ MAIN = "headrace.runtime.worker"
     ],
 )
 def test_killed_while_it_follows(start_engine, database, tmp_path, point, where):
-    """Whoever starts again reads the new partition, or fills the view with its rows."""
+    """After a restart the worker reads the new partition, or populates the view with its rows."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
@@ -83,7 +83,7 @@ def test_killed_while_it_follows(start_engine, database, tmp_path, point, where)
 
 @pytest.mark.slow
 def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(start_engine, database):
-    """What is on disk has those rows still, and what has removed them is done again."""
+    """The state on disk still has those rows, and their removal is repeated."""
     engine = start_engine(
         database, HEADRACE_CHECKPOINT_INTERVAL_MS="5000", HEADRACE_CHECKPOINT_TXIDS="100000"
     )
@@ -94,7 +94,7 @@ def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(star
             views.create({name: QUERIES[name] for name in ("rows", "sums")})
         views.run("INSERT INTO {t} (id, k, v) VALUES (1, 10, 5), (2, 11, 50), (3, 12, 7)")
         views.are_right()
-        # Whatever is on disk has these rows from now on.
+        # The state on disk has these rows from now on.
         engine.stop()
         engine.start()
         views.run("DELETE FROM {t} WHERE k >= 10")

@@ -64,7 +64,7 @@ def explained(conn: psycopg.Connection, what: str, *more: str) -> dict[str, dict
 
 
 def workers_of(conn: psycopg.Connection, view: str) -> dict[str, set[str]]:
-    """The workers by kind of collection."""
+    """Return the workers by kind of collection."""
     found: dict[str, set[str]] = {}
     for _, kind, _, worker, *_ in conn.execute(
         "SELECT * FROM headrace.view_stats(%s)", (view,)
@@ -98,7 +98,7 @@ def test_a_view_is_cut_and_moved(engine, commander, source):
     assert set(rows["link"]) == {"main to w1", "w1 to main"}
     assert "measured" in rows["costs"]
     assert rows["link"]["main to w1"][2] > 0
-    # A socket of this machine is an ordinary link, whatever is measured of it.
+    # A socket of this machine is an ordinary link, regardless of its measurements.
     source.execute("INSERT INTO orders SELECT i, i % 20, 1 FROM generate_series(1000, 9000) i")
     check(commander, sums=SUMS)
 
@@ -280,7 +280,7 @@ def test_what_is_refused(engine, commander, source):
             "SELECT * FROM headrace.explain_placement('nobody')": "42P01",
         }.items():
             assert refused(commander, call).sqlstate == code, call
-        # What is cut feeds nobody.
+        # A view that is cut cannot feed other views.
         create(commander, "sums", SUMS, {"join": "w1"})
         commander.execute("CALL headrace.create_connection_point('p', 'sums')")
         fed = """CALL headrace.create_view('f', 'SELECT s FROM sums', options => '{"from": "p"}')"""
@@ -386,7 +386,7 @@ def trapped(start_engine, database, tmp_path):
     ],
 )
 def test_a_view_moves_with_its_states(trapped, fault):
-    """Its changes go on one after the other: nothing of it was made anew, whoever dies amid it."""
+    """Its changes go on in sequence: nothing is rebuilt, even if a process dies meanwhile."""
     engine, traps, source = trapped
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("w1", "w2"):

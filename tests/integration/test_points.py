@@ -28,7 +28,7 @@ def refused(conn, call: str) -> psycopg.errors.Diagnostic:
 
 
 def indexed(conn, column: str) -> list[str]:
-    """Indexes of the table of ``v`` that begin with ``column``."""
+    """Return the indexes of the table of ``v`` that begin with ``column``."""
     return [
         row[0]
         for row in conn.execute(
@@ -201,7 +201,7 @@ def test_a_view_that_was_filled_anew_was_not_dropped(commander, source):
 
 
 def outcome(dsn: str, text: str) -> str | None:
-    """The SQLSTATE of a call over a connection of its own; None: it is done."""
+    """Call over a new connection; return the SQLSTATE, or None on success."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         try:
             conn.execute(f"CALL headrace.{text}")
@@ -211,7 +211,7 @@ def outcome(dsn: str, text: str) -> str | None:
 
 
 def waiting(source) -> int:
-    """Sessions that wait for a lock."""
+    """Return the number of sessions that wait for a lock."""
     row = source.execute(
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -236,7 +236,7 @@ def test_a26_no_index_goes_behind_a_resync(engine, commander, source):
 
 
 def test_a26_no_point_relies_on_an_index_that_goes(engine, commander, source):
-    """Who drops it has not committed yet, so it is still seen by who makes the point."""
+    """The drop has not committed, so the session that creates the point still sees the index."""
     commander.execute("CALL headrace.create_index('v', '(g)')")
     [index] = indexed(source, "g")
     point = "create_connection_point('p', 'v', storage_key => 'g')"
@@ -253,12 +253,12 @@ def test_a26_no_point_relies_on_an_index_that_goes(engine, commander, source):
         assert made == "55006"
         assert (source.execute(POINTS).fetchall(), indexed(source, "g")) == ([], [])
         commander.execute(f"CALL headrace.{point}")
-    # Who came when the index was gone already has made another.
+    # A call that came after the drop has created another index.
     assert len(indexed(source, "g")) == 1
 
 
 def explained(conn, name: str) -> list[str]:
-    """What explain_view says of connection points."""
+    """Return the part of explain_view about connection points."""
     rows = conn.execute("SELECT * FROM headrace.explain_view(%s)", (name,)).fetchall()
     return [str(line) for (line,) in rows if "connection point" in str(line)]
 

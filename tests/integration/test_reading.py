@@ -150,7 +150,7 @@ def test_a_query_of_another_dialect(commander, source):
     assert set(source.execute("SELECT g, much FROM much").fetchall()) == altered
     written = commander.execute("SELECT * FROM headrace.explain_view('much', 'written')").fetchall()
     assert written == [("-- in dialect snowflake",), (other,)]
-    # The same again is nothing new, whatever it is written in.
+    # The same query again changes nothing, in any dialect.
     replaced = '{"dialect": "snowflake", "commit_group": "a"}'
     told.clear()
     commander.execute(

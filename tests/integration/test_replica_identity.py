@@ -84,7 +84,7 @@ def query(name: str) -> str:
 
 
 def writable(source: psycopg.Connection, name: str) -> bool:
-    """Whether Postgres accepts the statements that it may refuse of a published table."""
+    """Return whether Postgres accepts the statements that it may refuse of a published table."""
     try:
         source.execute(f"UPDATE {name} SET v = v + 10 WHERE v = 1")
         source.execute(f"DELETE FROM {name} WHERE v = 2")

@@ -1,4 +1,4 @@
-"""resync_view: what was lost is filled anew, readers and indexes notice nothing."""
+"""resync_view: a lost view is populated again, without effect on readers and indexes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def status(conn, name):
 
 
 def assert_equal(conn, name, query=QUERY):
-    """The table is its query, digit by digit."""
+    """Assert that the table equals its query, digit by digit."""
     assert differs(conn, name, query) == []
 
 
@@ -40,7 +40,7 @@ def wait(conn, name):
 
 
 def leftovers(conn):
-    """Slots of populations, and tables that nobody reads but are published."""
+    """Return the slots of populations, and the published tables without a reader."""
     return conn.execute(
         "SELECT slot_name::text FROM pg_replication_slots WHERE temporary"
         " AND database = current_database()"
@@ -110,7 +110,7 @@ def test_only_what_differs_is_touched(commander, source, engine):
     commander.execute("CALL headrace.create_index('v', '(n)')")
     source.execute("GRANT SELECT ON v TO PUBLIC")
     source.execute("CREATE VIEW reader AS SELECT * FROM v")
-    # Somebody with the right to has spoilt it: a digit, a row gone, one too many, one twice.
+    # A privileged user has damaged the table: a digit, a row missing, one too many, one twice.
     source.execute("UPDATE v SET total = 1425.0 WHERE g = 0 AND total::text <> '1425.0'")
     source.execute("DELETE FROM v WHERE g = 1")
     source.execute(

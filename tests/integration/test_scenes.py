@@ -46,7 +46,7 @@ def places(commander, source) -> Connections:
 
 @pytest.fixture
 def stranger(engine, source) -> Iterator[psycopg.Connection]:
-    """Somebody else, directly."""
+    """A direct connection of another role."""
     with role(source, "stranger") as name, connect(engine.source, name) as conn:
         yield conn
 

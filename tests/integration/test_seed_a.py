@@ -76,7 +76,7 @@ def test_a33_who_is_attached_has_a_row_in_the_shared_table(commander, source):
 
 
 def blocks(source, relation: str) -> tuple[int, int]:
-    """Pages of an index that were read from the disk, and had from memory."""
+    """Return the index pages read from disk, and those found in memory."""
     source.execute("SELECT pg_stat_force_next_flush()")
     [(found,)] = source.execute(
         "SELECT array[sum(idx_blks_read), sum(idx_blks_hit)]::bigint[]"
@@ -87,7 +87,7 @@ def blocks(source, relation: str) -> tuple[int, int]:
 
 
 def test_a34_a35_pages_of_the_key_are_read_once(commander, source):
-    """What is asked by the key reads the index' pages, and the second time none from the disk."""
+    """A query by the key reads pages of the index; the second time it reads none from disk."""
     source.execute("INSERT INTO items SELECT i, i, i FROM generate_series(2000, 20000) i")
     wait(commander, "v")
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")

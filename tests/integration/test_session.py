@@ -1,4 +1,4 @@
-"""What a person at psql does: create, look, change, look again, interrupt, drop."""
+"""A session at psql: create, read, change, read again, interrupt, drop."""
 
 from __future__ import annotations
 

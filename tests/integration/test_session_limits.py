@@ -15,7 +15,7 @@ NEVER = "FFFF/0"
 
 
 def wait(more="", *, prepared):
-    """A call that waits for ever, in the extended or the simple protocol."""
+    """Return a call that waits for ever, in the extended or the simple protocol."""
     if prepared:
         return f"CALL headrace.wait_for('v', %s{more})", (NEVER,)
     return (f"CALL headrace.wait_for('v', '{NEVER}'{more})",)

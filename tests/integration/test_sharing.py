@@ -48,7 +48,7 @@ def check(conn, queries):
 
 
 def shared(conn, name):
-    """The views that share something with ``name``, as ``explain_view`` shows it."""
+    """Return the views that share something with ``name``, as ``explain_view`` shows it."""
     rows = conn.execute("SELECT * FROM headrace.explain_view(%s, 'physical')", (name,)).fetchall()
     lines = [str(row) for row in rows if "kept once" in str(row)]
     return {other for other in QUERIES if any(f'"{other}"' in line for line in lines)}

@@ -45,7 +45,7 @@ def snapshot(engine, statement="SELECT FROM beside"):
 
 
 def moved(source, change) -> bool:
-    """Whether the table is in another file after ``change``."""
+    """Return whether ``change`` moves the table to another file."""
     before = source.execute(FILE).fetchone()
     change()
     return source.execute(FILE).fetchone() != before
@@ -118,7 +118,7 @@ def test_who_is_told_of_changes_is_told_of_deleted_rows(view, commander, source,
 
 
 def test_no_snapshot_ever_sees_rows_of_another_moment(view, commander, source, engine):
-    """Whoever finds the view at one txid finds one thing in it, however old his snapshot is."""
+    """All readers of a view at one txid see the same rows, however old their snapshots are."""
     over = threading.Event()
     seen: dict[int, set[tuple]] = {}
     errors: list[BaseException] = []

@@ -59,12 +59,12 @@ def united(commander, other) -> psycopg.Connection:
 
 
 def at(conn: psycopg.Connection) -> str:
-    """How the database of ``conn`` is reached."""
+    """Return the DSN of the database of ``conn``."""
     return make_conninfo(conn.info.dsn, password=conn.info.password)
 
 
 def change(conn: psycopg.Connection, rng: random.Random) -> None:
-    """A transaction of a few changes."""
+    """Run a transaction of a few changes."""
     with conn.transaction():
         for _ in range(rng.randint(1, 6)):
             key = rng.randint(1, 1000)
@@ -154,7 +154,7 @@ class Writer(threading.Thread):
 
 
 def txids(conn: psycopg.Connection, view: str) -> list[dict[str, tuple]]:
-    """What the view was at each txid whose changes are kept, by the first column; in order."""
+    """Return the view's rows by first column at each txid with retained changes, in order."""
     now = {tuple(row): 1 for row in conn.execute(f"SELECT * FROM {view}")}
     found = conn.execute(
         f"SELECT c.txid, c.weight, (c.data::{view}).* FROM headrace.view_changes('{view}') c"
@@ -171,7 +171,7 @@ def txids(conn: psycopg.Connection, view: str) -> list[dict[str, tuple]]:
 
 @pytest.mark.parametrize("seed", seeds(1, 32))
 def test_every_txid_is_whole_transactions_of_each_source(start_engine, database, databases, seed):
-    """Whoever is killed: at each txid each source is at the end of a transaction of its own."""
+    """After any kill, each source is at the end of one of its transactions at each txid."""
     rng = random.Random(seed)
     local = {"HEADRACE_WAL_RETENTION": "local"} if rng.random() < 0.5 else {}
     engine = start_engine(database, **local)
@@ -339,7 +339,7 @@ def test_stand_ins_are_not_written_and_messages_not_forged(engine, united, sourc
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     why = refused(commander, "INSERT INTO eu.orders (id, g, x) VALUES (1, 1, 1)")
     assert (why.sqlstate, "stand-in" in why.message_primary) == ("0A000", True)
-    # Somebody without any right may emit messages, also with our words before.
+    # A role without any privilege may emit messages, also with our prefix.
     with role(source, "stranger") as name:
         with connect(engine.dsn, name) as stranger:
             for prefix in ("headrace", "headrace carrier", "headrace carrier " + 32 * "0"):
@@ -367,7 +367,7 @@ def test_stand_ins_are_not_written_and_messages_not_forged(engine, united, sourc
 
 
 def carried_out(conn: psycopg.Connection, statement: str) -> bool:
-    """Whether it was; nobody uses a slot for long."""
+    """Return whether the statement succeeded, after ending the sessions that use a slot."""
     conn.execute(
         "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
         " WHERE database = current_database()"
@@ -400,7 +400,7 @@ def test_a_source_of_which_changes_may_be_missed_is_lost(united, source, other, 
     commander = united
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     commander.execute("CALL headrace.create_view('mine', 'SELECT count(*) AS n FROM orders')")
-    other.execute("ALTER TABLE orders ADD COLUMN more int")  # nobody reads it
+    other.execute("ALTER TABLE orders ADD COLUMN more int")  # no view reads it
     other.execute("UPDATE orders SET more = x, g = 3 WHERE id < 300")
     other.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
     other.execute("UPDATE orders SET more = 1, x = x + 1 WHERE id < 250")

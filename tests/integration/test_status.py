@@ -1,4 +1,4 @@
-"""What list_views() says, on direct connections: never more than what is so."""
+"""Rows of list_views() on direct connections: they never claim more than is true."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = (
 
 
 def listed(source: psycopg.Connection, name: str = "v") -> tuple:
-    """Status, message and lag of a view."""
+    """Return status, message and lag of a view."""
     row = source.execute(
         "SELECT status, message, lag_ms FROM headrace.list_views()"
         " WHERE name = 'public.' || %s::text",

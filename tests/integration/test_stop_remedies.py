@@ -1,4 +1,4 @@
-"""For each alteration that stops a view, what its message says to do helps.
+"""For each alteration that stops a view, the remedy in its message works.
 
 All reasons are read off the source: one without a case here fails the last test.
 """
@@ -30,12 +30,12 @@ class Case:
     """In the message of the view."""
     alter: str
     first: str = ""
-    """What the hint says to do before the call."""
+    """Statements that the hint asks for before the call."""
     query: str = "SELECT id, a FROM {t}"
     after: str = ""
     """The query that the view must show then, if it is written otherwise."""
     before: str = ""
-    """What is made before the view."""
+    """Statements that run before the view is created."""
     under: str = ""
     """The query of a view of Headrace that the query reads, ``low_{t}``."""
 

@@ -42,7 +42,7 @@ def commander(start_engine, database, source):
 
 
 def kept(conn) -> tuple[int, int]:
-    """Bytes of open transactions in memory, and of changes on disk."""
+    """Return the bytes of open transactions in memory, and of changes on disk."""
     with conn.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute("SELECT * FROM headrace.memory()").fetchall()
     found = {row["part"]: row["bytes"] for row in rows}

@@ -66,7 +66,7 @@ def status(source, name: str) -> tuple:
 
 
 def queries(source) -> dict[str, str]:
-    """What the views must show, by the names of today."""
+    """Return the queries that the views must match, with the current names."""
     names = dict(
         source.execute(
             "SELECT c.oid::regclass::text, (SELECT attname FROM pg_attribute a"

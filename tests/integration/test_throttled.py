@@ -49,7 +49,7 @@ BOUNDS = {
 
 
 def sinks(conn: psycopg.Connection) -> list[int]:
-    """The backends over which views are written."""
+    """Return the backends over which views are written."""
     rows = conn.execute(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'headrace sink%'"
@@ -99,7 +99,7 @@ class Watched(threading.Thread):
 
 @contextlib.contextmanager
 def standing_still(pid: int) -> Iterator[None]:
-    """A process does nothing; whoever has ended it meanwhile may."""
+    """Suspend a process with SIGSTOP; it may be ended meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -122,19 +122,19 @@ def sink_standing_still(conn: psycopg.Connection) -> Iterator[None]:
 
 
 def parts(commander: psycopg.Connection) -> dict[str, tuple[int, int | None]]:
-    """What memory is used for, and how much it may be."""
+    """Return the uses of memory and their limits."""
     rows = commander.execute("SELECT * FROM headrace.memory()").fetchall()
     return {part: (used, limit) for part, views, used, limit in rows if views is None}
 
 
 def holds(commander: psycopg.Connection) -> bool:
-    """Whether no more is in memory than may be."""
+    """Return whether memory is within its limits."""
     now = parts(commander)
     return all(now[part][0] <= now[part][1] for part in ("states", "queues in memory"))
 
 
 def right(source: psycopg.Connection) -> Iterator[bool]:
-    """Of each view, whether it is."""
+    """Yield for each view whether it equals its query."""
     return (differs(source, name, query) == [] for name, query in VIEWS.items())
 
 

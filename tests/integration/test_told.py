@@ -16,7 +16,7 @@ QUERY = "SELECT g, count(*) AS n FROM t GROUP BY g"
 
 @pytest.fixture
 def notices(commander) -> list[str]:
-    """What the server has said to the session."""
+    """Return the notices that the server sent to the session."""
     told: list[str] = []
     commander.add_notice_handler(lambda diag: told.append(str(diag.message_primary)))
     return told

@@ -22,7 +22,7 @@ Span = dict[str, object]
 
 
 def plain(value) -> object:
-    """A value of OTLP: a number, or a list of texts."""
+    """Return a value of OTLP: a number, or a list of texts."""
     if value.WhichOneof("value") == "array_value":
         return [each.string_value for each in value.array_value.values]
     return value.int_value
@@ -119,7 +119,7 @@ def test_each_batch_is_a_trace(database, start_engine, collector):
     assert resource["service.name"] == "headrace"
     assert resource["headrace.slot"].startswith("headrace_")
     collector.close()
-    # Nobody waits for a collector that is gone.
+    # The worker does not wait for a collector that is gone.
     with (
         psycopg.connect(database, autocommit=True) as source,
         psycopg.connect(engine.dsn, autocommit=True) as conn,

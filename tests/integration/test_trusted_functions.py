@@ -1,4 +1,4 @@
-"""Views over functions that are VOLATILE only because nobody declared them otherwise."""
+"""Views over functions that are VOLATILE only by default."""
 
 from __future__ import annotations
 

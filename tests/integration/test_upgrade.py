@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PREVIOUS = "cf91307"
 """The last commit of version 0.1.0, catalog 1."""
 DROPPED = {"elsewhere": "states dropped", "delayed": "view filled anew"}
-"""Views that are filled anew, and what the log says of it.
+"""Views that are populated again, and their messages in the log.
 
 ``elsewhere``: other workers did not write down by whose records their batches were cut, so nobody
 knows whether what they have fits.  ``delayed``: unequal intervals had one key."""
@@ -64,7 +64,7 @@ TABLES = """
 
 
 def writes(conn: psycopg.Connection, first: int) -> None:
-    """Some transactions; ``first``: the least id that is new."""
+    """Write some transactions; ``first`` is the least new id."""
     conn.execute(
         "INSERT INTO orders SELECT i, i %% 70, i * 1.5, 1.0 / i FROM generate_series(%s::int, %s::int) i",
         (first, first + 99),
@@ -124,7 +124,7 @@ def previous(tmp_path_factory) -> Path:
 
 
 def engine_of(database: str, data_dir: Path, tree: Path | None = None) -> EmbeddedEngine:
-    """An engine of this version, or of the one in ``tree``."""
+    """Return an engine of this version, or of the one in ``tree``."""
     env = environment(str(conninfo_to_dict(database)["dbname"]))
     if tree is not None:
         # Not what is in the directory that the tests run in, either.

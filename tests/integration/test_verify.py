@@ -131,7 +131,7 @@ def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
 
 
 ROWS = (
-    # One query, its rows of healthy contents, what is said of them.
+    # One query, its rows for healthy contents, and the report about them.
     "SELECT g, array_agg(a) AS x, json_agg(b) AS y, count(*) AS n FROM t GROUP BY g",
     "SELECT g, string_agg(b, ', ') AS x, array_agg(a) FILTER (WHERE a > 3) AS y FROM t GROUP BY g",
     "SELECT g, jsonb_agg(a ORDER BY a % 2) AS x, array_agg(b ORDER BY a % 2) AS y FROM t"
@@ -144,7 +144,7 @@ ROWS = (
 
 
 def fill_backwards(source):
-    """Rows whose order on disk is not the canonical one."""
+    """Insert rows whose order on disk is not the canonical one."""
     source.execute("CREATE TABLE t (id int PRIMARY KEY, g int, a int, b text)")
     source.execute("INSERT INTO t SELECT i, i % 3, 30 - i, 'b' || i FROM generate_series(1, 20) i")
 
@@ -286,7 +286,7 @@ def test_in_a_larger_query_it_says_what_to_write_instead(engine, commander, sour
             assert "as a statement of its own" in diag.message_primary
             assert "autocommit" in diag.message_hint
             begun.rollback()
-    # What the hint says, word for word.
+    # The exact text of the hint.
     alone, call = re.findall(r"(?:SELECT|CALL) .*?\)", diag.message_hint)
     assert commander.execute(alone).fetchall() == []
     for conn in (commander, source):

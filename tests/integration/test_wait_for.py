@@ -43,7 +43,7 @@ def cancelling(conn):
 @pytest.mark.parametrize("way", ["commander", "direct"])
 def test_a_session_reads_its_writes(request, commander, source, way):
     conn = commander if way == "commander" else source
-    # What was not flushed at the commit must be seen as well.
+    # Changes that were not flushed at the commit must be visible, too.
     conn.execute("SET synchronous_commit = off")
     for i in range(20):
         conn.execute("INSERT INTO orders VALUES (%s, 1, 1.50)", (i,))

@@ -1,4 +1,4 @@
-"""wait_for while a view is filled anew: it waits, and fails only where somebody has to act."""
+"""wait_for while a view is populated again: it waits, and fails only if a user has to act."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSERT INTO items SELECT i, i % 7, i FROM generate_series(1, 500) i;
 """
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 
-# What stops a view that comes back by itself.
+# Reasons for stops after which a view recovers by itself.
 STOPS = {
     "a wider column": "ALTER TABLE items ALTER x TYPE bigint",
     "a dropped result table": "DROP TABLE v",

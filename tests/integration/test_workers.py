@@ -22,7 +22,7 @@ CREATE TABLE items (id int PRIMARY KEY, g int, x numeric);
 INSERT INTO items SELECT i, i % 50, i * 1.50 FROM generate_series(1, 1000) i;
 """
 SUMS = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-# Equal numbers may be written with more zeros or fewer: which of them is the greatest, nobody says.
+# Equal numbers may differ in trailing zeros; max() may return any of them.
 MOST = "SELECT g, round(max(x), 2) AS most FROM items GROUP BY g"
 
 
@@ -33,7 +33,7 @@ def refused(conn: psycopg.Connection, call: str) -> psycopg.errors.Diagnostic:
 
 
 def listed(conn: psycopg.Connection) -> dict[str, tuple]:
-    """Workers by name: state, pid, number of views."""
+    """Return the workers by name: state, pid, number of views."""
     rows = conn.execute("SELECT * FROM headrace.workers()")
     return {name: (state, pid, count) for name, state, pid, count, _, _, _ in rows.fetchall()}
 
@@ -150,7 +150,7 @@ def test_states_that_a_worker_has_lost_are_filled_anew(engine, commander, source
 
 @pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0")
 def test_a_view_that_is_long_at_a_batch_is_dropped(engine, commander, source):
-    """Who drops it does not wait for what it is at on the other worker, nor do others after that."""
+    """DROP does not wait for the batch on the other worker, nor do later calls."""
     source.execute(
         "CREATE FUNCTION slow(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
         " 'BEGIN IF x < 0 THEN PERFORM pg_advisory_lock(77); END IF; RETURN x; END'"
@@ -188,7 +188,7 @@ def test_a_view_is_made_while_its_worker_is_away(engine, commander, source):
 
 @pytest.mark.shared_engine
 def test_a_view_that_runs_is_moved(commander, source, engine):
-    """Under writers, there and back, with its history; nobody who reads sees anything of it."""
+    """Under writers, there and back, with its history; readers do not notice."""
     commander.execute("CALL headrace.add_worker('w1')")
     commander.execute(
         "CALL headrace.create_view('sums', %s, options => %s)", (SUMS, '{"history": "1 hour"}')
@@ -209,7 +209,7 @@ def test_a_view_that_runs_is_moved(commander, source, engine):
     def read() -> None:
         with psycopg.connect(engine.source, autocommit=True) as conn:
             while not stop.is_set():
-                # Whatever is shown is the sum of some moment: each row was counted once.
+                # Each value shown is the sum at some point in time: each row was counted once.
                 if conn.execute("SELECT count(*) FROM sums").fetchone() < (40,):
                     wrong.append("rows are missing")
 
@@ -328,7 +328,7 @@ def test_views_are_spread_and_a_worker_is_drained(engine, commander, source):
     "fault", [None, ("cp08d", "kill"), ("cp08e", "kill"), ("cp08e", "hang"), ("cp08d", "raise")]
 )
 def test_a_view_moves_with_its_states(trapped, fault):
-    """Its changes go on one after the other: nothing of it was made anew, whoever dies amid it."""
+    """Its changes go on in sequence: nothing is rebuilt, even if a process dies meanwhile."""
     engine, traps, source = trapped
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         commander.execute("CALL headrace.add_worker('w1')")

@@ -1,4 +1,4 @@
-"""What is seen of a result table while others change the database."""
+"""Fingerprints of a result table while other sessions change the database."""
 
 from __future__ import annotations
 

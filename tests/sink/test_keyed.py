@@ -295,7 +295,7 @@ def test_what_must_not_be_made_of_the_table(conn, setup, statement, told):
 
 
 def test_a_reader_that_locks_a_key_holds_up_its_deletion_only(conn, database):
-    """What an ORM, or the check of a foreign key, does."""
+    """An ORM, or the check of a foreign key, takes such a lock."""
     target = make(conn, COLUMNS, ("k",))
     write(conn, target, (("1", "a"), 1))
     with psycopg.connect(database) as reader:

@@ -85,7 +85,7 @@ def test_what_stands_behind_a_failure_is_not_carried_out(conn):
 
 @pytest.mark.parametrize("statement", [b"SELECT 1", b"SELECT 1 / 0"])
 def test_a_broken_answer_is_a_lost_connection(database, statement):
-    """Whatever stood before it: what came of the rest nobody knows."""
+    """Earlier answers do not matter: the outcome of the rest is unknown."""
     parts = conninfo_to_dict(database)
     proxy = Proxy(parts["host"], int(parts["port"]))
     dsn = make_conninfo(database, host="127.0.0.1", port=proxy.port, sslmode="disable")
@@ -120,7 +120,7 @@ def test_more_statements_than_are_kept(conn, monkeypatch):
 
 
 def test_more_than_the_sockets_hold_goes_both_ways_at_once(conn):
-    """The server stops reading while nobody takes its answers."""
+    """The server stops reading while its answers are not read."""
     text = "x" * 1_000_000
     answers = Pipelined(conn).exchange([Sent(b"SELECT $1::text", [text], True)] * 40)
     assert [len(answer.rows[0][0]) for answer in answers] == [len(text)] * 40

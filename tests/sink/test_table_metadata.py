@@ -1,4 +1,4 @@
-"""What users have made of a result table is given to the one that takes its place."""
+"""Changes of users to a result table carry over to its replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact writing of result tables: every kind of value, weights, and what must be refused."""
+"""Exact writing of result tables: every kind of value, weights, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def conn(database):
 
 
 def make(conn, columns: dict[str, str], name: str = "r") -> ResultTable:
-    """A result table with these columns and types."""
+    """Create a result table with these columns and types."""
     selected = ", ".join(f'NULL::{kind} AS "{c}"' for c, kind in columns.items())
     conn.execute("SET search_path = public")
     oid = table.create(conn, "public", name, f"SELECT {selected}")
@@ -145,7 +145,7 @@ def test_strange_names(conn):
 
 
 def test_the_next_table_of_a_name_has_statements_of_its_own(conn, database):
-    """What was prepared for the last one knows its types by OID."""
+    """Statements prepared for the previous table refer to its types by OID."""
     for _ in range(2):
         target = make(conn, {"v": "public.mood"})
         for _ in range(7):  # psycopg prepares what comes again and again
@@ -282,7 +282,7 @@ def test_the_next_write_notices_what_was_altered(conn, database, word):
 
 
 def stored(conn) -> dict[str, list[tuple]]:
-    """Rows of every ordinary table of users."""
+    """Return the rows of every ordinary user table."""
     names = conn.execute(
         "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384"
         " AND relnamespace <> 'headrace'::regnamespace"

@@ -26,7 +26,7 @@ def conn(database):
 
 
 def written(conn, txid: int) -> list[tuple]:
-    """Keep a row of ``txid``; what the statement answers."""
+    """Store a row of ``txid`` and return the statement's rows."""
     text = history.writing(sql.Identifier("public", "v")).as_bytes(conn)
     values = history.values(1, HistoryPosition(txid, 1, None), 0, Part([1], '{"(1,a)"}'))
     with psycopg.RawCursor(conn) as cursor:
@@ -34,7 +34,7 @@ def written(conn, txid: int) -> list[tuple]:
 
 
 def test_a_full_queue_of_notifications_keeps_nothing_from_being_written(conn, monkeypatch):
-    """Anybody may fill it: he listens, sleeps in a transaction, and notifies without end."""
+    """Any role can fill it: it listens, sleeps in a transaction, and notifies without end."""
     conn.execute("LISTEN headrace_v")
     assert len(written(conn, 1)) == 1
     assert "pg_notification_queue_usage" in history._ROOM

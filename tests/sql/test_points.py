@@ -56,7 +56,7 @@ def needs(conn, need: str, name: str = "p") -> None:
 
 
 def kept(conn, need: str) -> str:
-    """What a point that is added leaves to be kept."""
+    """Return the retention of the history after a point is added."""
     history.ask(conn, 1, points.enough(conn, 1, need))
     return conn.execute("SELECT keep::text FROM headrace.histories").fetchone()[0]
 

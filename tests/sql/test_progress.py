@@ -86,7 +86,7 @@ def test_take_over_waits_for_a_commit_under_way(conn, database):
 
 
 def test_who_has_a_snapshot_of_before_is_seen_by_who_may(conn, database):
-    """Whoever may not see what snapshots others have, takes one to be there."""
+    """A role that may not see the snapshots of other sessions assumes that there is one."""
     role = f"r_{conn.info.dbname}"
     conn.execute(
         f"CREATE ROLE {role} LOGIN BYPASSRLS; GRANT USAGE ON SCHEMA headrace TO {role};"

@@ -1,4 +1,4 @@
-"""What is recorded of a result table, so that one that is made again gets it."""
+"""Properties recorded of a result table, which a recreated one gets again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a view's status, against a real catalog: what it allows is written, all else is not."""
+"""The table of a view's status changes, against a real catalog: only allowed ones are written."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ OBJECTS = {
 
 
 def objects(conn: psycopg.Connection) -> dict[str, list[tuple]]:
-    """All that schema ``headrace`` consists of, in words without an OID."""
+    """Return all objects of schema ``headrace``, described without OIDs."""
     conn.execute("SET search_path = pg_catalog")
     found = {
         what: sorted(conn.execute(query).fetchall(), key=repr) for what, query in OBJECTS.items()

@@ -165,7 +165,7 @@ def test_what_is_kept_already_costs_nothing(conn, engine):
     assert "kept already for view public.joined" in told
     assert findings(advice(conn, with_more), "sharing") == ""
     assert "error" not in findings(advice(conn, query), "sharing")
-    # Whoever may not see the view is not told of it.
+    # A role that may not see the view learns nothing about it.
     with connect(engine.source) as server, role(server, "other") as name:
         server.execute(sql.SQL("GRANT SELECT ON orders, customers TO {}").format(
             sql.Identifier(name)))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The builder as such: what its threads do besides the work."""
+"""The builder itself: duties of its threads besides the population."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explain_view adds to a stored plan: subplans that are shared, and numbers of the worker."""
+"""Additions of explain_view to a stored plan: shared subplans and the worker's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views for statements with parameters: what is suggested gives the same rows, for any value."""
+"""Views for statements with parameters: the suggestion gives the same rows for any value."""
 
 from __future__ import annotations
 

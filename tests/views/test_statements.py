@@ -39,7 +39,7 @@ def engine(tmp_path_factory) -> Iterator[EmbeddedEngine]:
             conn.execute("CREATE DATABASE counted")
         source = server.dsn("counted")
         with connect(source) as conn:
-            # Elsewhere than others have it.
+            # The extension is in an unusual schema.
             conn.execute('CREATE SCHEMA "Odd one"')
             conn.execute('CREATE EXTENSION pg_stat_statements SCHEMA "Odd one"')
             conn.execute(
@@ -69,7 +69,7 @@ def advice(conn: psycopg.Connection) -> list[dict[str, object]]:
 
 
 def about(rows: list[dict[str, object]], text: str) -> dict[str, dict[str, object]]:
-    """The rows of the statement that has ``text``, by topic."""
+    """Return the rows about the statement that contains ``text``, by topic."""
     [subject] = [r["subject"] for r in rows if r["topic"] == "statement" and text in r["finding"]]
     return {str(r["topic"]): r for r in rows if r["subject"] == subject}
 
@@ -133,7 +133,7 @@ def test_each_is_told_of_his_own_and_planned_with_his_rights(conn, engine):
             assert "min(price)" in told
             assert "secret" not in told
             assert "secret" in str(advice(conn))
-            # Who may see the text may still not read the table.
+            # A role that may see the text may still not read the table.
             server.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(name))
             found = about(advice(own), "secret")
             assert "permission denied" in found["why not"]["finding"]
