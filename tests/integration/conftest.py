@@ -1,7 +1,7 @@
 """Connections to the engine of a test, and the objects that exist before the test begins.
 
-A module says by constants: ``TABLES``, statements for the source; ``MARKER``, whether there is
-the marker and its view; ``VIEWS``, queries by the names of their views.
+Constants of a module: ``TABLES``, statements for the source; ``MARKER``, whether to create the
+marker and its view; ``VIEWS``, queries by view name.
 """
 
 from __future__ import annotations

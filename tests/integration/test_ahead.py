@@ -59,11 +59,11 @@ def test_a_slow_view_keeps_no_wal(engine, source, commander, killed):
             "the source may forget half of it",
         )
         assert source.execute("SELECT count(*) < %s FROM v", (ROWS // 2,)).fetchone()[0]
-        # What waits there is urgent, for the view should be as early as can be.
+        # The waiting rows are urgent: the view should be as fresh as possible.
         more = itertools.count(ROWS)
 
         def waits_long() -> bool:
-            # How late it is, the clock of the source tells: by what has come since.
+            # The delay is measured by the source's clock, which comes with later commits.
             source.execute("INSERT INTO items VALUES (%s)", (next(more),))
             return stream_row(commander)["priority"] > 200
 

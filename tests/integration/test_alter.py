@@ -30,7 +30,7 @@ VIEWS = {"v": OLD}
 
 @pytest.fixture
 def commander(commander, source):
-    """A failed test hinders none of the others."""
+    """Clean up after each test, so that a failed one does not affect the rest."""
     yield commander
     source.execute("DROP VIEW IF EXISTS reader")
     source.execute("DROP TABLE IF EXISTS refers")
@@ -99,7 +99,7 @@ def test_columns_come_and_go_and_what_hangs_on_others_stays(commander, source):
     alter(commander, WIDE)
     assert columns(source) == ["g integer", "n bigint", "total bigint", "last integer"]
     assert follows(commander, WIDE)
-    # One goes, one gets another type; one would have to stand before another, and is made anew.
+    # `last` goes, `total` gets another type; `n` must stand behind it and is added anew.
     other = (
         "SELECT g, sum(id)::numeric AS total, count(*) AS n, min(id) AS first FROM items GROUP BY g"
     )
@@ -160,11 +160,11 @@ def test_what_would_break_is_named_and_nothing_is_changed(commander, source):
         "view public.above depends on column n",
     ]
     assert (columns(source), oid(source)) == before
-    # It has no key: so Postgres deletes nothing that a publication shows only a part of.
+    # Without a key, Postgres refuses deletes of tables that a publication shows in part.
     source.execute("DROP PUBLICATION part")
     assert follows(commander, OLD)
     assert follows(commander, OLD, "above")
-    # What they do not need is free, and they follow.
+    # Changes of other columns are allowed, and the dependent views follow.
     wide = "SELECT g, count(*) + 1 AS n, sum(id) AS total FROM items GROUP BY g"
     alter(commander, wide)
     assert follows(commander, wide)
@@ -259,7 +259,7 @@ def test_replace_makes_alters_or_does_nothing(commander, source):
     made = replace(OLD, name="made")
     assert replace(OLD, name="made") == made
     assert any("nothing was changed" in n for n in notices), notices
-    # As Postgres reads it, it is the same.
+    # To Postgres, both are the same query.
     assert replace(f"{OLD} -- said otherwise", name="made") == made
     assert replace(OLD, '{"key": ["g"]}', "made") != made
     assert replace(OLD, '{"key": ["g"]}', "made") == replace(OLD, '{"key": ["g"]}', "made")
@@ -270,7 +270,7 @@ def test_replace_makes_alters_or_does_nothing(commander, source):
         "SELECT options FROM headrace.views WHERE view_name = 'made'"
     ).fetchone() == ({"latency_ms": 3},)
     assert follows(commander, WIDE, "made")
-    # One that has stopped is mended.
+    # A view that has stopped is repaired.
     source.execute("ALTER TABLE kinds ADD COLUMN w int DEFAULT 1")
     broken = "SELECT g, w AS n FROM kinds"
     replace(broken, name="made")
@@ -304,7 +304,7 @@ def test_one_that_stands_still_and_one_whose_table_is_gone(commander, source):
     "point", ["cp05", "cp06", "cp07b", "cp08", "cp08b", "cp08c"], ids=lambda p: p
 )
 def test_killed_at_any_point_it_is_the_old_or_the_new(start_engine, database, point, tmp_path):
-    """Writers and a reader with its own snapshots: it always sees one of both versions, whole."""
+    """Under writers, a reader always sees one of the two versions, whole."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))

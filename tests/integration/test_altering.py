@@ -1,4 +1,4 @@
-"""alter_view of a view that is just being verified, and of one whose table cannot be written."""
+"""alter_view of a view that is being verified, and of one whose table cannot be written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def status(conn: psycopg.Connection) -> str:
 
 
 def snapshots(conn: psycopg.Connection) -> int:
-    """Slots whose snapshot somebody waits for."""
+    """Return the number of temporary slots: snapshots that a call waits for."""
     query = (
         "SELECT count(*) FROM pg_replication_slots"
         " WHERE temporary AND database = current_database()"
@@ -43,7 +43,7 @@ def snapshots(conn: psycopg.Connection) -> int:
 
 @pytest.mark.parametrize("query", [NEW, WIDE])
 def test_one_that_is_being_verified(commander, source, engine, query):
-    """No difference is told that there is not: it is proved, or told that it was altered."""
+    """verify_view finds no difference, or fails because the view was altered."""
 
     def verify() -> object:
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
@@ -75,7 +75,7 @@ def test_one_that_is_being_verified(commander, source, engine, query):
     assert snapshots(source) == 0
 
 
-@pytest.mark.slow  # locks are waited for
+@pytest.mark.slow  # it waits for locks
 def test_one_whose_table_cannot_be_written(commander, source, engine):
     """Refused without effect while the table is locked; it succeeds later, before any retry."""
     with psycopg.connect(engine.source) as holder:

@@ -37,7 +37,7 @@ def test_arrays_of_domains_follow(commander, source):
 
 
 def test_a_domain_that_values_of_a_query_may_not_meet_is_refused(commander):
-    """The array is made of values that are checked again: of NULLs of an outer join, too."""
+    """The domain would be checked again for each value, also for NULLs of an outer join."""
     query = "SELECT a.k, array_agg(b.f) AS f FROM t a LEFT JOIN t b ON b.id = a.id + 1 GROUP BY a.k"
     with pytest.raises(psycopg.errors.FeatureNotSupported):
         commander.execute("CALL headrace.create_view('refused', %s)", (query,))

@@ -1,4 +1,4 @@
-"""A view for a worker on another machine that has said where it is, and cannot be reached yet."""
+"""A view for a worker on another machine that has registered, but cannot be reached yet."""
 
 from __future__ import annotations
 

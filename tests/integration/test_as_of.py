@@ -59,7 +59,7 @@ def as_of(conn: psycopg.Connection, name: str, at: str, what: str = "at") -> col
 
 
 def all_as_of(dsn: str, at: str, what: str = "at") -> dict[str, collections.Counter]:
-    """All views, each over a connection of its own."""
+    """Return the rows of all views, each read over a separate connection."""
 
     def one(name: str) -> collections.Counter:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -83,14 +83,14 @@ def test_every_kind_of_view_on_a_quiet_database(views, source, engine):
         before = wanted(source)
         at = now(source)
         position = str(source.execute(lsn).fetchone()[0])
-        # At once, nothing was written since the views were made; from here and over the port.
+        # It answers at once, though nothing has been written since; on both kinds of connection.
         dsn = (engine.source, engine.dsn)[n % 2]
         assert all_as_of(dsn, at) == before
         assert all_as_of(dsn, position, "lsn") == before
         known.append((at, before))
         source.execute("UPDATE t SET n = n + 1, g = mod(g + 1, 2) WHERE mod(id, 3) = %s", (n,))
         source.execute("UPDATE due SET at = at - interval '1 day' WHERE id > 3")
-        # WAL of which no view hears, and which nobody flushes.
+        # WAL without changes of views, which is not flushed.
         source.execute("SET synchronous_commit = off; INSERT INTO noise VALUES (1)")
         source.execute("RESET synchronous_commit")
         source.execute("CALL headrace.wait_for('plain')")
@@ -148,7 +148,7 @@ def test_what_is_outside_of_the_history_is_refused(views, source):
     for what, value in (("at", "2001-01-01"), ("at", "-infinity"), ("lsn", "0/1")):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="does not reach"):
             as_of(source, "plain", value, what)
-    # The first contents came after this.
+    # The view is populated after this time.
     at = now(source)
     create(views, "young", "SELECT id FROM t")
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="does not reach"):
@@ -188,7 +188,7 @@ def calls(hint: str) -> list[str]:
 
 @contextmanager
 def standing(source, engine, name: str, how: str) -> Iterator[None]:
-    """A view that does not follow, of whose table something was committed since."""
+    """Let the view lag behind a committed change, by a pause or a lock of its table."""
     change = "UPDATE t SET n = n + 1"
     if how == "paused":
         source.execute("CALL headrace.pause_view(%s)", (name,))
@@ -252,7 +252,7 @@ def test_a_stopped_view(views, source, engine):
 
 
 def test_a_view_that_is_filled_anew(views, source):
-    """A resync sets the view back to a snapshot: earlier knowledge of it does not count."""
+    """A resync sets the view back to a snapshot: its earlier progress does not count."""
     as_of(source, "plain", now(source))
     source.execute("CALL headrace.resync_view('plain')")
     at = now(source)
@@ -263,7 +263,7 @@ def test_a_view_that_is_filled_anew(views, source):
 
 
 def test_cancel_and_statement_timeout_end_the_wait(views, source, engine):
-    """The view's table is locked by its caller: the worker cannot write what it waits for."""
+    """The caller locks the view's table: the worker cannot write the rows that it waits for."""
     with psycopg.connect(engine.source) as conn:
         conn.execute("LOCK TABLE plain IN SHARE MODE")
         source.execute("UPDATE t SET n = n + 1")

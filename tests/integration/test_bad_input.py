@@ -1,4 +1,4 @@
-"""Bad input: a clear error with SQLSTATE, and nothing lost: the server and other views live on."""
+"""Bad input: a clear error with SQLSTATE, no effect on the server and on other views."""
 
 from __future__ import annotations
 

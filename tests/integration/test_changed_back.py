@@ -143,7 +143,7 @@ WRITES = (
 
 
 class EventLog:
-    """One random story over the views."""
+    """A random sequence of changes of definitions and rows."""
 
     def __init__(self, engine, source, queries: dict[str, str], seed: int) -> None:
         self.engine = engine
@@ -192,7 +192,7 @@ class EventLog:
         return wait_until(lambda: self.engine.child("headrace.runtime.worker"), "a worker")
 
     def cover(self) -> None:
-        """Until what was written is everywhere where it can be."""
+        """Wait until the marker's view covers all earlier writes, unless the worker is frozen."""
         if self.frozen is None:
             number = bump(self.source)
             shown = "SELECT n FROM marker_view"
@@ -245,7 +245,7 @@ class EventLog:
 
 
 BLIND = pytest.mark.parametrize("engine", ["3600000"], indirect=True)
-"""Without the look at the whole catalog each second: what is left is a look where rows come."""
+"""Without the look at the whole catalog each second; only the one as rows arrive is left."""
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ QUICK = ("inner", "swapped labels", "check")
 
 
 def away_and_back(told: EventLog, name: str) -> None:
-    """Rows that were computed in between are right in the end, and rows after them."""
+    """Change a definition and back, and check rows computed in between and later."""
     before = told.views()
     told.toggle(name)
     told.source.execute("UPDATE t SET v = v + 1, m = (enum_range(m))[1 + id % 3]")
@@ -312,9 +312,9 @@ def test_nothing_that_was_changed_back_leaves_anything(story):
 
 @BLIND
 def test_a_row_is_not_blamed_for_what_was_altered(story):
-    """The worker stands still while a label goes and rows are written: it learns of both at once."""
+    """While the worker is frozen, a label goes and rows are written: it sees both at once."""
     told = story(2, ("plain_moods", "told_moods", "casts"))
-    # The stream describes the table now, and not once more.
+    # The stream has described the table by now, and does not do it again.
     told.source.execute("UPDATE t SET v = v + 1")
     told.cover()
     told.freeze()

@@ -1,4 +1,4 @@
-"""check_view: the verdict of create_view, and nothing made."""
+"""check_view: it gives the verdict of create_view, and creates nothing."""
 
 from __future__ import annotations
 

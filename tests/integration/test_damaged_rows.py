@@ -1,4 +1,4 @@
-"""Unforeseen rows of the catalog: common tasks go on for all other views."""
+"""Damaged rows of the catalog: tasks that serve all views go on for the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shared_engine
 BUILDER = "headrace.views.builder"
 QUERY = "SELECT id, n FROM t"
 LIMIT = "54H01"
-"""A stop after which a view is populated again, regardless of its options."""
+"""SQLSTATE of a stop after which a view is populated again, regardless of its options."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def conn(engine):
 
 
 def stopped(conn: psycopg.Connection, name: str, message: str | None) -> int:
-    """Say that a view has stopped; its id."""
+    """Mark a view as stopped and return its id."""
     (number,) = conn.execute(
         "UPDATE headrace.views SET status = 'error', sqlstate = %s, message = %s"
         " WHERE view_name = %s RETURNING id",
@@ -48,7 +48,7 @@ def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
     for name in ("broken", "whole"):
         conn.execute("CALL headrace.create_view(%s, %s)", (name, QUERY))
     conn.execute(f"UPDATE headrace.views SET status = 'error', {damage} WHERE view_name = 'broken'")
-    # Twice: when it is stopped again, the broken one was looked at.
+    # It recovers twice: before the second time the broken view was examined, too.
     before = stopped(conn, "whole", "a limit")
     wait_until(
         lambda: (
@@ -65,7 +65,7 @@ def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
 
 
 def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, engine):
-    """What the source answers to the tidying up does not end the supervision of the builder."""
+    """An error of the source during the clean-up does not end the supervision of the builder."""
     first = engine.child(BUILDER)
     conn.execute(
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql"

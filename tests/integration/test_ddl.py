@@ -1,4 +1,4 @@
-"""DDL that the stream is silent about, through the whole server: only its views stop."""
+"""DDL that the stream does not report, through the whole server: only its views stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOPS = {
 CODES = dict.fromkeys(("rewritten", "relabelled", "replaced", "keyless"), "55H01") | {
     "unpublished": "55H02"
 }
-"""Of what a resync mends by itself, where the view's options are not to stop."""
+"""SQLSTATEs of stops that a resync repairs automatically, unless the options say stop."""
 
 
 TABLES = """
@@ -46,7 +46,7 @@ for number in range(1, 10):
 CREATE TABLE t{number} (id int PRIMARY KEY, v int, m mood);
 INSERT INTO t{number} SELECT i, i, 'ok' FROM generate_series(1, 5) i;
 """
-# Columns that a key merely includes are no part of the identity in the stream.
+# Columns that a key merely includes do not identify rows in the stream.
 TABLES += "ALTER TABLE t9 DROP CONSTRAINT t9_pkey, ADD PRIMARY KEY (id) INCLUDE (v)"
 MARKER = True
 

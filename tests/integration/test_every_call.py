@@ -1,7 +1,7 @@
-"""Everything that can be asked, of every kind of view, on the port and on a direct connection.
+"""Every call that changes nothing, for every kind of view, on the port and directly.
 
-Calls come from the code: the verbs, and the functions of schema ``headrace``.  A new one
-fails here until a line says how it is called, or which tests call it.
+The calls are taken from the code: the verbs, and the functions of schema ``headrace``.  A new one
+fails here until a list says how it is called, or that other tests call it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
     "paused": ("SELECT id FROM items", {}),
     "stopped": ("SELECT id, 9 / n AS q FROM sold", {}),
 }
-"""By name: its query and options.  A view that is being populated is added."""
+"""Query and options by name; a view that is being populated is added."""
 NAME = {"name", "name_or_query", "view"}
 GIVEN: dict[str, object] = {"query": "SELECT id FROM items"}
-"""Arguments, by parameter, that are not the view's name."""
+"""Arguments by parameter, other than the view's name."""
 ELSEWHERE = {
     *("create_view", "check_view", "drop_view", "create_index", "drop_index", "pause_view"),
     *("resume_view", "alter_view", "rename_view", "set_history", "set_latency", "set_owner"),
@@ -57,7 +57,7 @@ ELSEWHERE = {
     *("add_worker", "create_worker_token", "remove_worker", "add_link", "drop_link"),
     *("add_source", "drop_source", "create_logical_table", "fail_batch", "end_client", "reload"),
 }
-"""Verbs that change something: each has tests of its own."""
+"""Verbs that change something: each has its own tests."""
 CALLED = {"drain_worker", "wait_for"}
 FUNCTIONS = {
     "await_history": "({view}::regclass, NULL, clock_timestamp())",
@@ -99,7 +99,7 @@ pytestmark = [
 
 @pytest.fixture
 def views(engine, source, commander, databases) -> Iterator[tuple[str, ...]]:
-    """One view of each kind; their names."""
+    """Names of views, one of each kind."""
     name = databases.take()
     dsn = psycopg.conninfo.make_conninfo(databases.server, dbname=name)
     commander.execute("CALL headrace.add_worker('w1')")
@@ -123,7 +123,7 @@ def views(engine, source, commander, databases) -> Iterator[tuple[str, ...]]:
 
 
 def attempt(conn: psycopg.Connection, statement: str, values: tuple = ()) -> list[tuple] | None:
-    """The rows; None: it was refused for a reason.  Anything else fails."""
+    """Return the rows, or None if the call was refused for a reason; fail on any other error."""
     try:
         return conn.execute(statement, values).fetchall()
     except psycopg.Error as error:
@@ -163,7 +163,7 @@ def ask(source, commander, view: str) -> None:
 
 
 def explain(source, commander, view: str) -> None:
-    """Ask for every stage in every format."""
+    """Explain every stage in every format."""
     stages = {
         stage
         for (stage,) in source.execute(
@@ -180,7 +180,7 @@ def explain(source, commander, view: str) -> None:
 
 
 def check_nodes(commander, view: str) -> None:
-    """Numbers are of nodes that the plan shows, and of each once."""
+    """Check that the numbers belong to nodes of the plan, and each node comes once."""
     [(plan,)] = commander.execute(
         "SELECT * FROM headrace.explain_view(%s, 'physical', 'json')", (view,)
     ).fetchall()
@@ -198,7 +198,7 @@ def tree(commander, text: str) -> list[str]:
 
 
 def test_everything_answers_beside_a_fed_view(engine, source, commander):
-    """The quick one of its kind."""
+    """A fast variant of the next test."""
     for view in ("joined", "fed"):
         query, options = KINDS[view]
         commander.execute(
@@ -221,7 +221,7 @@ def test_everything_answers_for_every_kind_of_view(engine, source, commander, vi
         ask(source, commander, view)
         explain(source, commander, view)
         check_nodes(commander, view)
-        # As it was written, with the names in it looked up where they were then.
+        # The query as it was written; its names are resolved as they were then.
         assert tree(commander, view) == tree(commander, query), view
         if view != "temporal":  # sqlglot writes now() as CURRENT_TIMESTAMP
             assert tree(commander, view)[-1] == "Postgres reads it alike", view

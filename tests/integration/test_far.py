@@ -86,7 +86,7 @@ def listens(pid: int, port: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_the_process_that_computes_does_not_relay(far):
-    """Each byte would wait until it lets go of the interpreter."""
+    """Otherwise each byte would wait until that process releases the interpreter lock."""
     assert listens(far.pid, far.port)
     assert not listens(far.child(), far.port)
 
@@ -136,12 +136,12 @@ def test_who_has_no_token_does_not_join(engine, commander, source, tmp_path):
         assert old.end(signal.SIGCONT) == 1
         new.start()
         new.ready()
-        # What was given is not in the catalog.
+        # The token's secret is not in the catalog.
         stored = source.execute("SELECT n::text FROM headrace.nodes n").fetchall()
         assert secret not in str(stored)
         place(commander, "sums", SUMS, "w2")
         check(commander, sums=SUMS)
-        # A new token ends what the old one began, as soon as it says where it is again.
+        # A removed worker cannot join with its token.
         commander.execute("CALL headrace.drop_view('sums')")
         commander.execute("CALL headrace.remove_worker('w2')")
         with pytest.raises(psycopg.errors.InvalidAuthorizationSpecification):
@@ -171,7 +171,7 @@ def test_what_is_refused(engine, commander, source):
 
 
 def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path):
-    """Not even with one of his own: the worker takes that of its engine only."""
+    """Not even one with another certificate: the worker accepts only that of its engine."""
     place(commander, "sums", SUMS, "w2")
     [(theirs,)] = source.execute("SELECT certificate FROM headrace.nodes").fetchall()
     address, own = f"127.0.0.1:{far.port}", keys.kept(tmp_path / "mine")
@@ -215,14 +215,14 @@ def test_states_that_take_long_hold_up_nobody(engine, commander, source, far):
     creating.join()
     engine.start()
     again = psycopg.connect(engine.dsn, autocommit=True)
-    for call in ("pause_view", "resume_view"):  # who finishes what was begun has asked by then
+    for call in ("pause_view", "resume_view"):  # the builder has resumed the creation by then
         again.execute(f"CALL headrace.{call}('sums')")
     rng = random.Random(2)
     for _ in range(5):
         change(source, rng)
         check(again, sums=SUMS)
     source.execute("UPDATE words SET w = 'x' WHERE id < 50")
-    # Amid of it the wire is cut: it is sent again.
+    # The link is cut during the transfer, which is repeated.
     wait_until(lambda: list(kept.glob(".*.new")), "they are on their way")
     assert not running(again, "words_n"), "it takes longer than that"
     far.network.cut()
@@ -238,7 +238,7 @@ NUMBER = "SELECT id FROM headrace.views WHERE view_name = 'words_n'"
 
 
 def created(dsn: str, name: str, query: str) -> None:
-    """As far as the engine lives."""
+    """Create a view on w2, until the engine dies."""
     with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as conn:
         place(conn, name, query, "w2")
 
@@ -268,7 +268,7 @@ FAULTS = (
 )
 @pytest.mark.timeout(600)
 def test_three_workers_go_on_after_anything(engine, source, tmp_path, seed, faults):
-    """One here, two elsewhere, with networks that fail: nothing is lost, and nothing doubled."""
+    """One worker here, two elsewhere, with networks that fail: no row is lost or doubled."""
     rng = random.Random(seed)
     with contextlib.ExitStack() as stack:
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
@@ -306,7 +306,7 @@ def test_three_workers_go_on_after_anything(engine, source, tmp_path, seed, faul
 
 
 def follows(conn: psycopg.Connection, name: str) -> bool:
-    """Whether a view covers all; a worker that lost its disk has not said so at once."""
+    """Return whether a view covers all; False if a worker has lost its disk meanwhile."""
     try:
         conn.execute("CALL headrace.wait_for(%s)", (name,))
     except psycopg.errors.ObjectNotInPrerequisiteState:

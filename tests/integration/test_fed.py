@@ -147,7 +147,7 @@ def test_a45_a_filter_on_the_storage_key_is_an_index_lookup(commander, source):
 
 
 def test_a45_while_writers_go_on_and_with_other_tables(engine, commander, source):
-    """From the moment the call has returned it changes in one transaction with the view."""
+    """Once the call has returned, the fed view changes in one transaction with the view."""
     commander.execute("CALL headrace.create_connection_point('p', 'v')")
     queries = {
         "w1": "SELECT m.name, v.total, v.n FROM v JOIN names m ON m.g = v.g",
@@ -224,7 +224,7 @@ def test_a25_chains_and_two_on_one_point(engine, commander, source):
     rng = random.Random(3)
     change(source, rng)
     check(commander, queries)
-    # A view that is not fed reads it as one query, and shares what they have in common.
+    # A view that is not fed reads both as one query, and shares their common parts.
     commander.execute("CALL headrace.create_view('plain', %s)", (OVER,))
     queries["plain"] = inlined(OVER)
     change(source, rng)
@@ -271,7 +271,7 @@ def test_a25_who_is_fed_is_filled_anew_after_the_view(commander, source):
     check(commander, {"v": SUMS, "w": inlined(OVER)})
     again("CALL headrace.resync_view('v')")
     check(commander, {"v": SUMS, "w": inlined(OVER)})
-    # What a hand has changed shows in what is made of it, until the view is filled anew.
+    # Manual changes of a view reach the views fed from it, until it is populated again.
     source.execute("UPDATE v SET total = 1e9 WHERE g = 7")
     commander.execute("CALL headrace.drop_view('w')")
     feed(commander, "w", OVER)
@@ -297,7 +297,7 @@ def test_a25_the_view_below_gets_another_query(commander, source):
 
 
 def test_a47_nothing_above_is_merged_with_what_is_below(engine, commander, source):
-    """A filter stays above, though the query below could take it; and the caller sees no source."""
+    """A filter stays above the feed, and the plan does not show the caller the tables below."""
     commander.execute("CALL headrace.create_connection_point('p', 'v')")
     with psycopg.connect(engine.source, autocommit=True) as conn:
         role = conn.execute(
@@ -320,7 +320,7 @@ def test_a47_nothing_above_is_merged_with_what_is_below(engine, commander, sourc
         change(source, random.Random(5))
         source.execute("UPDATE items SET x = x + 1 WHERE g = 7")
         check(commander, {"w": inlined(some)})
-        # What its owner may not read any more stops it.
+        # The view stops once its owner may not read `v` any more.
         source.execute(f"REVOKE SELECT ON v FROM {name}")
         wait_until(lambda: status_of(source, "w")[:2] == ("error", "42501"), "it stops")
         check(commander, {"v": SUMS})
@@ -357,7 +357,7 @@ def test_a25_tables_below_change_their_shape(commander, source):
     source.execute("ALTER TABLE items ADD COLUMN more text DEFAULT 'x'")
     change(source, rng)
     check(commander, queries)
-    # Also while the view itself stands still.
+    # Also while the view below is paused.
     commander.execute("CALL headrace.pause_view('v')")
     source.execute("ALTER TABLE items RENAME x TO y")
     source.execute("UPDATE items SET y = y + 1 WHERE id < 99")
@@ -380,7 +380,7 @@ def test_a25_tables_below_change_their_shape(commander, source):
 
 
 def test_a25_the_view_below_has_stopped(commander, source):
-    """Who is fed goes on, also where the tables below change their shape; nobody is fed anew."""
+    """The fed view goes on, even if the tables below change; it is not populated again."""
     commander.execute("CALL headrace.create_view('d', %s, '{\"on_damage\": \"stop\"}')", (SUMS,))
     commander.execute("CALL headrace.create_connection_point('d', 'd')")
     commander.execute("CALL headrace.drop_view('v')")
@@ -406,7 +406,7 @@ def test_a25_the_view_below_has_stopped(commander, source):
 
 
 def test_a25_beside_what_is_shared_already(commander, source):
-    """The view has handed a part of its plan over before; one that is fed reads the clock."""
+    """The view below shares a part of its plan already; the fed view reads the clock."""
     joined = "FROM items i JOIN names m ON m.g = i.g"
     queries = {
         "a": f"SELECT m.name, sum(i.x) AS s {joined} GROUP BY m.name",
@@ -464,7 +464,7 @@ def test_a25_several_at_once_altered_and_renamed(engine, commander, source):
     commander.execute("CALL headrace.resync_view('w3')")
     assert '"public"."u"' in plan_of(commander, "w3")
     check(commander, {"u": SUMS} | {n: inlined(q) for n, q in queries.items()})
-    for _ in range(4):  # more often than damage is mended
+    for _ in range(4):  # more often than damage is repaired automatically
         before = ids(source)
         commander.execute("CALL headrace.resync_view('u')")
         wait_until(

@@ -88,7 +88,7 @@ ALL = (
 
 
 def test_values_of_all_types_are_the_same_in_the_table_and_in_what_comes(engine, commander, source):
-    """What is taken back is told in the same words as it was read."""
+    """A retraction from the feed has the same text as the row that was read from the table."""
     source.execute(KINDS)
     views = {
         "k": ALL.replace(", age(ts) > i AS older", ""),

@@ -1,4 +1,4 @@
-"""DDL on tables while views run: every view goes on, or recovers by itself.
+"""DDL on tables while views run: every view goes on, or recovers without a call.
 
 The judge is a view of Postgres over the same query: it follows names and row types as it should.
 """
@@ -52,7 +52,7 @@ FILLED = {name: QUERIES[name] for name in ("plain", "grouped", "fields", "parts"
 
 
 class World:
-    """A server, its views, and Postgres' own over the same queries."""
+    """A server, its views, and Postgres views over the same queries."""
 
     def __init__(self, engine, source, commander) -> None:
         self.engine = engine
@@ -62,7 +62,7 @@ class World:
         self.names: list[str] = []
 
     def create(self, queries: dict[str, str]) -> None:
-        """Views, and those that judge them."""
+        """Create views, and Postgres views to judge them."""
         for name, query in queries.items():
             self.commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
         self.names += queries
@@ -156,7 +156,7 @@ GO_ON = (
 
 
 def test_names_are_followed(world):
-    """None of these stops a view, also not one that is created, killed or restarted meanwhile."""
+    """None of these statements stops a view, even if the worker is killed meanwhile."""
     world.create(QUERIES)
     world.create(STACKED)
     for number, ddl in enumerate(GO_ON):

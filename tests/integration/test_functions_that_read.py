@@ -78,7 +78,7 @@ def test_views_follow_the_tables_that_statements_read(commander, source):
 
 @pytest.mark.parametrize("seed", seeds(1, 6))
 def test_generated_statements(commander, source, seed):
-    """Bodies of a small grammar, none of which is refused."""
+    """Generated bodies of a small grammar; none is refused."""
     generator = statements.Generator(random.Random(seed))
     queries = []
     for n in range(6):
@@ -94,7 +94,7 @@ def test_generated_statements(commander, source, seed):
 
 
 def test_an_assignment_that_fails_fails_the_view(commander, source):
-    """PL/pgSQL evaluates what it comes to, though the result does not use it."""
+    """PL/pgSQL evaluates each assignment that it reaches, even if the result does not use it."""
     source.execute(
         statements.define(
             "eager", "c int", "bigint",
@@ -111,7 +111,7 @@ def test_an_assignment_that_fails_fails_the_view(commander, source):
 
 @pytest.mark.parametrize("name", statements.REFUSED)
 def test_statements_that_no_expression_stands_for_are_refused(commander, source, name):
-    """The refusal says why, and its hint names what helps."""
+    """The error gives the reason, and its hint a remedy."""
     source.execute("SET check_function_bodies = off")
     source.execute("CREATE SCHEMA IF NOT EXISTS apart")
     source.execute("CREATE TABLE IF NOT EXISTS apart.held (s text)")

@@ -120,7 +120,7 @@ def test_changes_add_up_to_the_view_at_every_txid(commander, source):
             assert as_of(source, name, txid) == contents
             assert changes(source, name, txid) == [row for row in told if row[0] > txid]
         assert differs(source, name, query) == []
-        # By columns, and by position and time.
+        # By columns, by position and by time.
         assert source.execute(
             f"SELECT (data::{name}).* FROM headrace.view_changes('{name}')"
         ).fetchall()
@@ -156,7 +156,7 @@ def test_a_resync_goes_on_with_what_differs(commander, source):
     source.execute("DELETE FROM notes WHERE id = 2")
     caught_up(source)
     again = {name: snapshot(source, name) for name in QUERIES}
-    # Rows that the stream does not tell of: the exchange must.
+    # Changes that a paused view misses: the resync records them.
     source.execute("CALL headrace.pause_view('v')")
     source.execute("CALL headrace.pause_view('w')")
     source.execute("UPDATE items SET x = x + 1 WHERE id < 9")
@@ -278,7 +278,7 @@ def test_renamed_altered_and_retyped(commander, source):
     caught_up(source, "u")
     assert added_up(before, changes(source, "u", at)) == rows(source, "u")
     assert as_of(source, "u", at) == before
-    # Of another query, or another type, the history begins anew.
+    # With another query or type, the history begins anew.
     source.execute(
         "CALL headrace.alter_view('u', %s)", (GROUPS.replace("GROUP", "WHERE g > 1 GROUP"),)
     )
@@ -365,7 +365,7 @@ def test_a_view_without_history_writes_none(commander, source):
 
 
 def began_anew(conn, name, at):
-    """Whether the history does not reach back to ``at``; while it is filled anew nothing is said."""
+    """Return whether the history does not reach back to ``at``; a population raises no error."""
     try:
         changes(conn, name, at)
     except psycopg.errors.InvalidParameterValue:
@@ -384,7 +384,7 @@ def test_a_table_that_was_changed_by_a_hand_has_no_past(commander, source):
     source.execute("INSERT INTO notes SELECT * FROM notes")
     caught_up(source, "w")
     assert added_up(before, changes(source, "w", at)) == rows(source, "w")
-    # One that is lost, and made anew.
+    # A table that was dropped and is created again.
     source.execute("DROP TABLE w")
     wait_until(
         lambda: (
@@ -400,7 +400,7 @@ def test_a_table_that_was_changed_by_a_hand_has_no_past(commander, source):
 
 
 def test_readers_amid_commits_see_whole_txids_only(commander, source, engine):
-    """Each txid moves all rows, so a part of one, or one that comes late, would show."""
+    """Each txid changes all rows, so a partial or late one would show."""
     at, before = snapshot(source, "v")
 
     def write() -> None:
@@ -463,7 +463,7 @@ def test_a_million_changes_reach_a_subscriber_that_is_killed(commander, source, 
     with subprocess.Popen([sys.executable, "-c", SUBSCRIBER, engine.source]) as subscriber:
         wait_until(lambda: not changes_left(source), "all is read")
         subscriber.kill()
-    # A transaction may have met another in one batch: then less has changed.
+    # Transactions may have shared a batch: then fewer rows have changed.
     told = source.execute(
         "SELECT sum(row_count) FROM headrace.history c JOIN headrace.histories h"
         " ON h.id = c.history_id WHERE h.result_oid = 'x'::regclass"
@@ -477,7 +477,7 @@ def test_a_million_changes_reach_a_subscriber_that_is_killed(commander, source, 
 
 
 def test_feeds_have_a_quota(commander, source):
-    """Also where a role inserts the rows itself, many in one statement."""
+    """Also for a role that inserts the rows itself, many in one statement."""
     caught_up(commander)
     (history,) = source.execute(
         "SELECT id FROM headrace.histories WHERE result_oid = 'v'::regclass"

@@ -1,4 +1,4 @@
-"""``headrace.queues()`` and ``headrace.memory()``: reports of the worker, and their readers."""
+"""``headrace.queues()`` and ``headrace.memory()``: their rows, and the roles that see them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sharing(commander: psycopg.Connection) -> psycopg.Connection:
 
 def test_a40_what_one_reader_takes_is_handed_over_without_a_queue(commander, source):
     for number, (name, query) in enumerate(QUERIES.items()):
-        # Alike but for the condition: nothing is kept once for both.
+        # Equal but for the condition: the views share nothing.
         other = query.replace(JOINED, f"{JOINED} AND i.g <> {number}")
         commander.execute("CALL headrace.create_view(%s, %s)", (name, other))
     source.execute("UPDATE sold SET x = x + 1")
@@ -62,15 +62,15 @@ def test_a40_what_one_reader_takes_is_handed_over_without_a_queue(commander, sou
 
 def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
     sharing.execute("CALL headrace.pause_view('rows')")
-    # Each matches one item: so many rows of the join, no two alike.
+    # Each matches one item, so the join gains as many rows, all distinct.
     source.execute("INSERT INTO sold SELECT i, i - 200, i FROM generate_series(201, 207) i")
     wait(sharing, "sums")
     wait_until(lambda: by_reader(sharing)["public.sums"]["behind_bytes"] == 0, "sums has it all")
     paused, other = (by_reader(sharing)[f"public.{name}"] for name in ("rows", "sums"))
-    # The queue is one, and holds what the paused one lacks.
+    # There is one queue, with the rows that the paused view lacks.
     for name in ("queue", "node", "queued_rows", "queued_bytes", "blocks", "front_txid"):
         assert paused[name] == other[name]
-    # The line that explain_view has for it, with the others who need it.
+    # The line of explain_view about it names the other readers.
     plan = sharing.execute("SELECT * FROM headrace.explain_view('rows')").fetchall()
     told = {line.split()[0]: line.partition("  | ")[2] for (line,) in plan}
     shared = {node: words for node, words in told.items() if "subplan" in words}
@@ -83,7 +83,7 @@ def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
     assert 0 < paused["resident_bytes"] <= 131_072
     assert paused["tail_txid"] == paused["head_txid"] == paused["base_txid"]
     assert paused["base_txid"] < paused["front_txid"] <= other["tail_txid"] <= other["head_txid"]
-    # The shared table as it lives (A-17): who stands still, or has it all, is not urgent.
+    # Subplan queues (A-17): a reader that is paused, or has read everything, is not urgent.
     for row in (paused, other):
         assert [row[name] for name in ("kind", "priority", "resident_pct", "running")] == [
             *("subplan", 0, 100, False)
@@ -100,7 +100,7 @@ def test_what_memory_goes_to(sharing, source, engine):
     found = rows(sharing, "memory")
     whole = {row["part"]: row for row in found if row["view"] is None}
     assert whole["states"]["bytes"] == sum(row["bytes"] for row in found if row["view"] is not None)
-    # The join's state is both views', the sums' groups are its own.
+    # The join's state belongs to both views, the groups only to sums.
     states = {(row["part"], row["view"]): row["bytes"] for row in found if row["view"]}
     assert states[SUBPLAN_STATE, "public.rows, public.sums"] > 0
     assert states["states", "public.sums"] > 0
@@ -114,7 +114,7 @@ def test_what_memory_goes_to(sharing, source, engine):
 
 
 def test_what_each_collection_has_done(sharing, source, engine):
-    """By kind: rows that go in and come out, of the view's own and of what it shares."""
+    """Rows in and out by kind of collection, for its own and for shared collections."""
 
     def done(name: str) -> dict[str, dict[str, object]]:
         with sharing.cursor(row_factory=psycopg.rows.dict_row) as cursor:
@@ -125,7 +125,7 @@ def test_what_each_collection_has_done(sharing, source, engine):
     for name in QUERIES:
         wait(sharing, name)
     before = done("sums")
-    # Each is new, and meets the one item there is of its number.
+    # Each row is new and matches exactly one item.
     source.execute("INSERT INTO sold SELECT i, i - 300, i FROM generate_series(301, 307) i")
     wait(sharing, "sums")
     after = done("sums")
@@ -144,9 +144,9 @@ def test_what_each_collection_has_done(sharing, source, engine):
     assert grown["reduce"] == (7, 10, False)
     assert grown["sink"][:1] == (10,)
     assert all(row["busy_us"] > 0 for row in after.values() if row["rows_out"])
-    # Nobody asks Postgres here.
+    # No collection waits for Postgres here.
     assert all(row["busy_us"] >= row["cpu_us"] > 0 for row in after.values() if row["rows_out"])
-    # 30 items and 107 sales, of which 67 + 7 have met one; five groups.
+    # 30 items and 107 sales, of which 67 + 7 match an item; five groups.
     kept = {(row["collection"], row["state_rows"]) for row in after.values()}
     assert kept - {(kind, None) for kind in ("filter", "map", "sink")} == {
         *(("source", 30), ("source", 107), ("join", 137), ("reduce", 5)),
@@ -207,7 +207,7 @@ def test_it_is_the_same_by_every_way(sharing, source, engine, function):
 
 
 def test_who_sees_what(engine, source):
-    """Of a queue that views of two owners read, and of memory: only what is of his own views."""
+    """Of a shared queue, and of memory, a role sees only the parts of its own views."""
     source.execute("GRANT SELECT ON items, sold TO PUBLIC")
     with (
         role(source, "one") as one,
@@ -243,7 +243,7 @@ def test_who_sees_what(engine, source):
 
 
 def test_a_plan_with_what_was_measured(sharing, source, engine):
-    """Each node by the name it has in the view's own plan, also where another's plan was cut."""
+    """Nodes have the names of the view's own plan, even if they run in another view's subplan."""
     source.execute("INSERT INTO sold VALUES (301, 1, 1)")
     for name in QUERIES:
         wait(sharing, name)
@@ -277,7 +277,7 @@ def test_a_plan_with_what_was_measured(sharing, source, engine):
         (called,) = source.execute(f"CALL headrace.explain('{name}')").fetchone()
         text = sharing.execute(f"SELECT * FROM headrace.explain_view('{name}')").fetchall()
         assert called == "\n".join(line for (line,) in text)
-    # What is in the catalog can be read there, and all else says where it can be had.
+    # A direct connection reads the stored plan; for the rest, the hint names the call.
     [(text,)] = source.execute("SELECT headrace.explain_view('sums', format => 'json')").fetchall()
     assert msgspec.json.decode(text)["root"] == "sink_1"
     for stage, how in (("analyze", "text"), ("physical", "dot")):

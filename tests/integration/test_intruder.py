@@ -2,7 +2,7 @@
 
 The intruder owns types, functions and a schema, and may create views.  Each of the functions
 tries to leave a file on the server, which only the engine's role can: it is a superuser here.
-What a look at the catalog stops is filled anew by itself, under the casts and checks of then.
+A view that a catalog check stops is populated again automatically, under the new casts and checks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ REFUSED = {
 
 
 LITERALS = (
-    # Read as soon as the query is analysed.
+    # Postgres evaluates it when it analyses the query.
     "SELECT '(1)'::m.nested AS n",
     "SELECT id FROM m.t WHERE ARRAY[n]::m.checked[] = '{1}'",
     "SELECT id FROM m.t WHERE ROW(n)::m.nested IN ('(1)', '(2)')",
@@ -102,7 +102,7 @@ def server(database):
 
 @pytest.fixture
 def traces(server):
-    """What was left with our rights, as a function."""
+    """A function that lists the files that were left with the engine's rights."""
     [(directory,)] = server.execute("SHOW data_directory").fetchall()
     prefix = f"trace_{server.info.dbname}_"
 
@@ -134,7 +134,7 @@ def login(database, engine):
 
 
 def covered(server: psycopg.Connection) -> None:
-    """Wait until a transaction of now is in the marker's view."""
+    """Wait until the marker's view covers a transaction that begins now."""
     number = bump(server)
     shown = "SELECT n FROM marker_view"
     wait_until(lambda: server.execute(shown).fetchone()[0] >= number, "covered")
@@ -179,7 +179,7 @@ def test_code_of_a_user_has_no_rights_of_ours(server, traces, engine, login):
     own.execute("INSERT INTO t (id, e) VALUES (10, 'more')")
 
     def same() -> bool:
-        with contextlib.suppress(psycopg.Error):  # it may be at it by itself
+        with contextlib.suppress(psycopg.Error):  # a resync may already be under way
             relayed.execute("CALL headrace.resync_view('columns')")
         return server.execute(have).fetchall() == server.execute(want).fetchall()
 

@@ -1,6 +1,6 @@
-"""alter_view where the query changes only above what has states: these are kept, and all is right.
+"""alter_view with a query that changes only above the stateful part: its states are reused.
 
-The judge is Postgres, which computes the new query over the tables of now, while they change.
+Results are compared with Postgres, which runs the new query, while the tables change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANEW = "it was filled anew, for "
 
 
 class Writer:
-    """Changes the tables until it is over."""
+    """Changes the tables until its block ends."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -131,7 +131,7 @@ def test_what_is_made_of_groups(view, source, engine):
         query = shape.format(GROUPS)
         with Writer(engine.source):
             done = view.alter(query)
-        # Of the groups that are not shown, the table tells nothing.
+        # The table lacks the groups that the old query filters out.
         lacks = "WHERE n" in before
         assert done.startswith("the rows that it was made of are not" if lacks else wanted), (
             shape,
@@ -209,7 +209,7 @@ def test_the_key_of_many_rows_is_there_again(view, source):
     known = "SELECT attname FROM pg_stats WHERE tablename = 'v' AND n_distinct <> 0 ORDER BY 1"
     assert source.execute(known).fetchall() == [("g",), ("h",), ("id",)]
     view.is_right(wide)
-    # Where something hangs on it, it stays as it is.
+    # A constraint with a dependent object stays as it is.
     source.execute("COMMENT ON CONSTRAINT v_pkey ON v IS 'mine'")
     wide = "SELECT id, g, g + 1 AS h, g + 2 AS i FROM many"
     assert view.alter(wide) == KEPT
@@ -258,7 +258,7 @@ def test_what_is_shared_is_read_on(view, commander, source, engine):
     view.is_right(GROUPS)
     commander.execute("CALL headrace.resume_view('w')")
     other.is_right(over)
-    # What is shared is not what the new query has in common with the old one.
+    # The shared subplan is not the common part of the old and the new query.
     fewer = "SELECT g, sum(x) AS s FROM items GROUP BY g"
     assert other.alter(fewer) != KEPT
     other.is_right(fewer)
@@ -277,7 +277,7 @@ POINTS = (
 @pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_point(start_engine, database, tmp_path, point, sharing):
-    """Under writers: the old or the new, whole, whether the builder dies there or the worker."""
+    """Under writers, the view is the old or the new one, whole, if the builder or worker dies."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
@@ -345,7 +345,7 @@ CORES = {
 
 
 def derived(rng: random.Random, core: str, numbers: tuple[str, ...]) -> str:
-    """Return a query over ``core``: columns computed, left out, in another order; rows left out."""
+    """Return a query over ``core`` with computed columns, another order or number, or a filter."""
     made = [
         rng.choice(
             ("{0} + {1} AS c{2}", "coalesce({0}, 0) * 2 AS c{2}", "({0})::text || 'x' AS c{2}")
@@ -359,7 +359,7 @@ def derived(rng: random.Random, core: str, numbers: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("seed", seeds(0, 8, quick=0))
 def test_altered_again_and_again(start_engine, database, seed):
-    """Pairs of queries under writers, and now and then a process dies: Postgres is right."""
+    """Pairs of queries under writers, while processes die; the result equals that of Postgres."""
     rng = random.Random(seed)
     engine = start_engine(database)
     core, numbers = list(CORES.items())[seed % len(CORES)]
@@ -370,7 +370,7 @@ def test_altered_again_and_again(start_engine, database, seed):
         source.execute(TABLES)
         view, query = Altering(commander, source, "v"), core
         view.create(core, rng.choice(("{}", '{"sharing": false}')))
-        # Not the same: what both are then kept in would be all of the old query.
+        # With the same query, the shared subplan would be the whole old query.
         other = f"SELECT *, {numbers[0]} AS other FROM ({core}) q"
         commander.execute("CALL headrace.create_view('w', %s)", (other,))
         for _ in range(10):
@@ -399,7 +399,7 @@ def kill(engine: EmbeddedEngine, victim: str | None) -> None:
 
 @pytest.mark.slow
 def test_the_worker_finds_the_altered_view_by_itself(start_engine, database, tmp_path):
-    """Its connections end between the commit and the call that tells it: no state is dropped."""
+    """Its connections end between the commit and the call about it: no state is dropped."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))

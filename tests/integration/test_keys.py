@@ -22,7 +22,7 @@ def assert_follows(commander, source, name, query):
 
 
 def test_a_publication_for_all_tables_does_not_hinder_writing(commander, source, engine):
-    """Updates and deletes of a published table need an identity, of ours as of any other."""
+    """Updates and deletes of any published table need a replica identity, also of result tables."""
     query = "SELECT g, count(*) AS n FROM p GROUP BY g"
     source.execute("CREATE TABLE p (id int PRIMARY KEY, g int)")
     source.execute("INSERT INTO p SELECT i, i % 3 FROM generate_series(1, 9) i")
@@ -63,7 +63,7 @@ def keyed(commander, source):
 
 
 def test_it_is_a_key_to_everybody(commander, source, keyed):
-    """Foreign keys, ON CONFLICT, locks of rows: while keys move, swap and look otherwise."""
+    """Foreign keys, ON CONFLICT and row locks work while keys move, swap and change their form."""
     assert source.execute(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
         " WHERE conrelid = 'keyed'::regclass AND contype = 'p'"
@@ -84,7 +84,7 @@ def test_it_is_a_key_to_everybody(commander, source, keyed):
     source.execute("SELECT a FROM keyed WHERE a = 9 FOR KEY SHARE")
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         source.execute("INSERT INTO refers VALUES (3, 77)")
-    # It may go where nothing refers to it.
+    # A row that no foreign key refers to may go.
     source.execute("DELETE FROM k WHERE a = 5")
     assert_follows(commander, source, "keyed", QUERY)
     commander.execute("CALL headrace.resync_view('keyed')")
@@ -107,7 +107,7 @@ def test_a_duplicate_stops_the_view_and_nothing_else(commander, source, keyed):
     assert "would have the same key (a)" in told
     assert "resync_view('public.keyed')" in told
     assert "secret" not in told
-    # As long as it is there, filling the view anew ends at the same; with the value, to its owner.
+    # While the duplicate exists, the view cannot be populated; its owner sees the value.
     with pytest.raises(psycopg.errors.UniqueViolation, match=r"\(a\)=\(1\)"):
         commander.execute("CALL headrace.resync_view('keyed')")
     with pytest.raises(psycopg.errors.UniqueViolation, match=r"\(a\)=\(1\)"):
@@ -193,7 +193,7 @@ def test_a_key_that_is_proved_is_the_tables(commander, source, engine):
 
 
 def test_a_key_goes_where_it_is_not_proved_any_more(commander, source, engine):
-    """By another query, or by what happens to the key that it comes from; grants stay."""
+    """Because of another query, or of a change of the source's key; grants stay."""
     source.execute("CREATE TABLE pk (id int, a int, b int, PRIMARY KEY (id, a))")
     source.execute("INSERT INTO pk SELECT i, i % 3, i % 2 FROM generate_series(1, 9) i")
     create(commander, "proved", "SELECT id, a FROM pk")

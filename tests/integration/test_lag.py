@@ -1,6 +1,6 @@
-"""The lag that every place shows, against probes: beside views that do not follow, and without a view to drag.
+"""The lag that every report shows, checked with probes, also beside views that lag.
 
-A probe is a row: it is committed between two readings of the server's clock and of its WAL.
+A probe is a row that is committed between two readings of the server's clock and WAL position.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Probe:
     key: int
     before: float
     committing: int
-    """End of the WAL just before the commit; ``wal`` may have what the sink wrote for it."""
+    """End of the WAL just before the commit; ``wal`` may include what the sink wrote for it."""
     after: float
     wal: int
 
@@ -98,7 +98,7 @@ def shows(conn: psycopg.Connection, key: int) -> bool:
 
 
 def check_following(conn: psycopg.Connection, last: Probe) -> None:
-    """The probe is in the table: what is shown cannot be more than what came after it."""
+    """Check that lag is at most the WAL since the probe, once the view shows the probe."""
     wait_until(lambda: shows(conn, last.key), "the probe came")
     found = lags(conn)["written"]
     assert found.status == "running"
@@ -113,7 +113,7 @@ def check_following(conn: psycopg.Connection, last: Probe) -> None:
 
 
 def check_standing(conn: psycopg.Connection, name: str, first: Probe) -> None:
-    """Its first missing commit is known: that is how late the view is, to the clock's precision."""
+    """Check that a view lags by the age of its first missing commit, to the clock's precision."""
 
     def told() -> bool:
         found = lags(conn)[name]
@@ -148,7 +148,7 @@ def locked(dsn: str) -> Iterator[None]:
 
 @contextmanager
 def populating(engine, source: psycopg.Connection) -> Iterator[None]:
-    """A view that waits for its snapshot, for a transaction is open."""
+    """Keep a view waiting for its snapshot, by an open transaction."""
     with psycopg.connect(engine.source) as writer:
         writer.execute("CREATE TABLE open_one (x int)")
 
@@ -185,7 +185,7 @@ def test_views_that_stand_still_make_no_other_view_late(engine, source, commande
         with populating(engine, source):
             assert lags(source)["populating"].ms is None
             for key in range(101, 104):
-                # Of what is written beside, the slot confirms nothing.
+                # The slot confirms none of the WAL written beside the views.
                 source.execute("INSERT INTO noise SELECT generate_series(1, 1000)")
                 check_following(source, probe(source, key))
             for name in STANDING:
@@ -198,7 +198,7 @@ def test_views_that_stand_still_make_no_other_view_late(engine, source, commande
                 (first.wal, slot),
             ).fetchone()
             assert held_back == (True,), "else it was no test"
-            # Also while they go on standing still, and nothing is written.
+            # Also later, while they still stand still and nothing is written.
             for _ in again_and_again(3):
                 found = lags(source)
                 assert not [n for n in FOLLOWING if found[n].ms], found
@@ -210,7 +210,7 @@ def test_views_that_stand_still_make_no_other_view_late(engine, source, commande
 
 
 def test_a_view_that_lacks_nothing_is_not_late_for_standing_still(engine, source, commander):
-    """What is written elsewhere does not concern it: its table is as it would be."""
+    """Writes to other tables do not concern it: its table is up to date."""
     source.execute("CALL headrace.pause_view('paused')")
     source.execute("CREATE TABLE apart (id int)")
     source.execute("INSERT INTO apart SELECT generate_series(1, 1000)")
@@ -218,7 +218,7 @@ def test_a_view_that_lacks_nothing_is_not_late_for_standing_still(engine, source
 
 
 def test_samples_look_at_all_views_only_where_one_may_lag(commander, source):
-    """Besides once a minute, which a step of a microsecond leaves out."""
+    """Apart from the look each minute, which a step of a microsecond excludes here."""
 
     def due() -> bool:
         row = source.execute(samples._DUE, {"step": 1e-6}).fetchone()

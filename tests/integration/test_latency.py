@@ -1,4 +1,4 @@
-"""Option ``latency_ms``: views that may be late cost less (A-41, A-44: freshness is shed, no rows)."""
+"""Option ``latency_ms``: views that may lag cost less (A-41, A-44), and lose no rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links to workers: their reports, their permitted requests, and the identity of both ends."""
+"""Links to workers: their rows in links(), their settings, and the identity of both ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ time_t time(time_t *t) {
     return s.tv_sec;
 }
 """
-"""A library that sets the time of day off by FAKED_S seconds."""
+"""Source of a library that shifts the time of day by FAKED_S seconds."""
 
 
 def links(conn: psycopg.Connection) -> dict[str, dict]:
@@ -177,7 +177,7 @@ def test_whose_token_is_void_is_let_go(engine, commander, source, tmp_path):
         change(source, rng)
         check(commander, sums=SUMS)
         before, newer = ids(source), token(commander, "w2")
-        # It may go on for as long as nobody has looked; then neither end wants the other.
+        # It goes on until the token is checked; then both ends refuse the link.
         wait_until(lambda: not links(commander)["w2"]["up"], "it is let go")
         wait_until(lambda: far.said("cannot join"), "and hears why")
         change(source, rng)
@@ -190,7 +190,7 @@ def test_whose_token_is_void_is_let_go(engine, commander, source, tmp_path):
 
 @pytest.mark.slow
 def test_another_takes_its_place_once_it_is_gone(engine, commander, source, tmp_path):
-    """It has nothing: the view is filled anew.  The first one comes back, and is refused."""
+    """It has no states: the view is populated again.  The first one returns, and is refused."""
     given = token(commander, "w2")
     with (
         elsewhere(engine, tmp_path / "far", given) as far,

@@ -55,7 +55,7 @@ def of_view(conn, name: str, what: str):
 
 @contextlib.contextmanager
 def long_batch(engine, source) -> Iterator[psycopg.Connection]:
-    """While inside, the worker is in a batch of ``slow``; closing the connection ends it."""
+    """Keep the worker in a batch of ``slow``; closing the connection ends the batch."""
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         commander.execute(f"CALL headrace.create_view('slow', '{SLOW}')")
         commander.execute(f"CALL headrace.create_view('other', '{QUERY}')")
@@ -67,7 +67,7 @@ def long_batch(engine, source) -> Iterator[psycopg.Connection]:
 
 
 class Call:
-    """A statement on a connection of its own, in a thread; ``notices`` come meanwhile."""
+    """A statement on a separate connection, in a thread; ``notices`` arrive meanwhile."""
 
     def __init__(self, engine, statement: str) -> None:
         self.notices: list[str] = []
@@ -105,7 +105,7 @@ def test_a_view_is_populated_beside_and_follows_when_the_batch_is_done(engine, s
     with long_batch(engine, source) as holder:
         call = create(engine, "v")
         wait_until(lambda: of_view(source, "v", "status") == ("running",), "it is there")
-        # The population has what the batch changes; its own batches come later.
+        # The population includes the batch's changes; the view's own batches come later.
         assert differs(source, "v", QUERY) == []
         wait_until(
             lambda: any('a batch of view "public"."slow"' in n for n in call.notices),
@@ -228,7 +228,7 @@ def test_what_the_worker_tells_of_itself_is_told_meanwhile(engine, source):
 
 
 def test_who_makes_others_late_is_named_to_all_of_them(engine, commander, source):
-    """While it is at it, and for a minute after it; also to owners of other views."""
+    """During the batch, and for a minute after it; also to owners of other views."""
     said = "SELECT held_by, message FROM headrace.list_views() WHERE name = %s"
     role = f"other_{source.info.dbname}"
     commander.execute("CALL headrace.create_view('slow', %s)", (SLOW,))
@@ -262,7 +262,7 @@ def test_who_makes_others_late_is_named_to_all_of_them(engine, commander, source
 
 @pytest.mark.slow
 def test_a43_a_function_that_takes_too_long_for_what_comes_is_told(engine, commander, source):
-    """20 ms a row bear 50 rows a second; some hundred come, for as long as it is not said."""
+    """20 ms a row permit 50 rows a second; some hundred arrive, until the overload is reported."""
     source.execute(
         "CREATE FUNCTION dear(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
         " 'BEGIN PERFORM pg_sleep(0.02); RETURN x + 1; END'"

@@ -1,4 +1,4 @@
-"""Workers that never come back: their views are placed, and filled anew, elsewhere."""
+"""Workers that never come back: their views are placed and populated elsewhere."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def moved(conn: psycopg.Connection, name: str, worker: str) -> bool:
 
 @pytest.mark.slow
 def test_who_knows_it_for_certain_need_not_wait(engine, commander, source, tmp_path):
-    """Ten minutes are to pass by default; whoever drains it says that it does not come back."""
+    """The default timeout is ten minutes; draining the worker declares it lost at once."""
     rng = random.Random(2)
     with elsewhere(engine, tmp_path, "w2") as [far]:
         for name in ("sums", "stopped", "paused"):
@@ -147,7 +147,7 @@ def test_who_knows_it_for_certain_need_not_wait(engine, commander, source, tmp_p
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(600)
 def test_whoever_dies_meanwhile(engine, source, tmp_path, seed):
-    """A worker goes for good, or comes back in the midst of it, while others are killed too."""
+    """A worker is lost, or comes back meanwhile, while other processes are killed, too."""
     rng = random.Random(seed)
     queries = {"sums": SUMS, "most": MOST, "few": FEW, "all_items": "SELECT * FROM items"}
     with elsewhere(engine, tmp_path, "w2", "w3") as others:

@@ -1,4 +1,4 @@
-"""Lost or damaged views are populated again without a call; intended states are left alone."""
+"""Lost or damaged views are populated again without a call, unless a user keeps them damaged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(conn, name, query=QUERY):
 
 
 def mended(conn, name, query=QUERY, because=""):
-    """Wait until a view runs, equal to its query, and says that it was filled anew."""
+    """Wait until a view runs, equals its query, and reports that it was populated again."""
 
     def done():
         status, message = told(conn, name)
@@ -56,7 +56,7 @@ def touch(conn):
 
 
 def until_kept(conn, *names):
-    """Wait until two indexes and two readers of each are known."""
+    """Wait until two indexes and two readers of each view are recorded."""
     known = (
         "SELECT count(*) FROM headrace.views WHERE view_name = ANY (%s)"
         " AND kept #> '{indexes,1}' IS NOT NULL AND kept #> '{readers,1}' IS NOT NULL"
@@ -93,7 +93,7 @@ def test_a_dropped_table_is_made_again(commander, source):
     until_kept(source, "v", "k")
     want = {n: (indexes(source, n), grants(source, n)) for n in ("v", "k")}
     assert [len(part) for part in want["v"]] == [2, 2]
-    source.execute("DROP TABLE v")  # nothing is written to it now
+    source.execute("DROP TABLE v")  # no batch writes to it now
     source.execute("DROP TABLE k")
     for name in ("v", "k"):
         mended(source, name, because=f'result table "public"."{name}" was dropped')
@@ -199,7 +199,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
     assert told(source, "y") == ("running", None)
     assert source.execute("SELECT DISTINCT mine FROM w").fetchall() == [("dear",)]
     assert source.execute("TABLE x").fetchall() == [(1,)]
-    # The user removes it, and no call is needed.
+    # Once the user removes the addition, no call is needed.
     source.execute("DROP TRIGGER undo ON v")
     source.execute("ALTER TABLE w DROP mine")
     source.execute("DROP TABLE x")
@@ -209,7 +209,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
 
 @pytest.mark.slow
 def test_a_fight_over_rows_ends(commander, source):
-    """Each time the view is right again somebody spoils it."""
+    """Each time the view is repaired, a user damages it again."""
     create(commander, "v")
     create(commander, "w")
 
@@ -242,7 +242,7 @@ PUBLICATION = (
 
 
 def test_a_changed_publication(commander, source):
-    """Other views each time: one view is not filled anew so often."""
+    """With other views each time, because one view is not repaired so often."""
     queries = {"sums": QUERY, "rows": "SELECT id, x FROM items"}
     for number, statement in enumerate(PUBLICATION):
         for name, query in queries.items():

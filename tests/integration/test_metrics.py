@@ -63,7 +63,7 @@ def value(found: Page, name: str, **labels: str) -> float:
 
 
 def one(conn: psycopg.Connection, key: int) -> None:
-    """A transaction that adds a row to a group that there is, and no other is in its batch."""
+    """Add a row to an existing group, in a transaction that is alone in its batch."""
     conn.execute("INSERT INTO items VALUES (%s, %s)", (key, key % 3))
 
 
@@ -98,7 +98,7 @@ def test_the_numbers_are_those_of_what_was_done(engine, commander, source):
 
     assert grown("transactions_total") == 5
     sums, few = {"view": "public.sums"}, {"view": "public.few"}
-    # A group's row goes and another comes; a row comes.
+    # A group's row is replaced by another; in the other view a row is added.
     assert grown("view_rows_written_total", **sums) == 10
     assert grown("view_rows_written_total", **few) == 5
     assert grown("rows_written_total") == 15
@@ -111,7 +111,7 @@ def test_the_numbers_are_those_of_what_was_done(engine, commander, source):
     for phase in ("process", "wait", "write"):
         assert grown("batch_phase_seconds_count", phase=phase) == grown("batches_total")
     assert grown("sink_transaction_seconds_count") == 5, "both views in one transaction"
-    # Buckets count what is below them, too.
+    # Buckets are cumulative.
     buckets = {
         float(dict(labels)["le"]): number
         for labels, number in after["headrace_commit_visible_seconds_bucket"].items()
@@ -182,7 +182,7 @@ def test_counters_begin_anew_with_the_worker(engine, commander, source):
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        stopped = page(engine)  # the page comes, without what the worker would tell
+        stopped = page(engine)  # the page comes, without the worker's numbers
         assert value(stopped, "worker_told") == 0
         assert "headrace_batches_total" not in stopped
         assert value(stopped, "view_txid", view="public.sums") > 0
@@ -197,7 +197,7 @@ def test_counters_begin_anew_with_the_worker(engine, commander, source):
     assert value(after, "view_batches_total", view="public.sums") == 0
 
 
-# --- the board and the alerts
+# --- the dashboard and the alerts
 
 
 def board() -> dict[str, list[str]]:
@@ -221,7 +221,7 @@ def rules() -> list[dict[str, object]]:
 
 @pytest.fixture
 def limited(postgres: str) -> Iterator[None]:
-    """The server keeps WAL up to a limit: only then it tells what is left."""
+    """A server with a limit of retained WAL: only then it reports how much is left."""
     with psycopg.connect(postgres, autocommit=True) as conn:
         conn.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'")
         conn.execute("SELECT pg_reload_conf()")
@@ -232,7 +232,7 @@ def limited(postgres: str) -> Iterator[None]:
 
 @pytest.fixture
 def another(databases, commander) -> Iterator[None]:
-    """A source besides."""
+    """Another source."""
     name = databases.take()
     dsn = make_conninfo(databases.server, dbname=name)
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -260,11 +260,11 @@ def test_board_and_alerts_name_only_what_is_exported(engine, commander, source):
     keys = iter(range(1000, 100_000))
 
     def missing() -> set[str]:
-        one(source, next(keys))  # some are there only when something happens
+        one(source, next(keys))  # some exist only when something happens
         return asked - page(engine).keys()
 
     wait_until(lambda: not missing(), lambda: f"not exported: {sorted(missing())}", every_s=0.2)
-    # And all that there is has been seen here: no name of the table is dead.
+    # Every metric of the table has been exported meanwhile.
     exported = {name for m in metrics.TABLE for name in samples_of(m)}
     seen: set[str] = set()
 
@@ -298,7 +298,7 @@ def test_each_metric_stands_in_the_manual():
 def test_prometheus_reads_page_and_rules(engine, commander):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True)
-    # It also has opinions about names; what it cannot read is told on its own.
+    # promtool also criticises names; only parse errors and missing help texts count here.
     found = subprocess.run(
         ["promtool", "check", "metrics"],
         check=False,

@@ -51,7 +51,7 @@ QUERIES = {
     "columns": 'SELECT t.id, r.a, r.b FROM t, json_to_record(\'{"a": 5, "b": "ok"}\') r (a one.small, b one.mood)',
 }
 HIDDEN = {
-    # Nothing of the operator is printed: it is found by the search path.
+    # The operator is not printed, but found by the search path.
     "simple_case": "SELECT id, CASE m WHEN 'ok'::one.mood THEN 1 ELSE 2 END AS n FROM t",
     "named_join": "SELECT a.id AS a, b.id AS b FROM t a JOIN t b USING (m) WHERE a.id < 4 AND b.id < 4",
 }

@@ -35,7 +35,7 @@ def facts(conn: psycopg.Connection) -> dict[str, tuple[str, bool | None, str | N
 
 
 def held(conn: psycopg.Connection, name: str, words: str) -> None:
-    """Wait until it says of a view what holds it."""
+    """Wait until ``held_by`` of a view contains ``words``."""
     wait_until(
         lambda: words in str(row(conn, name)["held_by"]), lambda: f"{words}: {row(conn, name)}"
     )
@@ -159,12 +159,12 @@ def test_samples_are_kept_at_falling_resolution(engine, commander, source):
             " ORDER BY at"
         ).fetchall()
 
-    # The observer does it once a minute, beginning at once.
+    # The observer does it once a minute, the first time at once.
     rows = wait_until(summed, "minutes")
     whole = [r for r in rows if r[1] == 6]
     assert whole
     assert all(abs(r[2] - 6) < 1e-9 for r in whole)
-    # A view that is filled anew gets another id, which nothing that was kept of it hinders.
+    # A view that is populated again gets another id; its samples move with it.
     before = source.execute("SELECT count(*), min(view_id) FROM headrace.samples").fetchone()
     for call in ("resync_view('sums')", f"alter_view('sums', '{SUMS} HAVING true')"):
         commander.execute(f"CALL headrace.{call}")

@@ -1,4 +1,4 @@
-"""Views whose plan is that of an earlier version: they go on, or are filled anew by themselves."""
+"""Views with a plan of an earlier version: they go on, or are populated again without a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONE = "SELECT g, array_agg(b) AS y, sum(a) AS s FROM t GROUP BY g"
 
 @pytest.mark.slow
 def test_aggregates_that_had_orders_of_their_own(engine):
-    """As version 1 planned them: without a row in common."""
+    """As version 1 planned them: aggregates that order their rows separately."""
     with psycopg.connect(engine.source, autocommit=True) as source:
         source.execute(
             'CREATE TABLE t (id int PRIMARY KEY, g int, a int, b text COLLATE "C");'

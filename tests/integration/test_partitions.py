@@ -1,6 +1,6 @@
-"""Partitions and children that come and go under views; Postgres says what each must show.
+"""Partitions and children that come and go under views, compared with Postgres.
 
-A view that is filled anew gets another id: by it the tests know that a view was not.
+A view that is populated again gets another id, by which the tests recognise it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHARED = {
     "pairs": f"SELECT a.v, b.k {TWICE}",
     "paired": f"SELECT b.k, count(a.v) AS n {TWICE} GROUP BY b.k",
 }
-"""Queries whose views keep joins over the table together, one of them of the table with itself."""
+"""Queries whose views share joins of the table, one of them with itself."""
 FED = "SELECT count(*) AS n, sum(m) AS s FROM {t}_view_most"
 
 
@@ -91,7 +91,7 @@ class Views:
             assert not differs(self.source, view, query)
 
     def come_right(self) -> None:
-        """As ``are_right``, where a change is noticed only after a while."""
+        """Wait until the views are right, where a change is noticed only after a while."""
         for view, query in self.queries.items():
             wait_until(lambda v=view, q=query: self._right(v, q), f"{view} is right")
 
@@ -114,7 +114,7 @@ class Views:
         return len(rows) == len(self.queries) and all(row[0] for row in rows)
 
     def follow(self, statements: str, *members: str) -> None:
-        """Alter the table; all views come to read ``members``, and none is filled anew."""
+        """Alter the table; all views then read ``members``, and none is populated again."""
         self.run(statements)
         wait_until(lambda: self.read(*members), f"the views read {members}: {statements}")
         assert self.now() == self.ids
@@ -143,7 +143,7 @@ REFUSED = (
     psycopg.errors.WrongObjectType,
     psycopg.errors.InvalidObjectDefinition,
 )
-"""Why a step of a history may have no effect."""
+"""Errors of steps that cannot take effect."""
 
 together = pytest.mark.shared_engine
 
@@ -183,7 +183,7 @@ def test_empty_partitions_are_followed_without_a_refill(views, begin):
     views.run("INSERT INTO {t}_2 (id, k, v) VALUES (77, 28, 7)")
     views.are_right()
     assert views.now() == views.ids
-    # It is attached with a row, and detached with it.
+    # The partition is attached, and detached, with a row.
     views.run("ALTER TABLE {t} ATTACH PARTITION {t}_2 FOR VALUES FROM (20) TO (30)")
     views.come_right()
     assert views.now().keys() == views.ids.keys()
@@ -194,7 +194,7 @@ def test_empty_partitions_are_followed_without_a_refill(views, begin):
 
 @together
 def test_the_new_member_may_be_of_another_shape(views):
-    """Columns at other numbers, a tree of partitions, a dropped one; a key that is another's."""
+    """Columns at other positions, nested partitions, a dropped column; another key."""
     views.run(ROOT + OTHER + MORE + FILL)
     views.create(ALIKE)
     views.run(
@@ -215,12 +215,12 @@ def test_the_new_member_may_be_of_another_shape(views):
     views.run("INSERT INTO {t} (id, k, v) SELECT i, 30 + i % 20, i FROM generate_series(1, 50) i")
     views.are_right()
     views.run("DELETE FROM {t}_3b")
-    views.are_right()  # of a table that is gone nobody can tell any more what its columns were
+    views.are_right()  # once a table is dropped, its columns are unknown
     views.follow("DROP TABLE {t}_3b", "0", "1", "2", "3a")
     views.run("UPDATE {t} SET v = v + 1, k = k - 20 WHERE k > 30")
     views.are_right()
     assert views.now() == views.ids
-    # Rows that are told apart otherwise than those of any member.
+    # A partition whose rows are identified in another way than those of the others.
     views.run(
         "CREATE TABLE {t}_4 PARTITION OF {t} FOR VALUES FROM (50) TO (60);"
         " ALTER TABLE {t}_4 REPLICA IDENTITY FULL;"
@@ -311,7 +311,7 @@ def stopped(views: Views) -> bool:
 @together
 @pytest.mark.parametrize("seed", seeds(1, 8))
 def test_any_history_of_partitions_and_rows(views, seed):
-    """Partitions come and go, with rows and without, amid writes; nothing waits for the views."""
+    """Partitions come and go, with and without rows, during writes; nothing waits for the views."""
     rng = random.Random(seed)
     views.run(ROOT + OTHER + (REST if rng.random() < 0.5 else "") + FILL)
     views.create({name: ALIKE[name] for name in rng.sample(sorted(ALIKE), 3)})
@@ -367,14 +367,14 @@ def test_a_view_that_is_paused_follows_those_it_shares_with(views):
     wait_until(lambda: views.read("0", "1", "2"), "they read it")
     views.run("INSERT INTO {t} (id, k, v) VALUES (1, 20, 5), (2, 21, 50)")
     views.are_right("sums")
-    # Another one stands before its rows come and go.
+    # Another view is paused before the partition's rows come and go.
     views.call("resume_view", "sums")
     views.are_right()
     views.call("pause_view", "most")
     views.run("INSERT INTO {t} (id, k, v) VALUES (7, 20, 500); DELETE FROM {t}_2")
     views.run("ALTER TABLE {t} DETACH PARTITION {t}_2; UPDATE {t} SET v = v + 1")
     views.are_right("most")
-    assert views.read("0", "1", "2")  # for the rows that one of them lacks
+    assert views.read("0", "1", "2")  # for the rows that the paused view lacks
     views.call("resume_view", "most")
     wait_until(lambda: views.read("0", "1"), "they read it no more")
     views.are_right()
@@ -405,7 +405,7 @@ def test_a_partition_that_is_gone_and_locked_is_waited_for(views, engine):
             wait_until(lambda: not views.source.execute(refused, table).rowcount, "it is refused")
         views.run("UPDATE {t} SET v = v + 1")
         views.are_right()
-        # A new one does not wait for it.
+        # A new partition does not wait for it.
         views.follow(
             "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)", "0", "1", "2"
         )
@@ -425,7 +425,7 @@ PLACED = {
         '{"reduce_1": "w1", "reduce_2": "w2"}',
     ),
 }
-"""Views on other workers, or cut over several."""
+"""Views on other workers, or split over several."""
 
 
 @together
@@ -459,7 +459,7 @@ def place(views: Views) -> None:
 @together
 @pytest.mark.parametrize("seed", seeds(2, 8))
 def test_any_history_of_views_that_share(views, seed):
-    """As for views by themselves; and one of them stands still now and then."""
+    """Like the test without sharing, but views are paused now and then."""
     rng = random.Random(seed)
     views.run(ROOT + OTHER + (REST if rng.random() < 0.5 else "") + FILL)
     chosen = rng.choice((("rows", "sums", "over", "most"), ("pairs", "paired", "rows", "most")))
@@ -493,7 +493,7 @@ def members(views: Views) -> list[str]:
 
 
 def once_it_runs(views: Views, verb: str, name: str) -> None:
-    """Pause or resume a view, which may be being filled anew."""
+    """Pause or resume a view, once its population has ended."""
 
     def done() -> bool:
         try:

@@ -1,7 +1,4 @@
-"""Partitions that come and go while processes die; views share, or are on other workers.
-
-See ``test_partitions.py``.
-"""
+"""Partitions that come and go while processes die; views share, or are on other workers."""
 
 from __future__ import annotations
 
@@ -114,7 +111,7 @@ def test_killed_when_the_last_rows_of_a_partition_are_gone_from_memory_only(star
 @pytest.mark.slow
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_worker_that_is_away_hears_of_it_when_it_is_back(start_engine, database, silent):
-    """It is lost before the partition comes, or is taken for alive until its rows do."""
+    """The worker is lost before the partition comes, or seems alive until its rows come."""
     engine = start_engine(database)
     with (
         psycopg.connect(engine.source, autocommit=True) as source,

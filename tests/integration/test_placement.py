@@ -1,4 +1,4 @@
-"""Views in parts, as users have them: option ``placement``, strategies, explain_placement, kills."""
+"""Views split over workers: option ``placement``, strategies, explain_placement, kills."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def create(conn: psycopg.Connection, name: str, query: str, placement: object) -
 
 
 def explained(conn: psycopg.Connection, what: str, *more: str) -> dict[str, dict[str, tuple]]:
-    """Rows by what they are and their names: worker, why, bytes_s, cost, ns_per_row."""
+    """Return rows by kind and name: worker, reason, bytes_s, cost, ns_per_row."""
     marks = ", ".join(["%s"] * (1 + len(more)))
     rows = conn.execute(f"SELECT * FROM headrace.explain_placement({marks})", (what, *more))
     out: dict[str, dict[str, tuple]] = {}
@@ -109,13 +109,13 @@ def test_a_view_is_cut_and_moved(engine, commander, source):
     wait_until(is_measured, "the link is measured")
     for *_, bytes_s, cost, _ in explained(commander, "sums")["link"].values():
         assert bytes_s == cost > 0
-    # Moved: another cut, all of it, by a strategy, and back.
+    # Placements: another split, all on one worker, two strategies, and back.
     for wanted, expected in (
         ('{"reduce": "w2"}', {"w2"}),
         ("w1", {"w1"}),
         ('{"join_1": "w2"}', {"main"}),
         ("top_down", {"main"}),
-        ("bottom_up", {"w1", "w2"}),  # by what was measured of their links
+        ("bottom_up", {"w1", "w2"}),  # by the measured costs of their links
         ("main", {"main"}),
     ):
         commander.execute("CALL headrace.set_placement('sums', %s)", (wanted,))
@@ -280,7 +280,7 @@ def test_what_is_refused(engine, commander, source):
             "SELECT * FROM headrace.explain_placement('nobody')": "42P01",
         }.items():
             assert refused(commander, call).sqlstate == code, call
-        # A view that is cut cannot feed other views.
+        # A view that is split cannot feed other views.
         create(commander, "sums", SUMS, {"join": "w1"})
         commander.execute("CALL headrace.create_connection_point('p', 'sums')")
         fed = """CALL headrace.create_view('f', 'SELECT s FROM sums', options => '{"from": "p"}')"""
@@ -302,7 +302,7 @@ def test_what_is_refused(engine, commander, source):
 
 @pytest.mark.shared_engine
 def test_a_query_is_explained(engine, commander, source):
-    """By what its tables' statistics say: the join has four columns of 60 rows, the group two of 5."""
+    """By statistics of the tables: the join has four columns and 60 rows, the groups two and 5."""
     commander.execute("CALL headrace.add_worker('w1', capacity => 10)")
     try:
         rows = explained(commander, SUMS)
@@ -316,7 +316,7 @@ def test_a_query_is_explained(engine, commander, source):
         tables = sum(size for name, size in sent.items() if name.startswith("source"))
         assert rows["link"]["main to w1"][2] == tables
         assert rows["strategy"]["bottom_up"][2] == tables + rows["link"]["w1 to main"][2]
-        # A tenth of an ordinary link: each byte costs ten.
+        # A tenth of an ordinary link's bandwidth: each byte costs ten.
         commander.execute("CALL headrace.add_link('w1', latency_ms => 0, bytes_per_s => 12500000)")
         costly = explained(commander, SUMS, "bottom_up")
         assert costly["link"]["main to w1"][3] == 10 * tables
@@ -342,7 +342,7 @@ def test_a_query_is_explained(engine, commander, source):
 @pytest.mark.slow
 @pytest.mark.engine_with(HEADRACE_MAIN_CAPACITY="6")
 def test_what_main_has_no_room_for_goes_elsewhere(engine, commander, source):
-    """Strategies keep to capacities, of all views together; with nothing left they say so."""
+    """Strategies respect the capacities, over all views together, and fail if none is left."""
     commander.execute("CALL headrace.add_worker('w1', capacity => 4)")
     placed = []
     for name in ("v0", "v1"):
@@ -364,7 +364,7 @@ WAYS = (
     '{"join": "w1"}', '{"reduce": "w2"}', "w1", '{"join": "w1"}', '{"filter": "w2"}', "main", "w2", '{"join": "w2"}',
     "bottom_up", "main",
 )  # fmt: skip
-"""Whole here, in parts, whole there, and back."""
+"""Placements: whole here, split, whole there, and back."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Planning ends with the call that asks for it, and holds up no other one."""
+"""Planning ends with the call that asks for it, and delays no other call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = "CREATE TABLE t (id int PRIMARY KEY, k int, v int)"
 
 
 def union(first: int, end: int) -> str:
-    """A balanced tree of arms that all differ: wide, so that no limit of depth ends its planning."""
+    """Return a balanced tree of distinct arms: wide, so that no depth limit ends its planning."""
     if end - first > 1:
         middle = (first + end) // 2
         return f"({union(first, middle)}) UNION ALL ({union(middle, end)})"
@@ -40,7 +40,7 @@ PLANNING = """
 SELECT pid FROM pg_stat_activity WHERE datname = current_database()
    AND application_name = 'headrace builder' AND state = 'idle in transaction'
    AND now() > xact_start AND backend_xid IS NULL"""
-"""Connections of the builder on which nothing happens in Postgres."""
+"""Connections of the builder that are idle in a transaction, while it plans."""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_call_that_ends_ends_its_planning(call, end, engine, source):
 
 
 def _shut(conn: psycopg.Connection) -> None:
-    """Close the connection as a client does that goes away."""
+    """Close the connection as a client that disappears does."""
     end = socket.socket(fileno=conn.pgconn.socket)
     end.shutdown(socket.SHUT_RDWR)
     end.detach()

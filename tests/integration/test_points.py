@@ -87,7 +87,7 @@ def test_a28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
     source.execute("ANALYZE v")
     plan = "\n".join(r[0] for r in source.execute("EXPLAIN SELECT * FROM v WHERE g = 4242"))
     assert index in plan
-    # Another point shares the index: it goes when neither needs it.
+    # Another point shares the index, which is dropped when neither needs it.
     commander.execute("CALL headrace.create_connection_point('q', 'v', storage_key => 'g')")
     assert indexed(source, "g") == [index]
     commander.execute("CALL headrace.drop_connection_point('p')")
@@ -95,10 +95,10 @@ def test_a28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
 
 
 def test_a26_months_are_as_long_as_they_are(commander, source):
-    """'1 month' and '30 days' are equal to Postgres, and neither is enough for the other."""
+    """'1 month' and '30 days' are equal to Postgres, but either can be the shorter one."""
     make = "CALL headrace.create_connection_point({}, 'v', history => {})"
     commander.execute(make.format("'p'", "'30 days'"))
-    # Since 1 February there are 28 days on 1 March, since 1 December 31 on 1 January.
+    # 1 February to 1 March is 28 days, 1 December to 1 January is 31.
     why = refused(commander, "CALL headrace.set_history('v', '1 month')")
     assert (why.sqlstate, '"p"' in why.message_primary) == ("55006", True)
     assert keep(source) == "30 days"
@@ -152,7 +152,7 @@ def test_a_point_follows_its_view(commander, source):
 
 
 def test_a26_a_view_that_changes_its_owner_keeps_its_point(commander, source):
-    """And whose point it is: its history begins anew, for what was before was the other's."""
+    """The history begins anew, since its earlier rows belong to the former owner."""
     commander.execute(
         "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
     )
@@ -185,7 +185,7 @@ def test_a26_a_view_that_changes_its_owner_keeps_its_point(commander, source):
 
 
 def test_a_view_that_was_filled_anew_was_not_dropped(commander, source):
-    """What is said to who has found it before, and locks it now."""
+    """A caller that found it before, and locks it now, gets an error that says so."""
     found = names.find(source, "v", None, {})
     assert found is not None
     commander.execute("CALL headrace.resync_view('v')")
@@ -220,7 +220,7 @@ def waiting(source) -> int:
 
 
 def test_a26_no_index_goes_behind_a_resync(engine, commander, source):
-    """It is looked up, waits for the table, and the view has another id when it goes on."""
+    """The drop finds the index, waits for the table, and then the view has another id."""
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
     [index] = indexed(source, "g")
     with psycopg.connect(engine.source) as holder, ThreadPoolExecutor() as threads:
@@ -278,7 +278,7 @@ def test_a25_explain_view_tells_of_points(commander, source):
         'reads connection point "p" of view "public"."v": history 02:00:00, storage key "g"',
         'reads connection point "q" of view "public"."v"',
     ]
-    # Points of somebody else are not told of.
+    # Points of other owners are not listed.
     name = f"reader_{source.info.backend_pid}"
     source.execute(f"CREATE ROLE {name}; GRANT SELECT ON v TO {name}")
     source.execute(f"GRANT CREATE ON SCHEMA public TO {name}")

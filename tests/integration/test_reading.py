@@ -1,5 +1,4 @@
-"""Queries as their text says them: trees, other dialects, how they are shown, and where columns
-come from."""
+"""Queries as texts: syntax trees, other dialects, display, and origins of columns."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def test_deep_nesting_is_a_clean_error(commander):
         with pytest.raises(psycopg.Error) as raised:
             commander.execute("SELECT * FROM headrace.explain_view(%s, %s)", (query, stage))
         assert raised.value.sqlstate[:2] in ("42", "54", "0A")
-    # With a dialect, nothing of it comes as far as Postgres.
+    # With a dialect, Postgres does not see the text at all.
     with pytest.raises(psycopg.errors.SyntaxError, match="nested too deeply"):
         commander.execute("CALL headrace.check_view(%s, %s)", (query, '{"dialect": "mysql"}'))
 
@@ -89,14 +88,14 @@ def test_a_long_query_is_shown_in_lines(commander, source):
     ]
     kept = source.execute("SELECT query FROM headrace.views WHERE view_name = 'long'").fetchone()
     assert kept == (LONG,)
-    # What is shown is the same to Postgres.
+    # To Postgres, the displayed text is the same query.
     plans = {
         source.execute(f"CREATE TEMP VIEW v{n} AS {query}")
         and source.execute(f"SELECT pg_get_viewdef('v{n}'::regclass)").fetchone()
         for n, query in enumerate((LONG, shown["long"]))
     }
     assert len(plans) == 1
-    # A view that is filled anew has the same query still.
+    # A view that is populated again still has the same query.
     commander.execute("CALL headrace.resync_view('long')")
     again = source.execute(
         "SELECT query FROM headrace.list_views() WHERE name LIKE '%long'"
@@ -107,7 +106,7 @@ def test_a_long_query_is_shown_in_lines(commander, source):
 
 
 def test_a_query_of_another_dialect(commander, source):
-    """Shown before it is used, in a notice and in the plan; the answer is that of arithmetic."""
+    """The translation is shown before use, in a notice and in the plan; the result is right."""
     query = "SELECT g, IFF(SUM(x) > 300, 'much', 'little') AS much FROM items JOIN sold ON item = items.id GROUP BY g"
     options = '{"dialect": "snowflake", "commit_group": "a"}'
     told: list[str] = []
@@ -121,7 +120,7 @@ def test_a_query_of_another_dialect(commander, source):
     assert told.pop().startswith("translated from dialect snowflake:\nSELECT")
     commander.execute("CALL headrace.create_view('much', %s, %s)", (query, options))
     assert told[0].startswith("translated from dialect snowflake:\nSELECT")
-    # Item i has sales i and i + 40 (and i + 80 up to 20), of which x is the number times 1.5.
+    # Item i has sales i and i + 40 (and i + 80 up to 20); x is the sale's number times 1.5.
     sums = dict.fromkeys(range(5), 0)
     for item in range(1, 31):
         sums[item % 5] += sum(n for n in range(1, 101) if n % 40 == item)
@@ -138,7 +137,7 @@ def test_a_query_of_another_dialect(commander, source):
         == written
     )
     assert commander.execute("SELECT * FROM headrace.verify_view('much')").fetchall() == []
-    # It may be altered in that dialect, or another; what was written then is shown from then on.
+    # It may be altered in that dialect, or another; from then on, the new text is shown.
     other = "SELECT g, IFF(SUM(x) > 1200, 'much', 'little') AS much, COUNT(*) AS n FROM items JOIN sold ON item = items.id GROUP BY g"
     told.clear()
     commander.execute(
@@ -166,7 +165,7 @@ def test_what_a_dialect_says_and_postgres_does_not(commander):
     with pytest.raises(psycopg.errors.SyntaxError, match="my_function") as raised:
         commander.execute(call, ("SELECT my_function(g) AS f FROM items", options))
     assert raised.value.diag.internal_position == "8"
-    # What Postgres says is of the translation, and so no place in what was written.
+    # Postgres' error refers to the translation, so it gives no position in the written query.
     with pytest.raises(psycopg.errors.UndefinedColumn) as raised:
         commander.execute(call, ("SELECT IFF(nope, 1, 2) AS f FROM items", options))
     assert raised.value.diag.internal_position is None
@@ -176,7 +175,7 @@ def test_what_a_dialect_says_and_postgres_does_not(commander):
 
 
 def test_lineage_through_views(commander, source):
-    """By the names of now; through a view of the user's, and one of ours."""
+    """Through an ordinary view and a view of Headrace, with the current column names."""
     source.execute('CREATE VIEW named AS SELECT id, upper("Name") AS up, g FROM items')
     commander.execute(
         "CALL headrace.create_view('base', 'SELECT g, max(up) AS most, count(*) AS c FROM named GROUP BY g')"

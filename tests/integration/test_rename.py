@@ -69,7 +69,7 @@ def test_what_is_refused_changes_nothing(commander, source, engine):
 
 def test_it_moves_into_another_schema(commander, source):
     source.execute("CREATE SCHEMA away")
-    # Neither step on the way may meet what has one of the two names there.
+    # No step may collide with a table that has one of the two names in the other schema.
     source.execute("CREATE TABLE away.v (); CREATE TABLE w ()")
     source.execute("GRANT SELECT ON v TO PUBLIC")
     commander.execute("CALL headrace.create_index('v', '(n)')")

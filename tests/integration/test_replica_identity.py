@@ -21,7 +21,7 @@ from tests.waiting import bump, create_marker, wait_for, wait_until
 pytestmark = pytest.mark.shared_engine
 
 MARKER = True
-# By table: how it loses its identity, and how it gets one again.
+# By table: statements by which it loses its replica identity, and gets one again.
 LOSSES = {
     "dropped": (
         "ALTER TABLE dropped DROP CONSTRAINT dropped_pkey",
@@ -84,7 +84,7 @@ def query(name: str) -> str:
 
 
 def writable(source: psycopg.Connection, name: str) -> bool:
-    """Return whether Postgres accepts the statements that it may refuse of a published table."""
+    """Return whether Postgres accepts statements that it may refuse for a published table."""
     try:
         source.execute(f"UPDATE {name} SET v = v + 10 WHERE v = 1")
         source.execute(f"DELETE FROM {name} WHERE v = 2")
@@ -113,7 +113,7 @@ def runs_right(source: psycopg.Connection, name: str) -> bool:
 
 def test_tables_leave_the_publication_and_come_back(commander, source):
     for name in LOSSES:
-        # Of a view that does not run the worker sees less.
+        # The worker observes less of a view that does not run.
         create(commander, name, '{"on_change": "stop"}' if name == "nothing" else "{}")
     commander.execute("CALL headrace.pause_view('v_deferred')")
     assert published(source) >= LOSSES.keys()
@@ -121,7 +121,7 @@ def test_tables_leave_the_publication_and_come_back(commander, source):
         source.execute(lose)
         wait_until(lambda name=name: writable(source, name), f"{name} can be written")
         source.execute(f"INSERT INTO {name} (v) SELECT 7" if name == "columned" else "SELECT")
-    kept = source.info.server_version < 180000  # there a generated column is no loss
+    kept = source.info.server_version < 180000  # before 18, a generated column is no loss
     gone = LOSSES.keys() - ({"generated"} if kept else set())
     assert published(source) & LOSSES.keys() == LOSSES.keys() - gone
     wait_for_others(source)
@@ -135,7 +135,7 @@ def test_tables_leave_the_publication_and_come_back(commander, source):
         assert "lost its replica identity" in message or "was dropped" in message
     for name in sorted(gone):
         source.execute(LOSSES[name][1])
-    # The first has said so; columns of the others are gone, about which somebody decides.
+    # The first has the option to stop; the others lost columns, so the user must decide.
     by_hand = {"nothing", "columned", "cascaded"}
     for name in sorted(gone - by_hand):
         wait_until(lambda name=name: runs_right(source, name), f"{name} is followed again")
@@ -244,7 +244,7 @@ UPDATE {t} SET v = v + 100 WHERE v = 3
 
 @pytest.mark.slow
 def test_an_event_trigger_leaves_no_moment(database, start_engine):
-    """Also in the transaction itself; for a role that may nothing but this; and it goes again."""
+    """Also within one transaction, for a role without other rights; the trigger can be removed."""
     engine = start_engine(database, HEADRACE_EVENT_TRIGGER="on")
     connect = psycopg.connect
     with (
@@ -262,7 +262,7 @@ def test_an_event_trigger_leaves_no_moment(database, start_engine):
             source.execute(f'SET ROLE "{owner}"')
             source.execute(WITHIN.format(t="dropped"))
             source.execute("RESET ROLE")
-            # It was told in the stream: nothing later was applied without these rows.
+            # The stream reported it, so no later change was applied without these rows.
             with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="identity"):
                 commander.execute("CALL headrace.wait_for('v_dropped')")
             source.execute("UPDATE dropped SET v = id; TRUNCATE dropped")
@@ -282,18 +282,18 @@ def test_an_event_trigger_leaves_no_moment(database, start_engine):
             publication_trigger.ensure(source, wanted=True)
         source.execute("RESET ROLE")
         for statement in str(refused.value.hint).split(": ")[1].split("; ")[:2]:
-            source.execute(statement)  # as a superuser, as it says
+            source.execute(statement)  # as a superuser, as the hint says
         publication_trigger.ensure(source, wanted=True)
         publication_trigger.ensure(source, wanted=False)
         source.execute(f'DROP OWNED BY "{owner}" CASCADE; DROP ROLE "{owner}"')
 
 
 def test_a_table_that_could_not_leave_is_followed_on(engine, commander, source):
-    """It was locked until it had a key again: its view is filled anew, once."""
+    """The table is locked until it has a key again: its view is populated again, once."""
     create(commander, "dropped")
     with psycopg.connect(source.info.dsn) as other:
         source.execute(LOSSES["dropped"][0])
-        # As CREATE INDEX CONCURRENTLY does; the table cannot leave meanwhile, but may have before.
+        # The lock of CREATE INDEX CONCURRENTLY: the table cannot leave now, but may have before.
         other.execute("LOCK TABLE dropped IN SHARE UPDATE EXCLUSIVE MODE")
         wait_until(lambda: told(source, "v_dropped")[0] == "error", "the view stops")
         assert writable(source, "dropped") or "still published" in wait_until(

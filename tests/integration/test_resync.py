@@ -20,7 +20,7 @@ pytestmark = pytest.mark.shared_engine
 TABLES = ITEMS
 
 STOP = '{"on_damage": "stop", "on_change": "stop"}'
-"""What was lost or altered waits for a call: else it might come by itself, just then."""
+"""Options without which the server could repair a view in the middle of a test."""
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 
 
@@ -51,7 +51,7 @@ def leftovers(conn):
 
 @contextlib.contextmanager
 def cancelling(conn):
-    """Ctrl-C again and again: one that comes before the statement has begun has no effect."""
+    """Cancel the statement again and again; a cancel before it has begun has no effect."""
     done = threading.Event()
 
     def cancel():
@@ -154,7 +154,7 @@ def test_while_writers_go_on_and_readers_look(commander, source, engine):
         with psycopg.connect(engine.source, autocommit=True) as conn:
             while not stop.is_set():
                 try:
-                    # Never empty, never half: every group of the beginning is there.
+                    # Never empty or partial: all initial groups are there.
                     seen.append(conn.execute("SELECT sum(n) FROM v").fetchone()[0])
                 except psycopg.Error as error:
                     errors.append(error)
@@ -189,7 +189,7 @@ def test_lost_tables_state_and_slots(database, start_engine):
         assert "resync_view('public.v')" in status(source, "v")[1]
         source.execute("CALL headrace.resync_view('v')")
         assert_equal(source, "v")
-        # The slot, and all state.
+        # The slot and all states are lost.
         engine.stop()
         slot = engine.env["HEADRACE_SLOT_NAME"]
         source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
@@ -214,7 +214,7 @@ def test_altered_tables_are_not_taken_for_ours(commander, source):
         commander.execute("CALL headrace.resync_view('v')")
     assert "Undo that and call again" in caught.value.diag.message_hint
     source.execute("ALTER TABLE elsewhere RENAME TO v")
-    with contextlib.suppress(psycopg.Error):  # it may not have been seen at all
+    with contextlib.suppress(psycopg.Error):  # the worker may not have noticed the change
         commander.execute("CALL headrace.resync_view('v')")
     wait_until(lambda: status(source, "v")[0] == "running", "it is ours again")
     source.execute("ALTER TABLE items ALTER g TYPE bigint")
@@ -238,7 +238,7 @@ def test_cancelled_it_leaves_the_view_as_it_was(commander, source, engine):
     assert_equal(source, "v")
     assert status(source, "v") == ("running", None)
     wait_until(lambda: leftovers(source) == [], "nothing is left")
-    # Locked at the exchange: an error, and the view goes on.
+    # The table is locked at the swap: the call fails, and the view goes on.
     with psycopg.connect(engine.source) as blocker:
         blocker.execute("LOCK TABLE v IN ROW EXCLUSIVE MODE")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -250,7 +250,7 @@ def test_cancelled_it_leaves_the_view_as_it_was(commander, source, engine):
 
 @pytest.mark.slow
 def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
-    """Builder and worker are killed amid a resync: the view is the old one or the new one."""
+    """Builder and worker are killed during a resync: the view is the old one or the new one."""
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))

@@ -1,4 +1,4 @@
-"""Scenes of trouble: the cause of each is to be read off list_views() and status(), wherever one is connected."""
+"""Problem scenarios: list_views() and status() show the cause, on each kind of connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Connections = list[psycopg.Connection]
 
 @pytest.fixture
 def places(commander, source) -> Connections:
-    """On the port, and directly."""
+    """Connections to the port and to the database."""
     return [commander, source]
 
 
@@ -52,7 +52,7 @@ def stranger(engine, source) -> Iterator[psycopg.Connection]:
 
 
 def said(place: psycopg.Connection, name: str, words: str) -> dict[str, object]:
-    """Wait until it says of a view what holds it."""
+    """Wait until ``held_by`` of a view matches ``words``, and return its row."""
 
     def found() -> dict[str, object] | None:
         told = row(place, name)
@@ -62,7 +62,7 @@ def said(place: psycopg.Connection, name: str, words: str) -> dict[str, object]:
 
 
 def well(commander: psycopg.Connection, **views: str) -> None:
-    """The view is as it should be, and nothing holds it."""
+    """Check that the views equal their queries, and that nothing holds them up."""
     for name, query in views.items():
         commander.execute("CALL headrace.wait_for(%s)", (name,))
         assert differs(commander, name, query) == []
@@ -91,12 +91,12 @@ def test_a_locked_result_table(engine, commander, source, places, stranger):
             value, ok, hint = facts(place)["views"]
             assert (value, ok) == ("1 sink_error", False)
             assert "held_by" in str(hint)
-        # Others hear how it is, and nothing of what anybody runs.
+        # Other roles see the status, but not the statements of a session.
         other = row(stranger, "sums")
         assert other["status"] == "sink_error"
         assert "LOCK TABLE" not in str(other)
     well(commander, sums=SUMS)
-    # And in the log, where each line is an event, from whichever thread, and a view has its name.
+    # In the log, each line is an event, from any thread, and a view has its name.
     lines = [json.loads(line) for line in engine.log.splitlines() if not READY.match(line)]
     assert {"event", "level", "process", "pid", "timestamp"} <= set.intersection(*map(set, lines))
     assert {type(line["view"]) for line in lines if "view" in line} == {str}
@@ -160,7 +160,7 @@ def test_a_worker_that_restarts(engine, commander, source, places):
                 return True
         return False
 
-    # It may be back before one can look.
+    # The worker may be back before the test looks.
     for place in places:
         wait_until(lambda place=place: seen(place), "it is told", every_s=1)
     source.execute("INSERT INTO items VALUES (101, 1)")
@@ -174,7 +174,7 @@ def test_a_view_that_catches_up(commander, source, places):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     commander.execute("CALL headrace.pause_view('slowly')")
     told_everywhere(places, "slowly", rf"^paused by {source.info.user}, [\d:]+ ago: resume_view")
-    # Each is a batch of its own for the other view; together they take 20 s.
+    # Each is a separate batch for the other view; together they take 20 s.
     for key in range(100):
         source.execute(
             "INSERT INTO items SELECT -20, %s, string_agg(md5((%s + i)::text), '')"
@@ -232,7 +232,7 @@ def test_a_wal_budget_near_its_end(commander, source, places):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     commander.execute("CALL headrace.create_view('slowly', %s)", (SLOW,))
     commander.execute("CALL headrace.pause_view('sums')")
-    source.execute("INSERT INTO items VALUES (102, 1)")  # it lacks what comes from here on
+    source.execute("INSERT INTO items VALUES (102, 1)")  # it lacks changes from here on
     commander.execute("CALL headrace.wait_for('slowly')")
     for _ in range(35):  # of a megabyte each
         source.execute("SELECT pg_logical_emit_message(false, 'ballast', repeat(md5('x'), 32768))")

@@ -1,7 +1,7 @@
-"""Statements of the storage manager's seed that Postgres' own pages meet here (A-2, A-32 … A-46).
+"""Requirements on storage that Postgres' own pages meet (A-2, A-32 … A-46).
 
-The history of a connection point is a table of ours in the user's database, and its storage key an
-index of the result table: their pages are Postgres', in its buffer pool, beside our blocks.
+The history of a connection point is a Headrace table in the user's database, and its storage key
+an index of the result table.  Their pages are in Postgres' buffer pool, not in our blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def changed(source, rounds: int = 3) -> None:
 
 
 def test_a2_a_window_has_what_it_looks_back_on(commander, source):
-    """A row that comes is worked on with those before it, which nobody reads again."""
+    """A new row is processed with those before it, without another scan of the table."""
     commander.execute("CALL headrace.create_view('m', %s)", (MOVING,))
     read = scans(source, "items")
     for number in range(1001, 1021):
@@ -49,7 +49,7 @@ def test_a2_a_window_has_what_it_looks_back_on(commander, source):
 
 
 def test_a32_history_takes_no_block_of_a_queue(commander, source):
-    """It is in pages of Postgres', which are smaller, and in the middle of a result table's."""
+    """History is in pages of Postgres, which are smaller than the blocks of a queue."""
     commander.execute("CALL headrace.create_connection_point('p', 'v', history => '2 hours')")
     changed(source, 20)
     wait(commander, "v")
@@ -106,7 +106,7 @@ def test_a34_a35_pages_of_the_key_are_read_once(commander, source):
 
 
 def test_a36_history_is_not_kept_in_memory(commander, source):
-    """The worker has no part for it, and what it has does not grow with what is kept."""
+    """None of the worker's memory is for history, and it does not grow with the history."""
     commander.execute("CALL headrace.create_connection_point('p', 'v', history => '2 hours')")
 
     def used() -> dict[str, int]:
@@ -130,7 +130,7 @@ def test_a36_history_is_not_kept_in_memory(commander, source):
 
 
 def test_a46_a_point_over_what_never_changes(commander, source):
-    """Pulled by lookup or read whole, it gives its rows; when they do change, those follow."""
+    """It gives its rows to lookups and to full reads, and later changes follow."""
     source.execute(
         "CREATE TABLE fixed (id int PRIMARY KEY, k int);"
         "INSERT INTO fixed SELECT i, i % 10 FROM generate_series(1, 500) i"

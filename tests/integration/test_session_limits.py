@@ -1,4 +1,4 @@
-"""Limits that a session has in Postgres hold for its calls too, through the port as directly."""
+"""Postgres' limits of a session also hold for its calls, on the port and directly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reset(session):
 
 @pytest.mark.parametrize("prepared", [True, False])
 def test_a_waiting_session_is_not_idle(session, reset, prepared):
-    """Twice in one session, and what comes behind the call is answered."""
+    """Twice in one session, which answers the next statement."""
     for _ in range(2):
         session.execute("SET idle_session_timeout = '1 s'")
         with pytest.raises(psycopg.errors.QueryCanceled, match="canceling wait for view"):
@@ -78,7 +78,7 @@ def test_a_read_only_session_reads_its_writes_through_the_port(commander):
 
 
 def test_every_verb_says_whether_it_reads():
-    """A verb that only reads answers something, but for the one that waits."""
+    """Every verb that only reads returns rows, except ``wait_for``."""
     reading = {verb.name for verb in VERBS.values() if verb.reads}
     answering = {verb.name for verb in VERBS.values() if verb.answer is not None}
     assert reading - answering == {"wait_for"}

@@ -66,7 +66,7 @@ def test_views_that_share(engine, source, commander):
     check(commander, QUERIES)
     for name in QUERIES:
         assert commander.execute(f"SELECT * FROM headrace.verify_view('{name}')").fetchall() == []
-    # Filled anew, and sharing again.
+    # Populated again, and sharing again.
     commander.execute("CALL headrace.resync_view('sums')")
     change(source, rng)
     wait_until(lambda: shared(commander, "sums") == {"rows", "most"}, "it shares")
@@ -76,7 +76,7 @@ def test_views_that_share(engine, source, commander):
     queries = {**QUERIES, "sums": OTHER}
     change(source, rng)
     check(commander, queries)
-    # The server is killed while one stands still.
+    # The server is killed while one view is paused.
     commander.execute("CALL headrace.pause_view('rows')")
     change(source, rng)
     engine.kill9()
@@ -86,14 +86,14 @@ def test_views_that_share(engine, source, commander):
         check(conn, {n: q for n, q in queries.items() if n != "rows"})
         conn.execute("CALL headrace.resume_view('rows')")
         check(conn, queries)
-        # Another name of a column disturbs nobody.
+        # Renaming a column affects no view.
         source.execute("ALTER TABLE items RENAME g TO h")
         source.execute("UPDATE items SET h = h + 1 WHERE id < 9")
         source.execute("ALTER TABLE items RENAME h TO g")
         change(source, rng)
         check(conn, queries)
         assert shared(conn, "most") == {"rows", "sums"}
-        # A change of a column stops all; each is filled anew for itself.
+        # A change of a column stops all; each is populated again separately.
         source.execute("ALTER TABLE sold ALTER x TYPE text")
         source.execute("ALTER TABLE sold ALTER x TYPE numeric USING x::numeric")
         for name in queries:

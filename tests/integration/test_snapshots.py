@@ -1,6 +1,6 @@
-"""An altered view, for transactions whose snapshot is older than that.
+"""An altered view, as seen by transactions with an older snapshot.
 
-Where all of them have its last change, its rows are made anew in place; else one by one.
+If all of them include its last change, its table is rewritten, else its rows are updated singly.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_who_has_the_last_change_sees_the_new_rows(view, commander, source, engi
         seen = old.execute("SELECT g, n, s, more FROM v ORDER BY g").fetchall()
         assert seen == [(*row, row[1] + row[2]) for row in rows]
         old.rollback()
-        # The same of a second one, while ``other`` has not seen what came in between.
+        # A second time, while ``other`` does not include the last change.
         assert not moved(source, lambda: alter(commander, f"SELECT *, -n AS less FROM ({WIDE}) w"))
         seen = other.execute("SELECT g, n, s, more, less FROM v ORDER BY g").fetchall()
         assert seen == [(*row, row[1] + row[2], None) for row in rows]
@@ -140,7 +140,7 @@ def test_no_snapshot_ever_sees_rows_of_another_moment(view, commander, source, e
         try:
             with psycopg.connect(engine.source) as conn:
                 while not over.is_set():
-                    if rng.random() < 0.4:  # both at one moment
+                    if rng.random() < 0.4:  # both in one statement
                         row = conn.execute(f"SELECT ({at}), c.* FROM ({contents}) c").fetchone()
                         conn.rollback()
                         seen.setdefault(row[0], set()).add(row[1:])

@@ -82,7 +82,7 @@ def change(conn: psycopg.Connection, rng: random.Random) -> None:
 
 
 def check(commander, source, other, **queries: str) -> None:
-    """Views equal their queries over rows of both databases, once both have come."""
+    """Check views against their queries over the rows of both databases, once they have arrived."""
     fetched = "SELECT id, g, x, note FROM orders"
     for name, query in queries.items():
         commander.execute("CALL headrace.wait_for(%s)", (name,))
@@ -117,7 +117,7 @@ def test_a_view_over_two_databases(engine, united, source, other):
     [row] = commander.execute("SELECT * FROM headrace.sources()").fetchall()
     assert (row[0], row[1], row[6:]) == ("eu", "running", (3, 1, None))
     assert row[4] > 50
-    # A view that is wrong is seen to be.
+    # verify_view detects a wrong view.
     source.execute("UPDATE most SET notes = 77 WHERE g = 3")
     shown = commander.execute("SELECT * FROM headrace.verify_view('most')").fetchall()
     assert sorted((much, little) for much, little, _ in shown) == [(0, 1), (1, 0)]
@@ -133,7 +133,7 @@ WHOLE = (
 
 
 class Writer(threading.Thread):
-    """Transaction k of a database adds three rows that sum up to nothing; k counts from 1."""
+    """Writer whose transaction k, from 1 on, adds three rows with the sum zero."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(daemon=True)
@@ -160,7 +160,7 @@ def txids(conn: psycopg.Connection, view: str) -> list[dict[str, tuple]]:
         f"SELECT c.txid, c.weight, (c.data::{view}).* FROM headrace.view_changes('{view}') c"
     ).fetchall()
     out = []
-    # Its first contents are no changes: from what it is now back.
+    # The history lacks the first contents, so go backwards from the current ones.
     for _, rows in itertools.groupby(reversed(found), lambda row: row[0]):
         out.append({row[0]: row[1:] for row, n in now.items() if n})
         for _, weight, *row in rows:
@@ -187,7 +187,7 @@ def test_every_txid_is_whole_transactions_of_each_source(start_engine, database,
         for writer in writers:
             writer.start()
         wait_until(lambda: writers[1].done > 5, "somebody writes")
-        # Made while they write: its first contents fit what follows.
+        # Created while they write: its first contents match the later changes.
         options = json.dumps({"history": "1 hour"})
         conn.execute("CALL headrace.create_view('whole', %s, options => %s)", (WHOLE, options))
     victims = ("source eu", "headrace.runtime.worker", "source eu", "headrace.views.builder", "all")
@@ -260,7 +260,7 @@ def test_a_source_that_is_down_holds_up_its_own_part_only(united, source, other,
         other.execute("DELETE FROM orders WHERE id < 300")
         commander.execute("CALL headrace.wait_for('mine')")
         [(lsn,)] = commander.execute("SELECT pg_current_wal_insert_lsn()").fetchall()
-        commander.execute("CALL headrace.wait_for('sums', %s)", (lsn,))  # of what is here
+        commander.execute("CALL headrace.wait_for('sums', %s)", (lsn,))  # a position of `main`
         counts = "SELECT sum(n) FROM sums WHERE shard = %s"
         assert commander.execute(counts, ("main",)).fetchall() == [(201,)]
         assert commander.execute(counts, ("eu",)).fetchall() == [(701,)]
@@ -292,7 +292,7 @@ def test_a_source_ends(united, source, other):
     assert other.execute("SELECT pubname FROM pg_publication").fetchall() == []
     why = refused(commander, "CALL headrace.drop_source('eu')")
     assert why.sqlstate == "42704"
-    # Under the same name again.
+    # The name can be used again.
     commander.execute("CALL headrace.add_source('eu', %s, 'orders, public.mine')", (at(other),))
     other.execute("INSERT INTO mine VALUES ('a', '2026-01-01')")
     commander.execute("CALL headrace.create_view('times', 'SELECT k, at FROM eu.mine')")
@@ -396,7 +396,7 @@ def carried_out(conn: psycopg.Connection, statement: str) -> bool:
     ],
 )
 def test_a_source_of_which_changes_may_be_missed_is_lost(united, source, other, statement, problem):
-    """Its part of views stays as it was, and it is told why; others go on."""
+    """Its part of views stays as it is, and sources() gives the reason; other views go on."""
     commander = united
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     commander.execute("CALL headrace.create_view('mine', 'SELECT count(*) AS n FROM orders')")
@@ -437,7 +437,7 @@ def test_a_paused_view_and_one_that_is_filled_anew(united, source, other):
     for _ in range(5):
         change(rng.choice((source, other)), rng)
     check(commander, source, other, sums=SUMS, named=NAMED)
-    # A large transaction comes in several messages, and is one change here.
+    # A large transaction arrives in several messages, but is one transaction here.
     other.execute("UPDATE orders SET note = repeat(note, 300)")
     other.execute(
         "INSERT INTO orders (id, g, x) SELECT i, i % 7, i FROM generate_series(1001, 30000) i"
@@ -451,13 +451,13 @@ def test_a_paused_view_and_one_that_is_filled_anew(united, source, other):
 
 
 def test_a_role_that_holds_advisory_locks_stops_no_view(engine, united, source, other):
-    """Any role may take them: so none stands between a view and its source."""
+    """Any role may take such locks, so views and sources do not depend on them."""
     united.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     with role(source, "keeper") as name, connect(engine.source, name) as keeper:
         for number in range(0x4844_5200, 0x4844_5210):
             keeper.execute("SELECT pg_advisory_lock(%s, hashtext('eu'))", (number,))
         united.execute("CALL headrace.create_view('named', %s)", (NAMED,))
-        with source.transaction():  # a builder that died has left this
+        with source.transaction():  # as a builder that died would leave it
             source.execute("UPDATE headrace.origins SET hold = position WHERE name = 'eu'")
         change(other, random.Random(7))
         check(united, source, other, sums=SUMS, named=NAMED)

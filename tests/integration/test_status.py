@@ -45,7 +45,7 @@ def test_nothing_runs_when_everything_was_killed(engine, source):
         conn.execute("CALL headrace.pause_view('p')")
     assert is_running(source)
     assert listed(source, "p")[0] == "paused"
-    # Also who looks again in one transaction, and took a look before.
+    # Also for a reader that has looked before in the same transaction.
     with psycopg.connect(engine.source) as reader:
         assert is_running(reader)
         engine.kill9()
@@ -78,7 +78,7 @@ def test_a_dropped_table_is_no_running_view(engine, source):
 
 
 def test_a_batch_under_way_has_a_lag(engine, source):
-    """Nothing is confirmed and nothing written: who asks is to know that something waits."""
+    """Nothing is confirmed or written yet, but the lag shows that a change waits."""
     source.execute(SLOW)
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute(

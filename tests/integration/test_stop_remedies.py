@@ -1,6 +1,6 @@
 """For each alteration that stops a view, the remedy in its message works.
 
-All reasons are read off the source: one without a case here fails the last test.
+The reasons are taken from the source code: one without a case here fails the last test.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Case:
     """``{t}`` stands for the table of the case."""
 
     why: str
-    """In the message of the view."""
+    """A part of the view's message."""
     alter: str
     first: str = ""
     """Statements that the hint asks for before the call."""
     query: str = "SELECT id, a FROM {t}"
     after: str = ""
-    """The query that the view must show then, if it is written otherwise."""
+    """The query that the view must equal then, if it is not ``query``."""
     before: str = ""
     """Statements that run before the view is created."""
     under: str = ""
-    """The query of a view of Headrace that the query reads, ``low_{t}``."""
+    """The query of ``low_{t}``, a view of Headrace that ``query`` reads."""
 
 
 TABLE = "CREATE TABLE {t} (id int PRIMARY KEY, a int, b int, g text)"
@@ -58,7 +58,7 @@ RETYPED = "DROP TABLE {t}; CREATE TYPE e_{t} AS ENUM ('x', 'y'); " + TABLE.repla
     "g text", "g e_{t}"
 )
 CASES = {
-    # A column that the query names is gone, and there is another one of its name.
+    # A column of the query is gone, and another one has its name.
     "again": Case('column "a"', "ALTER TABLE {t} DROP a; ALTER TABLE {t} ADD a int DEFAULT 3"),
     "at_once": Case('column "a"', "ALTER TABLE {t} DROP a, ADD a int DEFAULT 3"),
     "replaced": Case('column "a"', "ALTER TABLE {t} DROP a; ALTER TABLE {t} RENAME b TO a"),
@@ -203,7 +203,7 @@ def test_the_named_remedy_helps(commander, source):
             create(commander, f"low_t_{name}", case.under.format(t=f"t_{name}"))
         create(commander, f"v_{name}", case.query.format(t=f"t_{name}"))
     messages = {}
-    for under in (False, True):  # a call mends the publication, which undoes alterations of it
+    for under in (False, True):  # a call repairs the publication, which undoes alterations of it
         altered = {name: case for name, case in CASES.items() if bool(case.under) is under}
         for name, case in altered.items():
             run(commander if under else source, case.alter, name)
@@ -252,7 +252,7 @@ def test_where_no_column_has_the_name_another_query_helps(commander, source):
 
 
 def reasons(module: object) -> Iterator[str]:
-    """Texts of a module that say what has happened to something."""
+    """Yield the texts of a module that describe a change of an object."""
     tree = ast.parse(Path(str(module.__file__)).read_text())  # type: ignore[attr-defined]
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Large transactions, which the server sends while they are open: seen when they end, or never."""
+"""Large transactions, which the server streams while open: visible at commit, or never."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i;
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total, max(id) AS last FROM items GROUP BY g"
 ROWS = "INSERT INTO items SELECT %s + i, i %% 7, i * 0.5 FROM generate_series(1, %s) i"
 MANY = 6_000
-"""Rows that are a megabyte as the server has them."""
+"""Number of rows that take a megabyte on the server."""
 
 
 @pytest.fixture
 def source(database):
-    """The database, whose server keeps next to nothing of what is open in memory."""
+    """The database; its server keeps hardly anything of open transactions in memory."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'")
         conn.execute(TABLES)
@@ -59,7 +59,7 @@ def test_they_are_seen_when_they_end(commander, source, database):
         large.execute(ROWS, (1000, MANY))
         wait_until(lambda: kept(commander)[1] > 100_000, "it comes while it is open")
         other.execute(ROWS, (500_000, MANY))
-        # Others are not held up, and show nothing of it.
+        # Other transactions are not delayed, and do not show its rows.
         source.execute("UPDATE items SET x = x + 1 WHERE id <= 10")
         check(commander, source)
         large.execute("SAVEPOINT s")
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_meanwhile_hears_them_again(commander, source, databa
 
 @pytest.mark.slow
 def test_a_table_is_altered_beside_and_within(commander, source, database):
-    """Its columns are told anew with each such transaction, also where a part is rolled back."""
+    """Each such transaction describes its tables again, also if a part is rolled back."""
     with psycopg.connect(database) as large:
         large.execute("SAVEPOINT s")
         large.execute("CREATE TABLE noise (a int)")

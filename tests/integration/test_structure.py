@@ -1,4 +1,4 @@
-"""Changes of structure under a view: it goes on, or stops and is right again after a resync."""
+"""Changes of structure under a view: it goes on, or stops and recovers by a resync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATE TABLE a (id int PRIMARY KEY, v int);
 INSERT INTO a SELECT i, i FROM generate_series(1, 5) i;
 CREATE VIEW doubled AS SELECT id, v * 2 AS w FROM a;
 """
-# DDL; the view that stops of it and why, or None where all go on; the query it is then.
+# DDL; the view that it stops, and the reason; both None if all views go on.
 STEPS = (
     (
         "CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4); INSERT INTO p VALUES (8, 4, 'first')",
@@ -34,7 +34,7 @@ STEPS = (
     ("ALTER TABLE q RENAME id TO v; ALTER TABLE q RENAME w TO id", None, None),
     ("INSERT INTO q VALUES (13, 3, 'z')", None, None),
     ("ALTER TABLE q RENAME id TO w; ALTER TABLE q RENAME v TO id", None, None),
-    # Seen together, a rename and other storage could be a rewrite with USING.
+    # Seen together, a rename and a rewrite could be an ALTER TYPE with USING.
     ("INSERT INTO q VALUES (14, 3, 'zz')", None, None),
     ("TRUNCATE q", None, None),
     ("INSERT INTO q VALUES (12, 3, 'twelve')", None, None),
@@ -188,7 +188,7 @@ def test_other_types_of_columns_are_those_of_the_table_after_a_resync(commander,
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
             return error.diag.message_detail
         except psycopg.errors.ObjectInUse:
-            return None  # it is tried again by itself just now
+            return None  # an automatic retry is under way
         raise AssertionError("something depends on the table")
 
     assert "of_kept" in wait_until(refused, "a resync is refused")

@@ -1,4 +1,4 @@
-"""Bursts of many rows behind a sink that hardly moves: memory is bounded, nothing is lost.
+"""Bursts of many rows behind a slow sink: memory is bounded, and no row is lost.
 
 The sink is throttled by stopping its backends again and again (SIGSTOP); meanwhile its worker is
 killed now and then.
@@ -58,12 +58,12 @@ def sinks(conn: psycopg.Connection) -> list[int]:
 
 
 class Watched(threading.Thread):
-    """Looks, all the while, at what the worker has of its own, and throttles the sink."""
+    """Thread that measures the worker's private memory and throttles the sink."""
 
     def __init__(self, engine: EmbeddedEngine, *, throttled: bool = True) -> None:
         super().__init__()
         self.peak = 0
-        """The most that there was, bytes (RssAnon)."""
+        """Maximum of RssAnon, in bytes."""
         self.throttled = throttled
         self._engine = engine
         self._over = threading.Event()
@@ -110,7 +110,7 @@ def standing_still(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sink_standing_still(conn: psycopg.Connection) -> Iterator[None]:
-    """The sink's backend does nothing: it waits for its client, and so holds nobody up."""
+    """Suspend the sink's backend while it waits for its client, so that it blocks no session."""
     told = "SELECT wait_event = 'ClientRead' FROM pg_stat_activity WHERE pid = %s"
     for _ in again_and_again(PATIENCE_S):
         [pid] = wait_until(lambda: sinks(conn), "somebody writes views")
@@ -162,7 +162,7 @@ def test_e24_memory_is_bounded_and_all_arrives(engine, source, commander, bursts
 
 @pytest.mark.engine_with(**BOUNDS)
 def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, commander):
-    """First behind the sink's backend, then behind the worker, which has to read it all back."""
+    """First behind the sink's backend, then behind the worker, which must read all of it back."""
 
     def burst(n: int) -> None:
         source.execute(BURST, (n * ROWS, (n + 1) * ROWS - 1))

@@ -1,4 +1,4 @@
-"""What calls tell besides doing it: what a deployment leaves as it is, what a name is not."""
+"""Notices and errors: options that a deployment leaves unchanged, and names that are no view."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_deployment_says_which_options_it_leaves_as_they_are(commander, source
         'option "history" stays as it is (02:00:00): CALL headrace.set_history changes it',
         'option "placement" stays as it is (main): CALL headrace.set_placement changes it',
     ]
-    # Also where something else is changed.
+    # Also if something else is changed.
     notices.clear()
     deploy(commander, '{"history": null}', "SELECT g, max(id) AS n FROM t GROUP BY g")
     assert [text for text in notices if "stays" in text] == [
@@ -53,7 +53,7 @@ def test_a_deployment_says_which_options_it_leaves_as_they_are(commander, source
     kept = "SELECT options->>'history', options->>'placement' FROM headrace.views"
     assert source.execute(kept).fetchall() == [("2 hours", None)]
     assert source.execute("SELECT * FROM v ORDER BY g").fetchall() == [(0, 9), (1, 7), (2, 8)]
-    # What the call has done is what it names.
+    # The call that the notice names has this effect.
     commander.execute("CALL headrace.set_history('v')")
     notices.clear()
     deploy(commander, '{"history": null}', "SELECT g, max(id) AS n FROM t GROUP BY g")
@@ -63,7 +63,7 @@ def test_a_deployment_says_which_options_it_leaves_as_they_are(commander, source
 
 @pytest.mark.parametrize("name", ["nope", "public.nope", '"No pe"'])
 def test_a_name_of_no_view_is_no_query(commander, source, name):
-    """Alike on the port and directly: 42P01, and a hint."""
+    """The same on the port and directly: 42P01, and a hint."""
     hints = set()
     for conn, statement in (
         (commander, "SELECT * FROM headrace.explain_view(%s)"),

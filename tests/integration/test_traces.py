@@ -1,4 +1,4 @@
-"""Traces of batches, as a collector gets them."""
+"""Traces of batches, as a collector receives them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(value) -> object:
 
 
 class Collector:
-    """Takes OTLP/HTTP on loopback and keeps the spans."""
+    """Collector of OTLP/HTTP on loopback that keeps the spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -82,7 +82,7 @@ def collector() -> Iterator[Collector]:
     made.close()
 
 
-@pytest.mark.slow  # the library gathers for 5 s
+@pytest.mark.slow  # the library collects spans for 5 s
 def test_each_batch_is_a_trace(database, start_engine, collector):
     engine = start_engine(database, HEADRACE_OTLP_ENDPOINT=collector.url)
     with (
@@ -107,7 +107,7 @@ def test_each_batch_is_a_trace(database, start_engine, collector):
         inside = [s for s in collector.spans if s["parent"] == span["id"]]
         assert [s["name"] for s in inside] == ["gather", "process", "wait", "write"]
         assert {s["trace"] for s in inside} == {span["trace"]}
-        # One after the other, without gaps, from its beginning to its end.
+        # In sequence, without gaps, from the batch's beginning to its end.
         ends = [span["from"], *(s["to"] for s in inside)]
         assert [s["from"] for s in inside] == ends[:-1]
         assert ends[-1] == span["to"]

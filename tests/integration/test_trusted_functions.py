@@ -43,7 +43,7 @@ def test_a_view_over_a_trusted_function_is_kept(commander, source):
 
 
 def test_bodies_kept_as_text_are_followed(commander, source):
-    """Every form of a body that is looked into gives what Postgres gives."""
+    """Every form of a body that is analysed gives the result of Postgres."""
     source.execute(ROWS % (1, 9))
     queries = [query for _, query in DEFINED.values()]
     query = " UNION ALL ".join(f"SELECT {n} AS n, * FROM ({q}) q" for n, q in enumerate(queries))

@@ -1,7 +1,7 @@
-"""From the previous version to this one, on the same database and data directory.
+"""Upgrade from the previous version, on the same database and data directory.
 
-The previous one is that of a commit, from this repository's history, run by the environment of these
-tests: with its own kernels, compiled only where their sources were others.
+Its source is a commit of this repository, which the environment of these tests runs.  Its kernels
+are compiled only if their sources differ.
 """
 
 import filecmp
@@ -28,10 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PREVIOUS = "cf91307"
 """The last commit of version 0.1.0, catalog 1."""
 DROPPED = {"elsewhere": "states dropped", "delayed": "view filled anew"}
-"""Views that are populated again, and their messages in the log.
+"""Messages in the log about views that are populated again.
 
-``elsewhere``: other workers did not write down by whose records their batches were cut, so nobody
-knows whether what they have fits.  ``delayed``: unequal intervals had one key."""
+``elsewhere``: other workers did not record by which records their batches were cut, so their
+states may not fit.  ``delayed``: unequal intervals had one key.
+"""
 ROOMS_OF_KERNELS = ("headrace/kernels", "headrace/state/map")
 
 VIEWS = {
@@ -127,7 +128,7 @@ def engine_of(database: str, data_dir: Path, tree: Path | None = None) -> Embedd
     """Return an engine of this version, or of the one in ``tree``."""
     env = environment(str(conninfo_to_dict(database)["dbname"]))
     if tree is not None:
-        # Not what is in the directory that the tests run in, either.
+        # Not the modules of the directory that the tests run in, either.
         env |= {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     return EmbeddedEngine(database, data_dir, env=env)
 
@@ -137,7 +138,7 @@ def ids(conn: psycopg.Connection) -> dict[str, int]:
 
 
 def follow(engine: EmbeddedEngine, conn: psycopg.Connection) -> None:
-    """All views are at the last commit, and right."""
+    """Check that all views are at the last commit, and equal their queries."""
     with psycopg.connect(engine.dsn, autocommit=True) as client:
         for name in VIEWS:
             client.execute("CALL headrace.wait_for(%s, timeout => '60 s')", (name,))
@@ -147,7 +148,7 @@ def follow(engine: EmbeddedEngine, conn: psycopg.Connection) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_views_go_on_where_they_were(previous, database, tmp_path, how):
-    """Neither is one filled anew, nor does one miss what came between."""
+    """No view is populated again, and none misses a change in between."""
     data = tmp_path / "engine"
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(TABLES)
@@ -207,7 +208,7 @@ def test_views_go_on_where_they_were(previous, database, tmp_path, how):
 
 
 def test_states_of_another_format_are_made_anew(database, tmp_path):
-    """By themselves, the reason said; what is of a later version is not begun with at all."""
+    """No call is needed, and the log gives the reason."""
     data = tmp_path / "engine"
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(TABLES)

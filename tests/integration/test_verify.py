@@ -1,4 +1,4 @@
-"""verify_view: empty while writers run, and exactly what somebody has spoilt."""
+"""verify_view: empty while writers run, and the exact differences after damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.shared_engine
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-# Without a key: copies of its rows can be put in.
+# Without a key, so that copies of its rows can be inserted.
 JOINED = "SELECT i.id + 0 AS id, i.x, k.name FROM items i JOIN kinds k ON k.g = i.g WHERE i.x > 1"
 VERIFY = "SELECT * FROM headrace.verify_view(%s)"
 
@@ -45,7 +45,7 @@ def test_proved_while_writers_go_on(commander, source, engine):
             while not stop.wait(0.005):
                 n += 1
                 key = 1000 + number * 1_000_000 + n
-                # Several tables and rows a transaction, so that half of one would show.
+                # Several tables and rows a transaction, so that a partial one would show.
                 with conn.transaction():
                     conn.execute("INSERT INTO items VALUES (%s, %s, 2.5)", (key, n % 9))
                     conn.execute(
@@ -65,7 +65,7 @@ def test_proved_while_writers_go_on(commander, source, engine):
             with psycopg.connect(engine.dsn, autocommit=True) as conn:
                 return conn.execute(VERIFY, (name,)).fetchall()
 
-        # Several at once, two of them of one view.
+        # Several at once, two of them for the same view.
         for found in pool.map(verify, ("v", "v", "j", "j")):
             assert found == []
     assert all(b > a for a, b in zip(before, count, strict=True)), "they have written"
@@ -73,7 +73,7 @@ def test_proved_while_writers_go_on(commander, source, engine):
     for thread in threads:
         thread.join(90)
     assert leftovers(source) == []
-    # The worker ends its part by itself.
+    # The worker removes its part without a call.
     folder = engine.data_dir / "tmp"
     wait_until(lambda: not list(folder.glob("tap-*")), "nothing is kept")
 
@@ -131,7 +131,7 @@ def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
 
 
 ROWS = (
-    # One query, its rows for healthy contents, and the report about them.
+    # Queries that leave the order of some elements open.
     "SELECT g, array_agg(a) AS x, json_agg(b) AS y, count(*) AS n FROM t GROUP BY g",
     "SELECT g, string_agg(b, ', ') AS x, array_agg(a) FILTER (WHERE a > 3) AS y FROM t GROUP BY g",
     "SELECT g, jsonb_agg(a ORDER BY a % 2) AS x, array_agg(b ORDER BY a % 2) AS y FROM t"
@@ -168,7 +168,7 @@ def test_an_open_order_hides_nothing_else(commander, source):
     for damage in (
         "x = array_append(x, 1)",
         "x = x[2:]",
-        "x = ARRAY[x[2], x[1]] || x[3:]",  # the elements of y stay where they are
+        "x = ARRAY[x[2], x[1]] || x[3:]",  # the elements of y keep their order
         "y[1] = 'b'",
         "y = NULL",
         "n = n + 1",

@@ -1,7 +1,7 @@
-"""The main line on the oldest and the newest Postgres: create, change, restart, kill.
+"""The main path on the oldest and the newest Postgres: create, change, restart, kill.
 
-The rest of the suite runs on one version, ``HEADRACE_TEST_PG``.  15 comes from the system's packages,
-where there are any.
+The rest of the suite runs on one version, ``HEADRACE_TEST_PG``.  15 is taken from the system's
+packages, if installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Views over views of Headrace: fed by the definition, and no view goes while it is read."""
+"""Views over views of Headrace: planned by definition; a view that is read cannot be dropped."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ VIEWS = {"v": QUERY}
 
 @contextlib.contextmanager
 def cancelling(conn):
-    """Ctrl-C again and again: one that comes before the statement has begun has no effect."""
+    """Cancel the statement again and again; a cancel before it has begun has no effect."""
     done = threading.Event()
 
     def cancel():
@@ -121,7 +121,7 @@ def test_a_stopped_view_gives_its_reason(commander, source):
 
 
 def test_many_wait_at_once(commander, source, engine):
-    """Waiters far ahead of the present do not hold up the others."""
+    """Calls that wait for a far position do not delay the others."""
     far = [psycopg.connect(engine.dsn, autocommit=True) for _ in range(20)]
     for conn in far:
         conn.pgconn.send_query(b"CALL headrace.wait_for('v', 'FFFF/0')")
@@ -159,7 +159,7 @@ def test_search_path_is_read_as_postgres_does(text, names):
 
 
 def test_waiting_does_not_wait_for_the_interval(database, start_engine):
-    """The batch that is waited for closes at once; a far interval shows it."""
+    """The batch that a call waits for closes at once, even with a very long interval."""
     engine = start_engine(database, HEADRACE_BATCH_INTERVAL_MS="600000")
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""Views on other workers, as users have them: add_worker, option ``placement``, kills and restarts."""
+"""Views on other workers: add_worker, option ``placement``, kills and restarts."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_a_view_lives_on_another_worker(engine, commander, source):
     stats = commander.execute("SELECT * FROM headrace.view_stats('sums')").fetchall()
     assert {row[3] for row in stats} == {"w1"}
     assert all(rows_in > 0 for _, _, _, _, rows_in, *_ in stats)
-    # What is kept is counted there, too.
+    # The rows of its states are counted, too.
     groups = len(source.execute(f"SELECT FROM ({SUMS}) q").fetchall())
     assert [row[9] for row in stats if row[1] == "reduce"] == [groups]
     told = commander.execute("SELECT * FROM headrace.explain_view('sums', 'analyze')").fetchall()
     assert all("; on w1" in line for (line,) in told[:-1])
     assert told[-1] == ('on worker "w1"',)
-    # Killed, it comes back and goes on where it was; the others do not notice.
+    # After a kill it restarts and resumes; the other views are not affected.
     os.kill(pid, signal.SIGKILL)
     change(source, rng)
     check(commander, most=MOST)
@@ -92,7 +92,7 @@ def test_a_view_lives_on_another_worker(engine, commander, source):
     wait_until(lambda: running(commander, "sums"), "the view goes on")
     change(source, rng)
     check(commander, sums=SUMS, most=MOST)
-    # So does the one that writes.
+    # So does the main worker.
     os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
     change(source, rng)
     check(commander, most=MOST)
@@ -170,7 +170,7 @@ def test_a_view_that_is_long_at_a_batch_is_dropped(engine, commander, source):
 
 
 def test_a_view_is_made_while_its_worker_is_away(engine, commander, source):
-    """It is there, with its first rows, and waits."""
+    """The view exists, with its first rows, and waits."""
     commander.execute("CALL headrace.add_worker('w1')")
     pid = listed(commander)["w1"][1]
     os.kill(pid, signal.SIGSTOP)
@@ -209,7 +209,7 @@ def test_a_view_that_runs_is_moved(commander, source, engine):
     def read() -> None:
         with psycopg.connect(engine.source, autocommit=True) as conn:
             while not stop.is_set():
-                # Each value shown is the sum at some point in time: each row was counted once.
+                # Every read sees all groups.
                 if conn.execute("SELECT count(*) FROM sums").fetchone() < (40,):
                     wrong.append("rows are missing")
 
@@ -303,7 +303,7 @@ def test_views_are_spread_and_a_worker_is_drained(engine, commander, source):
     assert shown
     assert {row[1:3] for row in shown} == {("main", "w1")}
     assert {row[4:] for row in shown} == {(False, None)}
-    assert listed(commander)["w1"][2] == 0  # it has only said so
+    assert listed(commander)["w1"][2] == 0  # it was only a dry run
     done = commander.execute("SELECT * FROM headrace.rebalance(true)").fetchall()
     assert {row[4:] for row in done} == {(True, None)}
     assert listed(commander)["w1"][2] == len(done)
