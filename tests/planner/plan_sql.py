@@ -78,7 +78,7 @@ class Renderer:
 
     def _project(self, node: Any) -> str:
         items = ", ".join(f"{self._expr(e)} AS c{c.id}" for c, e in node.items)
-        # Columns that keep their ids would be ambiguous beside their new values in no case.
+        # Columns that keep their ids are not ambiguous beside their new values.
         return f"SELECT {items} FROM {self._from(node.input)}"
 
     def _join(self, node: Any, lateral: str = "") -> str:
@@ -112,7 +112,7 @@ class Renderer:
         group = f" GROUP BY {keys}" if keys else ""
         arms = [f"SELECT {', '.join(items)} FROM {self._from(node.input)}{group}"]
         for texts in node.always:
-            # Grouping sets without keys have their row also over nothing.
+            # Grouping sets without keys have a row also for no input.
             for place, (text, (column, _)) in enumerate(zip(texts, node.keys, strict=True)):
                 kind = self._lowering.type_name(column.oid)
                 items[place] = f"{quote(text, kind)} AS c{column.id}"

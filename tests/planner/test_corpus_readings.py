@@ -35,7 +35,7 @@ OTHERWISE = re.compile(
     r"|\blateral\b"  # it takes the subquery's columns for those of the other side
     r"|\b(except|intersect)\b"  # values are the left side's
     r"|\b\w+ \w+ ?\((a|x)\b"  # t1 (a, b, c): it does not rename
-    r"|\bgrouping\b"  # which set a row is of is no value of a column
+    r"|\bgrouping\b"  # the grouping set of a row is no column's value
     r"|\bgenerate_series\b|\bto_json\b|\)\)?\[",  # functions in FROM, whole rows, slices
     re.IGNORECASE,
 )

@@ -341,7 +341,7 @@ def test_plans_do_not_grow_exponentially_with_the_depth(data):
         plans = [planned.logical, *named(planned.logical).values()]
         return sum(1 for p in plans for _ in walk(p))
 
-    assert size(4) < 5 * size(3)  # where everything is copied it is ten times
+    assert size(4) < 5 * size(3)  # with a copy of everything it is ten times
 
 
 def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):

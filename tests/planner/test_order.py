@@ -45,7 +45,7 @@ def order(node: Node) -> object:
 @pytest.mark.parametrize(
     ("query", "want"),
     [
-        # 20 000 x 2 000 rows that meet by 4 values, or first the 2 that few leaves.
+        # Joining 20 000 and 2 000 rows by 4 values, or first the 2 rows that few leaves.
         (
             "SELECT m.id FROM many m JOIN other o ON m.few_id = o.k JOIN few f ON f.id = m.id"
             " WHERE f.k = 3",

@@ -8,7 +8,7 @@ from headrace.collections import plan as p
 from headrace.planner import PlanRequest, plan
 
 QUERIES = {
-    # A query, and how many nodes of each kind its plan has.
+    # A query, and the number of nodes of each kind in its plan.
     "SELECT a.id, (SELECT max(b.id) FROM t b WHERE b.k = a.k) AS m, 1 + (SELECT max(b.id) FROM t b"
     " WHERE b.k = a.k) AS n, CASE WHEN a.k > 1 THEN (SELECT max(b.id) FROM t b WHERE b.k = a.k)"
     " END AS o FROM t a": {"Reduce": 1, "Join": 1},

@@ -25,7 +25,7 @@ def test_publications_of_it(database, what):
         assert found.published == ()
         conn.execute(f"CREATE PUBLICATION p FOR {what.replace('v', 'public.v', 1)}")
         for number in (oid, other):
-            # What Postgres says.
+            # The publications that Postgres lists.
             rows = conn.execute(
                 "SELECT pubname FROM pg_publication_tables t WHERE to_regclass(quote_ident("
                 "schemaname) || '.' || quote_ident(tablename))::oid::int = %s",

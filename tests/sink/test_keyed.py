@@ -52,7 +52,7 @@ def write(conn, target, *rows) -> None:
 
 
 def test_every_type_is_found_by_its_key(conn):
-    """Of whatever form the value is, and of however many arrays the parameters."""
+    """For every form of a value, and for any number of parameter arrays."""
     for kind in VALUES:
         if kind in ("mood[]", "box[]", *NO_KEYS):
             continue
@@ -61,7 +61,7 @@ def test_every_type_is_found_by_its_key(conn):
         for given in VALUES[kind]:
             write(conn, target, ((given, "1"), 1))
             [(stored, _)] = contents(conn, target)
-            # As Postgres puts it out, like what comes from the stream.
+            # In Postgres' output format, like values from the stream.
             value = stored if kind == "numeric" else given
             write(conn, target, ((value, "1"), -1), ((value, "2"), 1))
             assert contents(conn, target) == [(stored, "2")]
@@ -95,7 +95,7 @@ def test_rows_whose_key_stays_are_updated_others_come_and_go(conn):
         *[((str(i), "b"), 1) for i in range(1, 5)],
     )
     assert contents(conn, target) == [(str(i), "b") for i in range(1, 5)]
-    # Values that change places, and a ring: no row goes.
+    # Several values change at once: no row is deleted.
     write(
         conn,
         target,
@@ -110,7 +110,7 @@ def test_rows_whose_key_stays_are_updated_others_come_and_go(conn):
 
 
 def test_pages_have_room_for_updates_from_the_start(conn):
-    """So the index is left alone."""
+    """So updates leave the index alone."""
     target = make(conn, {"k": "integer", "n": "integer"}, ("k",))
     write(conn, target, *(((str(k), "0"), 1) for k in range(2000)))
     some = range(0, 2000, 20)
@@ -125,7 +125,7 @@ def test_pages_have_room_for_updates_from_the_start(conn):
 
 
 def test_only_columns_that_change_are_set(conn):
-    """What is stored apart of a wide value stays; one that changes is stored anew."""
+    """The out-of-line part of an unchanged wide value stays; a changed one is stored again."""
     target = make(conn, {"k": "integer", "n": "integer", "wide": "text"}, ("k",))
     conn.execute("ALTER TABLE public.r ALTER wide SET STORAGE EXTERNAL")
     long = ["x" * 10_000, "y" * 10_000]
@@ -146,7 +146,7 @@ def test_only_columns_that_change_are_set(conn):
     assert apart(*some) == 0
     chunks = apart((("0", "1", long[0]), -1), (("0", "1", long[1]), 1))
     assert chunks > 0
-    # Of two rows one has another wide value: all columns that change in any are set in both.
+    # One of two rows has another wide value: both set all columns that change in either.
     both = apart(
         *((("0", "1", long[1]), -1), (("0", "1", long[0]), 1)),
         *((("1", "1", long[0]), -1), (("1", "2", long[0]), 1)),
@@ -168,7 +168,7 @@ def test_only_columns_that_change_are_set(conn):
     ],
 )
 def test_values_that_are_only_equal_change(conn, kind, values):
-    """So a column that keeps one in all rows is left alone, and no other."""
+    """Only a column with identical values in all rows is left out of the update."""
     target = make(conn, {"k": "integer", "v": kind, "w": kind}, ("k",))
     write(conn, target, (("1", values[0], values[0]), 1))
     for old, new in itertools.pairwise([*values, values[0]]):
@@ -180,7 +180,7 @@ def test_values_that_are_only_equal_change(conn, kind, values):
 
 
 def test_many_sets_of_columns(conn):
-    """Beyond some of them all columns are set, with the same outcome."""
+    """Beyond a number of such sets all columns are set, with the same outcome."""
     target = make(conn, {"k": "integer", **{f"c{i}": "integer" for i in range(4)}}, ("k",))
     rows = {k: [str(k), "0", "0", "0", "0"] for k in range(2)}
     write(conn, target, *((tuple(row), 1) for row in rows.values()))
@@ -208,7 +208,7 @@ def test_a_foreign_key_holds_where_the_key_only_looks_otherwise(conn):
 
 
 def test_keys_that_are_equal_without_being_alike(conn):
-    """What is equal is what the index says, also where we do not know it."""
+    """The index decides about equality, also for types whose equality is unknown here."""
     target = make(conn, {"k": "jsonb", "v": "text"}, ("k",))
     write(conn, target, (("[1.0]", "1"), 1))
     write(conn, target, (("[1.0]", "1"), -1), (("[1.00]", "1"), 1))
@@ -237,7 +237,7 @@ def test_duplicates_and_nulls_change_nothing_and_tell_no_value(conn):
 
 @pytest.mark.parametrize("state", ["23000", "23502", "23503", "23505", "23514", "23P01"])
 def test_what_code_of_users_raises_is_no_constraint(conn, setup, state):
-    """It comes as it was raised; nobody made up a key for it."""
+    """The error is passed on as it is, without a key."""
     target = make(conn, {"k": "integer"}, ("k",))
     setup.execute(
         "CREATE OR REPLACE FUNCTION boom(k int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"

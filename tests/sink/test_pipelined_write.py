@@ -59,14 +59,14 @@ def test_a_row_that_changes_alone_is_updated(conn):
     conn.execute("CREATE TABLE public.refers (k int REFERENCES public.r)")
     conn.execute("INSERT INTO public.refers VALUES (1)")
     with conn.transaction():
-        table.writer._held(target)  # a foreign key is harmless, and is looked at
+        table.writer._held(target)  # it examines the foreign key, which is harmless
     table.write((("1", "a"), -1), (("1", "b"), 1))
     table.write((("1", "b"), -1), (("1", None), 1), (("2", "a"), -1), (("2", "c"), 1))
     assert contents(conn, target) == [("1", None), ("2", "c")]
     with pytest.raises(psycopg.errors.UniqueViolation):
         table.write((("1", "x"), 1))
     conn.execute("ROLLBACK")
-    # It is usable after that, and what was prepared before is known to be gone.
+    # The pipeline stays usable, and knows that its prepared statements are gone.
     table.write((("1", None), -1), (("1", "d"), 1))
     assert contents(conn, target) == [("1", "d"), ("2", "c")]
 
@@ -85,7 +85,7 @@ def test_what_stands_behind_a_failure_is_not_carried_out(conn):
 
 @pytest.mark.parametrize("statement", [b"SELECT 1", b"SELECT 1 / 0"])
 def test_a_broken_answer_is_a_lost_connection(database, statement):
-    """Earlier answers do not matter: the outcome of the rest is unknown."""
+    """After any earlier answer, the outcome of the remaining statements is unknown."""
     parts = conninfo_to_dict(database)
     proxy = Proxy(parts["host"], int(parts["port"]))
     dsn = make_conninfo(database, host="127.0.0.1", port=proxy.port, sslmode="disable")
@@ -98,7 +98,7 @@ def test_a_broken_answer_is_a_lost_connection(database, statement):
 
 
 def test_more_statements_than_are_kept(conn, monkeypatch):
-    """They are not all prepared anew each time; and what nobody sends any more is forgotten."""
+    """They are not all prepared again each time, and unused ones are deallocated."""
     monkeypatch.setattr(pipelined, "_KEPT_MAX", 2)
     monkeypatch.setattr(pipelined, "_NOT_KEPT_MAX", 10)
     pipeline = Pipelined(conn)

@@ -8,7 +8,7 @@ from headrace.sink.table_metadata import TableMetadata
 
 
 def test_an_index_is_one_statement(database):
-    """On a connection that prepares nothing, too: those of populations are such."""
+    """Also on a connection that prepares nothing, such as that of a population."""
     with psycopg.connect(database, autocommit=True, prepare_threshold=None) as conn:
         conn.execute("CREATE TABLE r (a int); CREATE TABLE bait (a int)")
         indexes = (("good", "USING btree (a)"), ("bad", "USING btree (a); DROP TABLE public.bait"))

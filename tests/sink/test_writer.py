@@ -110,7 +110,7 @@ def test_every_value_is_written_and_found_again(conn, kind):
         (values,),
     ).fetchone()[0]
     assert stored == sorted([(v, "1") for v in as_text for _ in (0, 1)], key=repr)
-    # Each one alone, exactly: none of the similar ones may go instead.
+    # Each one alone, exactly: no similar value may be deleted instead.
     for value, shown in zip(values, as_text, strict=True):
         before = contents(conn, target)
         write(conn, target, [((value, "1"), -1)])
@@ -148,13 +148,13 @@ def test_the_next_table_of_a_name_has_statements_of_its_own(conn, database):
     """Statements prepared for the previous table refer to its types by OID."""
     for _ in range(2):
         target = make(conn, {"v": "public.mood"})
-        for _ in range(7):  # psycopg prepares what comes again and again
+        for _ in range(7):  # psycopg prepares repeated statements
             write(conn, target, [(("sad",), 1)])
             write(conn, target, [(("sad",), -1), (("ok",), 1)])
             write(conn, target, [(("ok",), -1)])
         assert contents(conn, target) == []
         with psycopg.connect(database, autocommit=True) as other:
-            # (After a DROP of its own psycopg prepares everything anew.)
+            # (After its own DROP, psycopg prepares everything again.)
             other.execute("DROP TABLE public.r")
             other.execute("DROP TYPE public.mood")
             other.execute("CREATE TYPE public.mood AS ENUM ('ok', 'sad')")
@@ -260,7 +260,7 @@ HARM = {
     "unlogged": "ALTER TABLE public.r SET UNLOGGED",
     "belongs to role": 'ALTER TABLE public.r OWNER TO "pg_monitor"',
 }  # fmt: skip
-"""What must be noticed at the next write, by the words that say so."""
+"""Changes that the next write must notice, by a part of its message."""
 
 
 @pytest.mark.parametrize("word", HARM)
@@ -294,7 +294,7 @@ def stored(conn) -> dict[str, list[tuple]]:
 
 
 def test_a_constraint_that_is_broken_is_told(conn):
-    """One that is not changes nothing, and may be there until the next start."""
+    """An unbroken constraint has no effect, and may exist until the next start."""
     target = make(conn, {"a": "integer", "b": "text"})
     conn.execute("ALTER TABLE public.r ADD CONSTRAINT one UNIQUE (a)")
     writer = SinkWriter(conn)
@@ -330,7 +330,7 @@ def test_what_changes_no_row_is_let_be(conn, database, ddl):
 
 
 def test_rows_of_a_child_table_are_never_touched(conn, database):
-    """Noticed or not: a child's row may stand where the row to go stands."""
+    """Even if the child is not noticed: its row may have the same ctid as the deleted row."""
     target = make(conn, {"a": "integer", "b": "text"})
     writer = SinkWriter(conn)
     with conn.transaction():

@@ -1,4 +1,4 @@
-"""What is kept of a txid, and who hears of it."""
+"""Writing the history of a txid, and the notification about it."""
 
 from __future__ import annotations
 

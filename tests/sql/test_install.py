@@ -33,7 +33,7 @@ RENEWED = {"progress", "view_tables", "view_uses"}
 
 
 def test_a_view_that_gets_another_id_keeps_what_refers_to_it(conn):
-    """A resync gives the view another id, also while a row says what holds it up."""
+    """A resync gives the view another id, also while a row says by what the view is held up."""
     install.install(conn)
     found = conn.execute(
         "SELECT c.relname, r.confupdtype::text FROM pg_constraint r"
@@ -66,7 +66,7 @@ def test_install_is_idempotent_and_uninstall_clean(conn):
 
 
 def change(conn: psycopg.Connection) -> None:
-    """Have the next installation find that something has changed."""
+    """Make the next installation find a change."""
     conn.execute("DELETE FROM headrace.meta WHERE key = 'installed'")
 
 
@@ -76,7 +76,7 @@ SELECT count(*) FROM pg_locks l JOIN pg_class c ON l.locktype = 'relation' AND c
 
 
 def test_a_start_that_changes_nothing_waits_for_no_reader(conn, database):
-    """Nor for pg_dump, which locks all tables that it reads."""
+    """It does not wait for pg_dump either, which locks all tables that it reads."""
     install.install(conn)
     install.install(conn)
     conn.execute("VACUUM FREEZE")
@@ -111,7 +111,7 @@ DAMAGES = [
 
 
 def test_what_was_altered_is_installed_again(conn):
-    """Nothing that an installation would mend is taken for unchanged."""
+    """A damaged object that an installation would repair counts as a change."""
     install.install(conn)
     texts = list(install.scripts())
     assert installed.unchanged(conn, texts)
@@ -127,7 +127,7 @@ def test_what_was_altered_is_installed_again(conn):
 
 
 def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database):
-    """He keeps his locks, and asks for more amid the installation; it comes again."""
+    """The reader keeps its locks and takes more during the installation, which tries again."""
     install.install(conn)
     change(conn)
     conn.execute("ALTER SYSTEM SET deadlock_timeout = '5s'")
@@ -142,7 +142,7 @@ def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database):
     thread = threading.Thread(target=start, daemon=True)
     try:
         with psycopg.connect(database) as reader:
-            # What is altered last is held, and what is altered before is asked for then.
+            # The reader locks the last table that is altered, and then reads an earlier one.
             reader.execute("SELECT * FROM headrace.view_uses")
             thread.start()
             wait_until(
@@ -164,7 +164,7 @@ def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database):
 
 @pytest.mark.parametrize("prepared", [False, True])
 def test_an_upgrade_waits_and_says_for_which_transaction(conn, database, prepared):
-    """As long as it takes, and other readers do not wait behind it."""
+    """It waits as long as needed, and other readers do not wait behind it."""
     if prepared and conn.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
         pytest.skip("the server takes no prepared transactions")
     install.install(conn)
@@ -286,7 +286,7 @@ def test_eval_role_has_no_rights(conn, database, tmp_path):
 
 
 def test_what_code_of_users_did_to_the_eval_role_is_undone(conn, database, tmp_path, monkeypatch):
-    """It may alter the role that it runs as: nobody may keep others from it by that."""
+    """The role may alter itself, which must not keep the engine from using it."""
     role = f"{conn.info.dbname}_eval"  # not that of the whole server, which others use
     monkeypatch.setattr(install, "EVAL_ROLE", role)
     dsn = install.ensure_eval_role(conn, tmp_path, database)
@@ -320,7 +320,7 @@ ENGINE = (
 
 
 def test_list_views(conn, database):
-    """Rows that say "running" are believed while a worker's backend is there."""
+    """The status "running" is believed while a worker's backend is there."""
     install.install(conn)
     conn.execute('CREATE TABLE "Odd name" ()')
     conn.execute(
@@ -341,7 +341,7 @@ def test_list_views(conn, database):
     def status() -> str:
         row = conn.execute("SELECT * FROM headrace.list_views()").fetchone()
         assert row[0] == 'public."Odd name"'
-        # A worker that is there and has not said how far it is: nobody knows.
+        # The worker has not reported its progress yet, so the lag is unknown.
         known = row[1] not in ("running", "sink_error")
         assert row[5] >= 2000 if known else row[5] is None
         assert row[6] >= 100
@@ -392,7 +392,7 @@ def test_explain_view_of_names(conn):
 
 
 def test_result_tables_of_earlier_versions_get_a_replica_identity(conn, database):
-    """Once, as soon as nobody is at them; what has a key keeps what it has."""
+    """Once, as soon as the table is not locked; a table with a key keeps its identity."""
     install.install(conn)
     for name in ("old", "busy", "keyed"):
         conn.execute(f"CREATE TABLE {name} (a int{' PRIMARY KEY' * (name == 'keyed')})")
@@ -417,7 +417,7 @@ def test_result_tables_of_earlier_versions_get_a_replica_identity(conn, database
 
 
 def test_owners_of_an_earlier_version_are_known_by_oid(conn):
-    """It kept their names: of a role that is gone, too."""
+    """That version stored the names of owners, also of roles that are dropped by now."""
     install.install(conn)
     role = f"{conn.info.dbname}_here"
     conn.execute(
@@ -457,7 +457,7 @@ def test_owners_of_an_earlier_version_are_known_by_oid(conn):
 
 
 def test_messages_of_an_earlier_version_stay_readable(conn):
-    """They have in one column what has several by now."""
+    """That version stored in one column the parts that have separate columns now."""
     install.install(conn)
     conn.execute(
         "UPDATE headrace.meta SET value = '1' WHERE key = 'version';"

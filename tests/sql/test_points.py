@@ -1,4 +1,4 @@
-"""Whether a history is long enough for a point (A-26, A-27): by the moments that it reaches."""
+"""Whether a history is long enough for a connection point (A-26, A-27), at any date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENOUGH = [
     ("6700 years", "6699 years"),
 ]
 SHORT = [
-    # What is kept, what is needed, a moment at which that is more.
+    # Retention, need, and a time at which the need is longer.
     ("1 mon", "29 days", "2026-03-28 12:00"),
     ("1 mon", "30 days", "2026-03-01"),
     ("30 days", "1 mon", "2026-08-01"),
@@ -36,7 +36,7 @@ SHORT = [
 MOMENTS = """
 SELECT count(*) FROM generate_series(timestamptz '1999-12-31 23:30Z', '2030-01-01', '11 hours') t
  WHERE t - %s::interval > t - %s::interval"""
-"""At how many of them less is kept than is needed."""
+"""Number of times at which the retention is shorter than the need."""
 
 
 @pytest.fixture

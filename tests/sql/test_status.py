@@ -89,7 +89,7 @@ def test_each_part_of_an_error_has_a_column_and_all_are_shown_as_one(conn):
     states.become(conn, 1, Status.RUNNING)
     assert conn.execute(parts).fetchone() == (None,) * 6
     assert states.message(conn, 1) is None
-    # As an earlier version has kept them.
+    # As an earlier version stored it.
     conn.execute("UPDATE headrace.views SET status = 'error', message = 'm; d; h In vain.'")
     (shown,) = conn.execute("SELECT message FROM headrace.list_views()").fetchone()
     assert shown == "m; d; h In vain."
@@ -137,7 +137,7 @@ def test_each_is_reached_and_none_is_the_end():
     while new:
         reached |= new
         new = {after for one in new for after in TRANSITIONS[one]} - reached
-    # Nobody begins with it any more.
+    # No view begins with it any more.
     assert reached == set(Status) - {Status.PENDING}
     assert set(TRANSITIONS) == set(Status)
     assert all(TRANSITIONS[one] - {one} for one in Status)

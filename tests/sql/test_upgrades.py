@@ -1,6 +1,6 @@
-"""A catalog of an earlier version becomes what a new database gets; one of a later is left alone.
+"""An upgraded catalog equals that of a new database; one of a later version is left alone.
 
-``catalogs/N.sql`` is what an engine of catalog N had left: a dump, with rows.
+``catalogs/N.sql`` is the dump, with rows, of a database with catalog N.
 """
 
 import subprocess
@@ -53,9 +53,9 @@ def objects(conn: psycopg.Connection) -> dict[str, list[tuple]]:
 
 
 def load(conn: psycopg.Connection, number: int) -> None:
-    """Make the catalog that ``catalogs`` has under a number."""
+    """Create the catalog of a number from its dump."""
     conn.execute((CATALOGS / f"{number}.sql").read_bytes())
-    # A dump that is loaded gets other OIDs; an upgrade finds those that are noted.
+    # A restored dump gets other OIDs, but an upgrade finds the recorded one to be right.
     conn.execute(
         "UPDATE headrace.meta SET value = 'headrace.views'::regclass::oid::text"
         " WHERE key = 'catalog_oid'"
@@ -76,7 +76,7 @@ def test_every_number_has_its_step_and_its_predecessor():
 
 
 def test_what_tables_lack_stands_in_a_step():
-    """A column that only an upgrade adds is missing in the place where the table is described."""
+    """CREATE TABLE has all columns; ADD COLUMN belongs into the steps of upgrades."""
     for name in install.FILES:
         text = install.statements(name).upper()
         assert "ADD COLUMN" not in text, (
@@ -114,7 +114,7 @@ def test_an_upgraded_catalog_is_a_new_one(conn, databases, number):
     after = conn.execute(
         "SELECT id, view_name, query, plan, status, owner::oid FROM headrace.views ORDER BY id"
     ).fetchall()
-    # Those whose states have keys of intervals are filled anew.
+    # Views whose states have intervals as keys are populated again.
     assert [row for row in after if row[4] != "error"] == [
         row for row in before if row[1] not in FILLED_ANEW
     ]
@@ -145,7 +145,7 @@ def test_views_whose_states_have_keys_of_intervals_are_filled_anew(conn):
 
 
 def test_a_later_catalog_is_left_alone(conn, monkeypatch):
-    """Neither installed over, nor removed; and what is new there is not called foreign."""
+    """It is neither overwritten nor removed, and its new objects do not count as foreign."""
     install.install(conn)
     meta.put(conn, "version", str(upgrades.CATALOG + 1))
     conn.execute("CREATE TABLE headrace.of_tomorrow ()")
@@ -164,7 +164,7 @@ def test_a_later_catalog_is_left_alone(conn, monkeypatch):
 
 
 def test_an_object_that_goes_is_no_foreign_one(conn, monkeypatch):
-    """A step drops it; whoever forgets that hears of it."""
+    """A step must drop it; an upgrade without such a step fails."""
     install.install(conn)
     conn.execute("CREATE FUNCTION headrace.former() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     with pytest.raises(PrerequisiteError, match="former"):
@@ -189,7 +189,7 @@ def test_an_object_that_goes_is_no_foreign_one(conn, monkeypatch):
 
 
 def test_a_routine_that_takes_other_arguments_by_now_is_no_foreign_one(conn):
-    """In a catalog of before; in one of today nobody but somebody else has made it."""
+    """An earlier version has created the other one; in a current catalog it is a foreign object."""
     load(conn, 1)
     former = "CREATE PROCEDURE headrace.drop_view(name text, how int) LANGUAGE sql AS 'SELECT 1'"
     conn.execute("DROP PROCEDURE headrace.drop_view(text, boolean)")
@@ -218,7 +218,7 @@ def test_who_uses_our_functions_is_told_what_hinders(conn):
 
 
 def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
-    """Its OIDs are other tables' here; what is copied block by block has its own."""
+    """Its OIDs refer to other tables in this database; a copy block by block keeps them."""
     if conn.info.server_version // 10_000 != 16:
         pytest.skip("programs of that version are at hand")
     programs = install_dir(16, account()) / "bin"
@@ -235,7 +235,7 @@ def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
     copy, block = databases.take(), f"{conn.info.dbname}_copy"
     where = psycopg.conninfo.make_conninfo(databases.server, dbname=copy)
     with psycopg.connect(where, autocommit=True) as other:
-        # It has the number that the table had there.
+        # It may have the OID that the table had in the source.
         other.execute("CREATE TABLE precious (a int)")
         subprocess.run([programs / "pg_restore", "-d", where, dump], check=True)
         other.execute("UPDATE headrace.views SET result_oid = 'precious'::regclass")
@@ -246,7 +246,7 @@ def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
                 install.install(other)
             with pytest.raises(PrerequisiteError, match="from a dump"):
                 install.uninstall(other, tables=True)
-            if noted:  # an earlier version did not write it down
+            if noted:  # an earlier version did not record it
                 other.execute("DELETE FROM headrace.meta WHERE key = 'catalog_oid'")
         assert install.uninstall(other) == []
         assert other.execute("SELECT count(*) FROM precious, v").fetchone() == (0,)
@@ -279,7 +279,7 @@ def test_a_catalog_from_a_dump_is_not_worked_with(conn, databases, tmp_path):
     ids=["view", "index", "domain", "statistics", "check"],
 )
 def test_what_was_prepared_is_not_read(conn, prepared):
-    """Nothing is computed before it is known whose it is."""
+    """Expressions of the catalog are not evaluated before its owner is known."""
     conn.execute(
         "CREATE FUNCTION mine() RETURNS text IMMUTABLE LANGUAGE plpgsql"
         " AS $$ BEGIN IF current_setting('my.armed', true) = 'on' THEN RAISE EXCEPTION 'run';"

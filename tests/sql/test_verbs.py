@@ -1,4 +1,4 @@
-"""The table of verbs: who does each, what it is told of, and what nobody can say in a call."""
+"""The table of verbs: the process of each verb, and arguments that only the server adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.views.builder import DOES
 ROOT = Path(__file__).parents[2]
 WORDS = {"text": "'x'", "bool": "true", "jsonb": "'{}'", "pg_lsn": "'0/0'"}
 FROM_PROCEDURE = "digest"
-"""The procedure adds it on a direct connection, so that no secret is in the command."""
+"""A procedure adds it on a direct connection, so that the command has no secret."""
 ADDED = [
     pytest.param(verb, added.name, id=f"{verb.name}-{added.name}")
     for verb in VERBS.values()
@@ -60,7 +60,7 @@ def test_what_is_bound_on_our_port_is_of_types_that_are_read_there():
 
 
 FEEDS = ("create_feed", "drop_feed", "feed_ack")
-"""Procedures that ask nobody: they write what is the caller's."""
+"""Procedures that send no command, but write the caller's own rows."""
 
 
 def test_the_page_names_the_procedures_as_they_are(database):

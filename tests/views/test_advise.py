@@ -1,4 +1,4 @@
-"""advise: what it expects beside what there is then; what it advises, and to whom it tells what."""
+"""advise: its estimates and the actual sizes, its advice, and the rows that each role sees."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SHAPES = {
     "difference": "SELECT customer, product FROM orders EXCEPT SELECT id, tier FROM customers",
 }
 FACTOR = 3.0
-"""Statistics know nothing of how columns hang together; an entry is counted as 56 bytes and its
-values, where its place in the map takes 40 to 90."""
+"""Bound of the error of estimates.  Statistics do not tell how columns correlate; an entry is
+counted as 56 bytes and its values, while its place in the map takes 40 to 90."""
 
 
 def connect(dsn: str, **options: str) -> psycopg.Connection:
@@ -72,7 +72,7 @@ def findings(rows: list[dict[str, object]], topic: str) -> str:
 
 @pytest.mark.slow
 def test_what_is_expected_is_what_comes(conn, record_property):
-    """Rows and bytes of states, by the factor that FACTOR argues for."""
+    """The numbers of rows and bytes of states are right within ``FACTOR``."""
     told = []
     for name, query in SHAPES.items():
         rows = advice(conn, query)
@@ -97,7 +97,7 @@ def test_what_is_expected_is_what_comes(conn, record_property):
 
 
 def test_what_a_change_costs(conn):
-    """A customer has ten orders, an order one customer: so many rows of the result change."""
+    """A customer has ten orders, an order one customer: as many rows of the result change."""
     rows = advice(conn, SHAPES["joined"])
     customer, order = one(rows, "change", "public.customers"), one(rows, "change", "public.orders")
     assert ", 10 of the result change" in customer["finding"]
@@ -223,7 +223,7 @@ def test_who_may_not_read_is_told_nothing(conn, engine):
             conn.execute("GRANT SELECT ON mine TO PUBLIC")
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 advice(poor, "public.mine")
-            # Somebody else's query is in it: only totals.
+            # The view has the query of another owner, so only totals are shown.
             rows = advice(poor, "SELECT id FROM public.mine")
             assert "private" in {r["topic"] for r in rows}
             assert "orders" not in str(rows)
@@ -267,7 +267,7 @@ def test_in_binary_it_is_the_same(conn):
 
 
 def test_without_the_extension_it_says_what_to_do(conn):
-    # What is only called so is not read.
+    # A view with the extension's name is not read.
     conn.execute("CREATE VIEW pg_stat_statements AS SELECT 1 / 0 AS query")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
         advice(conn)

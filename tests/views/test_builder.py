@@ -17,7 +17,7 @@ from headrace.views import builder
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_thread_of_a_large_command_gives_its_memory_back(tmp_path, monkeypatch, fails):
-    """After the work, on its own thread: Arrow gives back only what belongs to the calling one."""
+    """After the work, on its own thread: Arrow gives back only memory of the calling thread."""
     done: list[tuple[str, int]] = []
     monkeypatch.setattr(
         memory, "give_back", lambda: done.append(("gives back", threading.get_ident()))
@@ -48,5 +48,5 @@ def test_the_thread_of_a_large_command_gives_its_memory_back(tmp_path, monkeypat
 
 
 def test_memory_is_given_back():
-    """Giving back works on any thread, also where there is nothing to give."""
+    """It works on any thread, also if there is nothing to give back."""
     memory.give_back()

@@ -1,4 +1,4 @@
-"""A query as of an instant is what Postgres answers at it."""
+"""A query as of a timestamp gives the rows that Postgres would return at that time."""
 
 from __future__ import annotations
 

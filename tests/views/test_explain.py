@@ -38,7 +38,7 @@ def test_a_view_that_shares_nothing() -> None:
 
 
 def test_a_view_that_shares() -> None:
-    """Said of the node at which it is cut; the others go on by a call."""
+    """The node at which the plan is cut has a note; the lines of other nodes stay as they are."""
     told = lines(with_edges(PLAN, {"join_1": (-128, ['"public"."w"']), "source_1": (-7, [])}))
     assert told[2] == (
         '    join_1 Join on a.g = b.g  | subplan 128, kept once, shared with "public"."w"; keeps rows'
@@ -71,7 +71,7 @@ def test_what_was_measured() -> None:
         " keeps 40 rows, 2048 B; queued 20 kB; on w1",
         "      source_1 Source public.t [g]  | 25 % of time; 7 → 7 rows; cpu 1.0 ms",
     ]
-    # The shape that the console draws: all numbers, by name.
+    # The form that the console draws: all numbers, by name.
     [join] = [n for n in graph.plain(found)["nodes"] if n["id"] == "join_1"]
     assert join["measured"] == {
         "worker": "w1", "rows_in": 7, "rows_out": 9, "batches": 1, "busy_us": 3_000,

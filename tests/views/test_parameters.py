@@ -104,7 +104,7 @@ def test_what_is_not(text, why):
 
 
 def test_labels_that_are_words():
-    """Behind AS and a point every word is a name."""
+    """After AS and a point, every word is a name."""
     found = suggested('SELECT a AS "select", t.b AS end, x.c AS case FROM t, x WHERE k = $1')
     assert found.query == ('SELECT a AS "select", t.b AS end, x.c AS case, k AS k FROM t, x')
 

@@ -1,4 +1,4 @@
-"""advise without a query: on a server with pg_stat_statements (that of the system's packages)."""
+"""advise without a query, on a server of the system's packages with pg_stat_statements."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_what_would_profit_and_what_to_run(conn):
     for found in (grouped, keyed):
         assert found["statement"]["value"] == 20
         assert found["now"]["value"] > found["as a view"]["value"] >= 0
-        # Each is told with three digits.
+        # Each number has three digits.
         exact = found["now"]["value"] - found["as a view"]["value"]
         assert found["saving"]["value"] == pytest.approx(exact, rel=0.02)
     savings = [r["value"] for r in rows if r["topic"] == "saving"]
     assert savings == sorted(savings, reverse=True)
     assert "LIMIT" in about(rows, "ORDER BY price")["why not"]["finding"]
     assert "create" not in about(rows, "ORDER BY price")
-    # What is said to be run runs, and what is read is what was asked.
+    # The advised statements run, and reading the view gives the statement's rows.
     for found in (grouped, keyed):
         conn.execute(str(found["create"]["advice"]))
     conn.execute(str(keyed["index"]["advice"]))

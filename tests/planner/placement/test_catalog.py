@@ -105,7 +105,7 @@ def test_an_error_says_what_is_missing_and_whether_another_strategy_has_it() -> 
         " There is no placement at all."
     )
     assert failed.value.hint
-    # fA takes the slot without which fB has none.
+    # fA takes the slot that fB needs.
     greedy = topology({"a": 2, "b": 1, "root": 3}, "a,b>root")
     pins = {"A": "a", "B": "b", "Sink": "root"}
     with pytest.raises(UserError, match='"fB" cannot be placed') as failed:

@@ -181,7 +181,7 @@ def test_who_has_two_readers_waits_for_both() -> None:
 
 @BOTH
 def test_an_output_with_two_readers_goes_up_once(strategy) -> None:
-    """Both readers are beyond the link; in Bottom-Up one of them is not."""
+    """Both readers are above the link; with Bottom-Up, only one of them."""
     query = plan("T f:T g:T Join:f,g")
     where = topology({"n": 1, "mid": 1, "root": 9}, "n>mid mid>root")
     found = placed(strategy, query, where, {"T": "n", "Sink": "root"})

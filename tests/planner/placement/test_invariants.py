@@ -283,7 +283,7 @@ def tight(seed: int) -> Case:
 
 @pytest.mark.parametrize("count", [120, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_the_exact_solver_is_exact(count) -> None:
-    """N-42: beside all placements that there are, also on the ways that another strategy takes."""
+    """N-42: compared with all placements, also on the paths that another strategy takes."""
     tried = 0
     for seed in range(count):
         for drawn in (case(seed, small=True), tight(seed)):
@@ -305,7 +305,7 @@ def test_the_exact_solver_is_exact(count) -> None:
 
 @pytest.mark.parametrize("strategy", list(GREEDY))
 def test_reservation_gives_the_plan_of_the_literal_order(strategy) -> None:
-    """R-7: wherever that finds one."""
+    """R-7: if that order finds one."""
     same = 0
     for seed in range(150):
         drawn = case(seed)

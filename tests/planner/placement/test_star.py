@@ -1,4 +1,4 @@
-"""Plans on workers around one that has both sources and sink: cut by hand and by strategies."""
+"""Plans on workers around a main one with sources and sink: cut by hand and by strategies."""
 
 from __future__ import annotations
 
