@@ -22,7 +22,7 @@ INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i;
 
 @pytest.fixture
 def source(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A direct connection to a database with the module's ``TABLES``."""
+    """Open a direct connection to a database with the module's ``TABLES``."""
     with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as conn:
         conn.execute(getattr(request.module, "TABLES", ""))
         yield conn
@@ -32,7 +32,7 @@ def source(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[p
 def commander(
     engine: EmbeddedEngine, source: psycopg.Connection, request: pytest.FixtureRequest
 ) -> Iterator[psycopg.Connection]:
-    """A connection to the port of an engine with the module's ``VIEWS``."""
+    """Open a connection to the port of an engine with the module's ``VIEWS``."""
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
         if getattr(request.module, "MARKER", False):
             create_marker(source, conn)

@@ -99,7 +99,7 @@ def test_columns_come_and_go_and_what_hangs_on_others_stays(commander, source):
     alter(commander, WIDE)
     assert columns(source) == ["g integer", "n bigint", "total bigint", "last integer"]
     assert follows(commander, WIDE)
-    # `last` goes, `total` gets another type; `n` must stand behind it and is added anew.
+    # `last` goes, `total` changes its type, and `n` is added again to stand behind `total`.
     other = (
         "SELECT g, sum(id)::numeric AS total, count(*) AS n, min(id) AS first FROM items GROUP BY g"
     )

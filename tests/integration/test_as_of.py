@@ -41,7 +41,7 @@ def create(conn: psycopg.Connection, name: str, query: str) -> None:
 
 @pytest.fixture
 def views(commander, source):
-    """A connection to the port, where there is view ``plain``."""
+    """Create view ``plain``, and return the connection to the port."""
     create(commander, "plain", QUERIES["plain"])
     return commander
 

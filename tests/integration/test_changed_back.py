@@ -1,6 +1,6 @@
 """Functions, labels, operators, casts, domains … change under views, and change back.
 
-Rows are written meanwhile, the worker is killed or stands still.  In the end every view must match
+Rows are written meanwhile, and the worker is killed or suspended.  In the end every view must equal
 its query in Postgres, without any call.
 """
 

@@ -99,7 +99,7 @@ pytestmark = [
 
 @pytest.fixture
 def views(engine, source, commander, databases) -> Iterator[tuple[str, ...]]:
-    """Names of views, one of each kind."""
+    """Create a view of each kind, and yield their names."""
     name = databases.take()
     dsn = psycopg.conninfo.make_conninfo(databases.server, dbname=name)
     commander.execute("CALL headrace.add_worker('w1')")

@@ -36,7 +36,7 @@ FEW = "SELECT g, avg(x) AS mean FROM items GROUP BY g HAVING count(*) < 20"
 
 @pytest.fixture
 def far(engine, commander, source, tmp_path) -> Iterator[FarWorker]:
-    """Worker w2, which has joined."""
+    """Start worker w2, and wait until it has joined."""
     made = FarWorker(engine.source, tmp_path / "far", token(commander, "w2"))
     try:
         made.start()

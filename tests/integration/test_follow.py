@@ -1,6 +1,6 @@
 """DDL on tables while views run: every view goes on, or recovers without a call.
 
-The judge is a view of Postgres over the same query: it follows names and row types as it should.
+Each is compared with a view of Postgres over the same query, which follows names and row types.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class World:
         self.names: list[str] = []
 
     def create(self, queries: dict[str, str]) -> None:
-        """Create views, and Postgres views to judge them."""
+        """Create views, and Postgres views to compare with."""
         for name, query in queries.items():
             self.commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
         self.names += queries
@@ -74,7 +74,7 @@ class World:
 
     @contextlib.contextmanager
     def without_judges(self) -> Iterator[None]:
-        """Drop the judges, so that Postgres permits any alteration."""
+        """Drop the Postgres views, so that Postgres permits any alteration."""
         queries = {
             name: self.source.execute(
                 "SELECT pg_get_viewdef(%s::regclass)", (f"judge_{name}",)

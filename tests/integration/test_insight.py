@@ -40,7 +40,7 @@ def by_reader(conn: psycopg.Connection) -> dict[object, dict[str, object]]:
 
 @pytest.fixture
 def sharing(commander: psycopg.Connection) -> psycopg.Connection:
-    """Two views that share a join."""
+    """Create two views that share a join."""
     for name, query in QUERIES.items():
         commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
     readers = {f"public.{name}" for name in QUERIES}

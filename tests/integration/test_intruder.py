@@ -102,7 +102,7 @@ def server(database):
 
 @pytest.fixture
 def traces(server):
-    """A function that lists the files that were left with the engine's rights."""
+    """Return a function that lists the files that were left with the engine's rights."""
     [(directory,)] = server.execute("SHOW data_directory").fetchall()
     prefix = f"trace_{server.info.dbname}_"
 
@@ -121,7 +121,7 @@ def engine(database, server, start_engine):
 
 @pytest.fixture
 def login(database, engine):
-    """The intruder's own sessions: at the server, and through the engine."""
+    """Open the intruder's sessions: at the server, and through the engine."""
     with (
         psycopg.connect(
             make_conninfo(database, user=INTRUDER, options="-csearch_path=m"), autocommit=True

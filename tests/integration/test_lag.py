@@ -198,7 +198,7 @@ def test_views_that_stand_still_make_no_other_view_late(engine, source, commande
                 (first.wal, slot),
             ).fetchone()
             assert held_back == (True,), "else it was no test"
-            # Also later, while they still stand still and nothing is written.
+            # Also later, while these views are still behind and nothing is written.
             for _ in again_and_again(3):
                 found = lags(source)
                 assert not [n for n in FOLLOWING if found[n].ms], found

@@ -221,7 +221,7 @@ def rules() -> list[dict[str, object]]:
 
 @pytest.fixture
 def limited(postgres: str) -> Iterator[None]:
-    """A server with a limit of retained WAL: only then it reports how much is left."""
+    """Limit the WAL that the server retains, because only then it reports how much is left."""
     with psycopg.connect(postgres, autocommit=True) as conn:
         conn.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'")
         conn.execute("SELECT pg_reload_conf()")
@@ -232,7 +232,7 @@ def limited(postgres: str) -> Iterator[None]:
 
 @pytest.fixture
 def another(databases, commander) -> Iterator[None]:
-    """Another source."""
+    """Add another source."""
     name = databases.take()
     dsn = make_conninfo(databases.server, dbname=name)
     with psycopg.connect(dsn, autocommit=True) as conn:

@@ -1,6 +1,6 @@
 """Objects of a query are renamed or moved to another schema: its view recovers by itself.
 
-The judge is a view of Postgres over the same query, which follows names as it should.
+Each view is compared with a view of Postgres over the same query, which follows names as it should.
 """
 
 from __future__ import annotations

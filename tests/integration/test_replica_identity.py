@@ -135,7 +135,7 @@ def test_tables_leave_the_publication_and_come_back(commander, source):
         assert "lost its replica identity" in message or "was dropped" in message
     for name in sorted(gone):
         source.execute(LOSSES[name][1])
-    # The first has the option to stop; the others lost columns, so the user must decide.
+    # The first has option stop; the others lost columns, so the user must decide.
     by_hand = {"nothing", "columned", "cascaded"}
     for name in sorted(gone - by_hand):
         wait_until(lambda name=name: runs_right(source, name), f"{name} is followed again")

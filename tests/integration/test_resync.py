@@ -238,7 +238,7 @@ def test_cancelled_it_leaves_the_view_as_it_was(commander, source, engine):
     assert_equal(source, "v")
     assert status(source, "v") == ("running", None)
     wait_until(lambda: leftovers(source) == [], "nothing is left")
-    # The table is locked at the swap: the call fails, and the view goes on.
+    # The table is locked when the rows are exchanged: the call fails, and the view goes on.
     with psycopg.connect(engine.source) as blocker:
         blocker.execute("LOCK TABLE v IN ROW EXCLUSIVE MODE")
         with pytest.raises(psycopg.errors.LockNotAvailable):

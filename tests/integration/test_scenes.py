@@ -40,13 +40,13 @@ Connections = list[psycopg.Connection]
 
 @pytest.fixture
 def places(commander, source) -> Connections:
-    """Connections to the port and to the database."""
+    """Return connections to the port and to the database."""
     return [commander, source]
 
 
 @pytest.fixture
 def stranger(engine, source) -> Iterator[psycopg.Connection]:
-    """A direct connection of another role."""
+    """Open a direct connection of another role."""
     with role(source, "stranger") as name, connect(engine.source, name) as conn:
         yield conn
 

@@ -42,7 +42,7 @@ MOST = "SELECT g, max(x) AS most, count(DISTINCT note) AS notes FROM all_orders 
 
 @pytest.fixture
 def other(databases) -> Iterator[psycopg.Connection]:
-    """Another database of the same server, with ``THERE``."""
+    """Take another database of the same server, and fill it by ``THERE``."""
     name = databases.take()
     dsn = make_conninfo(databases.server, dbname=name)
     with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:

@@ -25,7 +25,7 @@ MANY = 6_000
 
 @pytest.fixture
 def source(database):
-    """The database; its server keeps hardly anything of open transactions in memory."""
+    """Fill the database, and keep its server from holding open transactions in memory."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'")
         conn.execute(TABLES)

@@ -87,7 +87,7 @@ def writes(conn: psycopg.Connection, first: int) -> None:
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory) -> Path:
-    """The previous version's source, with its kernels compiled."""
+    """Return the previous version's source, with its kernels compiled."""
     tree = tmp_path_factory.mktemp("previous")
     packed = subprocess.run(
         [

@@ -218,7 +218,7 @@ def _nth(texts: Sequence[str]) -> Callable[[int], str]:
 
 
 class Seen(Exception):
-    """A stand-in that knows everything; the plan need not become physical."""
+    """Ends planning after its logical stages: the plan need not become physical."""
 
 
 def texts(

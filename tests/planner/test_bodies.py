@@ -22,7 +22,7 @@ def conn(databases):
 
 @pytest.fixture
 def defined(conn):
-    """A function that creates a SQL function and returns its query."""
+    """Return a function that creates a SQL function and returns its query."""
 
     def create(body: tuple[str, str, str, str]) -> str:
         statement, query = define("f", body)

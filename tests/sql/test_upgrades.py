@@ -55,7 +55,7 @@ def objects(conn: psycopg.Connection) -> dict[str, list[tuple]]:
 def load(conn: psycopg.Connection, number: int) -> None:
     """Create the catalog of a number from its dump."""
     conn.execute((CATALOGS / f"{number}.sql").read_bytes())
-    # A restored dump gets other OIDs, but an upgrade finds the recorded one to be right.
+    # The restored tables have other OIDs; in a database that is upgraded, the record is right.
     conn.execute(
         "UPDATE headrace.meta SET value = 'headrace.views'::regclass::oid::text"
         " WHERE key = 'catalog_oid'"
