@@ -209,7 +209,7 @@ def test_the_key_of_many_rows_is_there_again(view, source):
     known = "SELECT attname FROM pg_stats WHERE tablename = 'v' AND n_distinct <> 0 ORDER BY 1"
     assert source.execute(known).fetchall() == [("g",), ("h",), ("id",)]
     view.is_right(wide)
-    # A constraint with a dependent object stays as it is.
+    # A constraint with a comment stays as it is.
     source.execute("COMMENT ON CONSTRAINT v_pkey ON v IS 'mine'")
     wide = "SELECT id, g, g + 1 AS h, g + 2 AS i FROM many"
     assert view.alter(wide) == KEPT

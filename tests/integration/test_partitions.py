@@ -194,7 +194,7 @@ def test_empty_partitions_are_followed_without_a_refill(views, begin):
 
 @together
 def test_the_new_member_may_be_of_another_shape(views):
-    """Columns at other positions, nested partitions, a dropped column; another key."""
+    """Columns at other positions, nested partitions, a dropped one, another replica identity."""
     views.run(ROOT + OTHER + MORE + FILL)
     views.create(ALIKE)
     views.run(
