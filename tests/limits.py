@@ -97,8 +97,7 @@ def opens(tree: ast.AST) -> list[str]:
         ast.unparse(node.func)
         for node in nodes(tree)
         if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "")
-        == "connect"  # most calls need no more
+        and getattr(node.func, "attr", "") == "connect"  # most calls need no more
         and ast.unparse(node.func) in OPENING
     ]
 
