@@ -51,8 +51,7 @@ def graph(package: Path) -> Graph:
 
 
 def circles(arrows: Graph) -> list[list[str]]:
-    """Return the groups of modules that import one another (Tarjan's strongly connected
-    components)."""
+    """Return the groups of modules that import one another (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

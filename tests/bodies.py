@@ -121,8 +121,7 @@ REFUSED = {
 
 
 def define(name: str, body: tuple[str, str, str, str]) -> tuple[str, str]:
-    """Return the statement that creates a function of ACCEPTED or REFUSED, and a query that calls
-    it."""
+    """Return the statement that creates a function above, and a query that calls it."""
     language, parameters, result, text = body
     returns, _, clauses = result.partition(" ") if "SETOF" not in result else (result, "", "")
     statement = (

@@ -47,8 +47,7 @@ def twelve_digits(value: float) -> str:
 def multiset(
     conn: psycopg.Connection, sql: str, shown: Callable[[float], str] = twelve_digits
 ) -> Rows:
-    """Return the rows of ``sql`` as text; ``shown`` formats floats, because their sums depend on
-    the order."""
+    """Return the rows of ``sql`` as text; floats are formatted: their sums depend on the order."""
     result = conn.execute(sql).pgresult
     assert result is not None
     out: Rows = Counter()

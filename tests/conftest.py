@@ -135,8 +135,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give Python a cache directory if it may not write byte code; else every process compiles it
-    again."""
+    """Give Python a cache directory if it may not write byte code beside the sources."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("pycache"))
 
@@ -185,8 +184,7 @@ def environment(database: str) -> dict[str, str]:
 def start_engine(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., EmbeddedEngine]]:
-    """A function ``(source_dsn, **env) -> Engine``; the engines that it started are stopped at the
-    end."""
+    """A function ``(source_dsn, **env) -> Engine``; the engines are stopped at the end."""
     engines: list[EmbeddedEngine] = request.node.stash.setdefault(ENGINES, [])
     spread = contextlib.ExitStack()
 

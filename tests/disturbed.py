@@ -17,13 +17,12 @@ from headrace.types import Schema
 from tests.ledger import diffs
 
 WAYS = ("whole", "rows", "reopened", "undone")
-"""One batch per port; one batch per row; a new object over the same state; two attempts rolled back
-first."""
+"""One batch per port; a batch per row; a new object on the same state; two attempts
+undone first."""
 
 
 class Disturbed:
-    """One collection over a store in memory; ``build`` makes it, ``schemas`` are those of its
-    ports."""
+    """One collection over a store in memory, made by ``build``; ports have ``schemas``."""
 
     def __init__(self, build: Callable[[], Collection], *schemas: Schema) -> None:
         self.store = MemoryStore()
@@ -34,8 +33,7 @@ class Disturbed:
     def txid(
         self, number: int, rows: Sequence[tuple[int, str]], way: str
     ) -> Counter[tuple[Any, ...]]:
-        """Send the (port, line) ``rows`` of a txid, write a checkpoint, and return the sum of the
-        diffs."""
+        """Send the (port, line) ``rows``, write a checkpoint, and return the sum of the diffs."""
         if way == "undone":
             for part in (rows[: len(rows) // 2], rows):
                 self._send(number, part, "rows")

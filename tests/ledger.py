@@ -25,8 +25,7 @@ def diffs(schema: Schema, *lines: str) -> pa.RecordBatch:
 
 
 def lines(*batches: pa.RecordBatch) -> list[str]:
-    """Return the sorted lines of the batches (the inverse of ``diffs``); equal rows are not added
-    up."""
+    """Return the sorted lines of the batches: the inverse of ``diffs``, without adding up rows."""
     out = []
     for batch in batches:
         for *row, weight in zip(*(c.to_pylist() for c in batch.columns), strict=True):

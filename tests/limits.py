@@ -1,5 +1,4 @@
-"""Limits on the size of source files and their parts, and rules for names; sources are read as
-text."""
+"""Limits on the size of source files and their parts, and rules for names."""
 
 from __future__ import annotations
 
@@ -165,8 +164,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def catalog_texts(tree: ast.AST, relations: frozenset[str]) -> list[str]:
-    """Return the relations of schema headrace that strings name as a statement does, also in
-    pieces."""
+    """Return the relations of schema headrace that SQL in strings names, also in pieces."""
     names = "|".join(sorted(relations))
     named = re.compile(
         rf"\bheadrace\.(?:{names})\b(?!\.\w)"

@@ -20,8 +20,7 @@ INSERT, UPDATE, DELETE, TRUNCATE = range(4)
 
 
 def numbered(changes: Changes) -> pa.RecordBatch:
-    """Return a decoded change batch with its columns named by number; the table never dropped a
-    column."""
+    """Return a decoded change batch with columns by number; the table never dropped one."""
     numbers = {c.name: n for n, c in enumerate(changes.relation.columns, 1)}
     kinds = [name.partition(":") for name in changes.batch.schema.names]
     return changes.batch.rename_columns(

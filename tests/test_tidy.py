@@ -292,8 +292,7 @@ ONE_PROCESS = (
     r"uuid\.|secrets\.|os\.(getp|urandom|open)|open$|clock\.|threading\.Thread|socket\.|mmap\."
 )
 TYPED_READS = {"msgspec.convert", "msgspec.json.decode"}
-"""Not for our own classes: two threads that decode a class for the first time at once crash the
-process."""
+"""Not for our own classes: two threads that first decode one at once crash the process."""
 BUILTINS = {"dict", "list", "tuple", "set", "str", "int", "float", "bool", "_TYPES", "name"}
 BANNED_MODULES = {
     "random": "nothing here may be random; take the value as an argument",
@@ -465,8 +464,7 @@ def test_every_folder_has_a_short_readme() -> None:
 
 
 def nowhere(page: Path) -> list[str]:
-    """Return the files that a page names and that do not exist, relative to it, its folder, or a
-    root."""
+    """Return the files that a page names and that do not exist in any of ``roots``."""
     roots = [page.parent, page.parent.parent, PACKAGE, ROOT, ROOT / "tests"]
     roots += [ROOT / "tests" / p for p in page.parent.relative_to(ROOT).parts[1:2]]
     named = re.findall(r"`((?:\w+/)*\w+\.(?:py|sql|pxd))`", page.read_text())

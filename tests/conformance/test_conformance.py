@@ -70,8 +70,7 @@ def test_sample_of_60(engine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whole_corpus_of_altered_views(start_engine, database, tmp_path):
-    """Each view is altered to one with another column and back: every node must keep the state it
-    needs."""
+    """Each view gets another column and loses it: every node must keep its state."""
     engine = start_engine(database, **spread.ALTERED)
     results = run(engine, tmp_path / "conf")
     counts = assert_no_defect(results)

@@ -51,8 +51,7 @@ def ids(source: psycopg.Connection) -> set[int]:
 
 
 def mended(source: psycopg.Connection, views: dict[str, str], before: set[int]) -> int:
-    """Wait until all views are populated again and equal; return the peak number of snapshots at
-    once."""
+    """Wait until all views are populated again and equal; return the peak number of snapshots."""
     most = 0
 
     def done() -> bool:

@@ -1,5 +1,4 @@
-"""A view is attached to a connection point while writers run and the worker is killed
-(A-25, A-26)."""
+"""A view is attached to a connection point amid writers and kills of the worker (A-25, A-26)."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ def test_a25_attached_amid_writers_and_kills(engine, seed):
 
 
 def check(source: psycopg.Connection, since: int) -> None:
-    """Check that the views equal their queries, and that the connection point's history
-    is right."""
+    """Check the views against their queries, and the connection point's history."""
     assert differs(source, "open_items", POINT) == []
     for name, query in ATTACHED.items():
         assert differs(source, name, query.format(f"({POINT}) q")) == [], name

@@ -1,5 +1,4 @@
-"""H14 and the WAL budget: the positions confirmed to the source, and the views that hold
-them back."""
+"""H14 and the WAL budget: the positions confirmed to the source."""
 
 from __future__ import annotations
 

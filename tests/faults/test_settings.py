@@ -101,8 +101,7 @@ def touched(source: psycopg.Connection) -> list[tuple[object, ...]]:
 
 
 def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
-    """Update every row to itself, all at once and one by one; the rows of the views must
-    not move."""
+    """Update rows to themselves, together and singly; the rows of the views must not move."""
     wait_for(source, bump(source), 90)
     before = touched(source)
     assert before

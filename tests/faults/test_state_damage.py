@@ -220,8 +220,7 @@ def test_damaged_block_stops_its_view_and_no_other(start, database, source):
 
 
 def test_log_of_the_state_cut_while_stopped(start, database, source):
-    """The state is older then: it catches up if the source still has all changes, else reports the
-    loss."""
+    """The state is older then: it catches up, or reports that the source lacks changes."""
     running = two_views(start, database, source)
     state = running.settings.state_dir
     image = state.with_name("image")

@@ -408,8 +408,7 @@ def network_cards(rng: random.Random) -> list[Card]:
 
 
 def slot_dropped(world: World) -> None:
-    """Drop the slot: every view stops with its table intact, then all are populated again
-    automatically."""
+    """Drop the slot: every view stops with its table intact, then is populated again."""
     ids = "SELECT id FROM headrace.views ORDER BY id"
     world.witness.absent.set()  # populated one after the other: views disagree meanwhile
     with connect(world.dsn) as conn:
@@ -702,8 +701,7 @@ def killed_by_a_row(world: World) -> None:
 
 
 def never_returns(world: World) -> None:
-    """Run a view's function that never ends: the view leaves, other views go on, and it can be
-    dropped."""
+    """Run a view's function that never ends: the view leaves, and it can be dropped."""
     assert world.load is not None, "opened"
     name = "stuck"
     with connect(world.dsn) as conn:

@@ -33,8 +33,7 @@ TAGS = 6
 
 
 def schema(rng: random.Random) -> list[str]:
-    """Return the statements that create the tables and their first rows; the seed determines the
-    sizes."""
+    """Return the statements that create and fill the tables; the seed determines the sizes."""
     accounts, branches = rng.randint(20, 120), rng.randint(3, 7)
     return [
         "CREATE TABLE branches (id int PRIMARY KEY, name text)",
@@ -103,8 +102,7 @@ class Writer:
         self._branches = 0
 
     def begin(self, conn: psycopg.Connection) -> None:
-        """Begin on a new connection: the ledger shows whether the last transaction was
-        committed."""
+        """Begin on a new connection; the ledger shows the last committed transaction."""
         row: Any = conn.execute(
             "SELECT (SELECT coalesce(max(n), 0) FROM ledger WHERE writer = %s),"
             " (SELECT count(*) FROM accounts), (SELECT count(*) FROM branches)",

@@ -56,8 +56,7 @@ class World:
     ) -> None:
         self.rng = random.Random(seed)
         self.local = seed % 2 == 0
-        """Whether the engine retains changes that a view has not read in its queue
-        (wal_retention)."""
+        """Whether the engine itself retains unread changes (wal_retention)."""
         self.ahead = seed % 4 == 0
         """Whether hardly any transaction may wait anywhere but in that queue."""
         self.beside = seed % 3 != 0
@@ -205,8 +204,7 @@ class World:
         return None
 
     def create(self, name: str, query: str, *, grouped: bool = False) -> None:
-        """Create a view; it must succeed. ``grouped``: outside the core, with another
-        commit group."""
+        """Create a view; it must succeed. ``grouped``: in another commit group."""
         options = {"commit_group": "apart"} if grouped and name not in load.CORE else {}
         error = self.attempt_create(name, query, **options)
         if error is not None:
@@ -339,8 +337,7 @@ class World:
         return [name for (name,) in rows]
 
     def finish(self) -> None:
-        """Stop the engine cleanly; check exit status, sessions and the contents of the state
-        database."""
+        """Stop the engine; check exit status, sessions and the state database."""
         assert self.load is not None, "opened"
         self.load.pause()
         assert self.engine.stop() == 0, "SIGTERM ends it cleanly"
