@@ -225,9 +225,7 @@ def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(start, dat
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE b IN SHARE MODE")
         with source.transaction():
-            source.execute(
-                "UPDATE items SET name = repeat(name, 30)"
-            )  # large enough to go to a file
+            source.execute("UPDATE items SET name = repeat(name, 30)")  # goes to a file
             source.execute("INSERT INTO others VALUES (1, 'one', 1)")
         wait_until(lambda: status_of(source, "b")[0] == "sink_error", "it is blocked")
     wait_until(lambda: differs(source, "b", others) == [], "it has caught up")
