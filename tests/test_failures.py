@@ -27,7 +27,7 @@ def test_family_follows_the_sqlstate(code, kind):
 FAMILIES = {
     ErrorFamily.TRANSIENT: ("08", "40", "53", "57", "58"),
     ErrorFamily.DEFINITE: ("0A", "25", "28", "2F", "3D", "3F", "42"),
-    # Raised for some rows and not for others, or by RAISE in a user's function.
+    # Raised for some rows only, or by RAISE in a user's function.
     ErrorFamily.DATA: (
         *("02", "03", "09", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23"),
         *("24", "26", "27", "2B", "2D", "34", "38", "39", "3B", "44", "54", "55", "72"),
