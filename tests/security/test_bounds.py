@@ -114,7 +114,7 @@ def test_who_leaves_again_and_again_stops(conn):
         )
     conn.execute("INSERT INTO t VALUES (10, repeat('x', 2500))")
     wait_until(lambda: status_of(conn, "v")[0] == "error", "it leaves")
-    # The resumer looks at each new transaction.
+    # Further transactions cause no other try.
     for number in range(11, 14):
         conn.execute("INSERT INTO t VALUES (%s, 'more')", (number,))
         follows(conn)

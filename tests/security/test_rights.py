@@ -271,7 +271,7 @@ def test_what_is_committed_after_a_right_ended_is_not_seen(engine, server):
         for number in range(0, 9, 3):
             server.execute(f"INSERT INTO {boss}.t VALUES ({number}, 0)")
             server.execute("CALL headrace.wait_for(%s)", (view,))
-            # The view reads all that was committed before.
+            # A row committed before the revocation may be shown.
             server.execute(f"INSERT INTO {boss}.t VALUES ({number + 1}, 0)")
             server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
             server.execute(f"INSERT INTO {boss}.t VALUES ({number + 2}, 1)")

@@ -172,7 +172,7 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
         ).fetchone()[0]
         wait_until(lambda: commander.builder.calls, "it is carried out")
         wait_until(lambda: state(conn, number) == "done", "its outcome is written")
-        # By then the engine knows that it has ended; otherwise it would be written again.
+        # After this call the engine knows that the outcome is written, and does not repeat it.
         conn.execute("CALL headrace.drop_view('v')")
         commander.builder.calls.clear()
         conn.execute(

@@ -123,7 +123,7 @@ ONE = (parse(b"s", CALL), bind(b"", b"s"), execute(b""))
     [
         ONE,
         (ONE[0] + m.SYNC, *ONE[1:]),
-        # The portal of a call does not outlive the Sync, although the call was answered here.
+        # The portal of a call ends at the Sync, also if its statement was replaced before.
         (ONE[0] + m.SYNC, ONE[1], parse(b"s", "SELECT 1"), m.SYNC, ONE[0], execute(b"")),
         # Statements executed before matter until a Sync or a Query.
         (FETCH, m.FLUSH, *ONE),
