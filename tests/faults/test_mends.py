@@ -199,8 +199,7 @@ def mended_one(source: psycopg.Connection, name: str, before: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_restored_source(start_engine, tmp_path):
-    """A source restored to an earlier state, with the same system id and timeline: every view
-    notices, even one whose tables did not change."""
+    """A source restored to an earlier state of the same timeline: every view notices."""
     with EmbeddedPostgres(None, 16, durable=False) as server:
         name = f"m_{uuid.uuid4().hex[:12]}"
         with connect(server.dsn()) as conn:

@@ -1,5 +1,4 @@
-"""A world whose views are on four workers: main, another one on the same machine, and two remote
-ones.
+"""A world whose views are on four workers: main, another local one, and two remote ones.
 
 The remote workers have their own addresses, behind lines with latency and bandwidth. The troubles
 of workers and lines are dealt from a deck, as in ``deck.py``.

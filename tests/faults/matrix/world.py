@@ -131,7 +131,7 @@ class World:
             subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
 
     def say(self, text: str) -> None:
-        """Print a line of the protocol that is shown if the seed fails."""
+        """Print a line of the event log that is shown if the seed fails."""
         print(f"{time.monotonic() - self._began:6.2f} {text}")
 
     def _engine(self) -> EmbeddedEngine:
