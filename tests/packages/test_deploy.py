@@ -121,7 +121,7 @@ def test_the_manifest():
                 assert ports[port["targetPort"]] == port["port"]
     assert ("Service", of["serviceName"]) in found
     assert ("ServiceAccount", pod["serviceAccountName"]) in found
-    # It contains no secret, and the container has no privileges.
+    # The environment contains no secret, and the container has no privileges.
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     settings_are_ours(environment)
     assert environment["HEADRACE_SOURCE"] is None

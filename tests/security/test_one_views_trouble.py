@@ -188,7 +188,7 @@ def test_no_connection_is_left_to_evaluate_with(conn, running):
 
 
 def test_a_function_that_ends_its_own_connection(conn, running):
-    """Its owner may not run code for a while, so this test comes last."""
+    """The view's owner may not run code for a while, so this test comes last."""
     before = running.child(WORKER)
     create(conn, "v", "SELECT id, suicide(v) AS v FROM t")
     poison(conn)

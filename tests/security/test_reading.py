@@ -283,7 +283,7 @@ def test_a_view_in_the_place_of_a_table_that_is_verified(shared_engine, server, 
         low.execute(f"CREATE VIEW v AS SELECT id, n FROM t WHERE {name}.spy()")
         writer.execute("ROLLBACK")
     thread.join(PATIENCE_S)
-    # Its table is gone, or this was noticed before and the view has stopped.
+    # The table is gone, or this was noticed before and the view has stopped.
     assert said in (["42P01"], ["55000"])
     assert not caught(server, low)
     low.execute("DROP VIEW v")

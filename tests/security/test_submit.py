@@ -153,7 +153,7 @@ def test_a_role_without_rights_has_no_way_around(server, low):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             low.execute(statement)
         low.rollback()
-    # Nor can objects with the same names catch the insert.
+    # Objects with the same names cannot catch the insert either.
     low.execute("CREATE TEMPORARY TABLE commands (LIKE headrace.commands)")
     low.execute("CREATE TEMPORARY TABLE views (n int)")
     low.execute("CREATE DOMAIN pg_temp.text AS int")
