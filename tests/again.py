@@ -1,7 +1,8 @@
-"""Runs once more the failed tests that are known to be flaky, alone, and names them.
+"""Run the failed tests that are known to be flaky once more, alone, and print their names.
 
-As CPython's regrtest does, but only for the tests of ``FLAKY``, each with its reason: any other
-failure stands.  An entry goes when its test is mended; a test that compares results gets none.
+CPython's regrtest does the same; here only the tests of ``FLAKY`` run again, each with a reason.
+Any other failure stands. An entry is removed when its test is repaired; a test that compares
+results gets none.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Final
 import pytest
 
 FLAKY: Final[dict[str, str]] = {}
-"""Node id (without parameters) -> what makes it fail now and then."""
+"""Node id (without parameters) -> why it sometimes fails."""
 
 
 def known(node: str) -> bool:
-    """Whether the test may be run again."""
+    """Return whether the test may be run again."""
     return node.partition("[")[0] in FLAKY
 
 
 def plain(node: str) -> str:
-    """The node id without the group that pytest-xdist has put behind it."""
+    """Return the node id without the group that pytest-xdist appends."""
     return node.rpartition("@")[0] if node.rfind("@") > node.rfind("]") else node
 
 
 def main(path: Path = Path(".pytest_cache/v/cache/lastfailed")) -> int:
-    """0 when everything that failed is known to be flaky, and passes now."""
+    """Return 0 if every failed test is known to be flaky and passes now."""
     failed = sorted(map(plain, json.loads(path.read_text()))) if path.exists() else []
     if not failed or not all(known(node) for node in failed):
         return 1

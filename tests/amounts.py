@@ -1,4 +1,4 @@
-"""How much ``make test`` tries of what ``make test-all`` tries whole: a little of each kind."""
+"""Numbers of cases: ``make test`` tries a few of each kind, ``make test-all`` all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ EXAMPLES_QUICK = 0.3
 
 
 class Run:
-    """What this run is."""
+    """Properties of the test run."""
 
     quick = False
     """Whether slow tests are left out (set by ``conftest.py``)."""
 
 
 def seeds(first: int, count: int, quick: int = 1) -> list[ParameterSet]:
-    """``count`` seeds from ``first`` on, all but ``quick`` of them slow."""
+    """Return ``count`` seeds starting at ``first``; all but the first ``quick`` are marked slow."""
     return [
         pytest.param(seed, marks=[pytest.mark.slow] if seed >= first + quick else [])
         for seed in range(first, first + count)
@@ -25,6 +25,6 @@ def seeds(first: int, count: int, quick: int = 1) -> list[ParameterSet]:
 
 
 def examples(count: int) -> hypothesis.settings:
-    """Decorator: so many examples of a property, and a part of them in a quick run."""
+    """Return a decorator that runs a property with ``count`` examples, or fewer in a quick run."""
     quick = max(3, round(count * EXAMPLES_QUICK))
     return hypothesis.settings(max_examples=quick if Run.quick else count)

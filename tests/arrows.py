@@ -1,7 +1,7 @@
-"""Who imports whom in a tree of modules: read as text, nothing is imported.
+"""Import graph of a tree of modules, read from the source text; nothing is imported.
 
-Imports inside functions and under ``TYPE_CHECKING`` count as any other: whoever reads a file has to know
-what it names.
+Imports inside functions and under ``TYPE_CHECKING`` count like any other: a reader of the file has
+to know the modules that it names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Graph = Mapping[str, frozenset[str]]
 
 
 def module_name(path: Path, root: Path) -> str:
-    """Dotted name of a file below ``root``."""
+    """Return the dotted name of a file below ``root``."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import, also those inside functions."""
+    """Yield (line, dotted name) of every import, also of those inside functions."""
     for node in limits.nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -33,7 +33,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def graph(package: Path) -> Graph:
-    """The imports of a package; of ``from a import b`` the module ``a.b`` where there is one, else ``a``."""
+    """Return the import graph of a package; ``from a import b`` leads to the module ``a.b`` if
+    there is one, else to ``a``."""
     root = package.parent
     files = {module_name(path, root): path for path in package.rglob("*.py")}
     found = {}
@@ -50,7 +51,7 @@ def graph(package: Path) -> Graph:
 
 
 def circles(arrows: Graph) -> list[list[str]]:
-    """Groups of modules that reach one another (Tarjan's strongly connected components)."""
+    """Return the groups of modules that import one another (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -78,7 +79,7 @@ def circles(arrows: Graph) -> list[list[str]]:
 
 
 def between(arrows: Graph, place: Mapping[str, str]) -> dict[str, set[str]]:
-    """Arrows between places; modules that have none do not count."""
+    """Return the arrows between places; modules without a place do not count."""
     out: dict[str, set[str]] = {name: set() for name in place.values()}
     for source, targets in arrows.items():
         for target in targets:

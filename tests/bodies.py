@@ -1,4 +1,4 @@
-"""Functions whose bodies are looked into, and those that are refused: by a name for each."""
+"""Functions whose bodies the planner analyses, and functions that it refuses, by name."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ REFUSED = {
 
 
 def define(name: str, body: tuple[str, str, str, str]) -> tuple[str, str]:
-    """The statement that creates a function of ACCEPTED or REFUSED, and a query that calls it."""
+    """Return the statement that creates a function above, and a query that calls it."""
     language, parameters, result, text = body
     returns, _, clauses = result.partition(" ") if "SETOF" not in result else (result, "", "")
     statement = (
@@ -189,7 +189,7 @@ READING = {
     "view": "SELECT * FROM reading_view",
     "case": "SELECT id, CASE WHEN id > 2 THEN total(id) ELSE latest(id) END AS n FROM client",
 }  # fmt: skip
-"""Queries that call functions that read tables."""
+"""Queries that call functions which read tables."""
 ROWS = {
     "outer whole rows": "SELECT c.id, k FROM client c LEFT JOIN LATERAL clients(c.region + 2) k ON k.id > 1",
     "one row": "SELECT id, one_client(client) AS k, (one_client(client)).name, last_sale(id) IS NULL AS n FROM sale",
@@ -199,4 +199,4 @@ ROWS = {
     "fields beside a dropped column": "SELECT id, (narrow(id)).e, (narrow(id)).b FROM client",
     "joined rows": "SELECT id, f.* FROM client, ROWS FROM (narrow(id), doubles(id)) f",
 }  # fmt: skip
-"""Queries with rows of functions as values."""
+"""Queries that use rows of functions as values."""

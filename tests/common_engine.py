@@ -1,6 +1,6 @@
-"""One engine for all modules whose tests share one and ask for no settings of their own.
+"""One engine for all modules whose tests share one and need no settings of their own.
 
-An engine takes seconds to start, and most tests need nothing of it but that it runs.
+An engine takes seconds to start, and most tests only need one that runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from psycopg import sql
 from headrace.embedded.engine import EmbeddedEngine
 
 USES_MAX: Final = 20
-"""Modules after which the engine is renewed: by then its catalogs are full of dead rows."""
+"""Modules after which the engine is replaced: by then its catalogs are full of dead rows."""
 _RECORDS: Final = ("commands", "covered", "facts", "history", "samples", "progress")
 """Tables that an engine writes by itself."""
 
@@ -23,10 +23,10 @@ Opened = contextlib.AbstractContextManager[EmbeddedEngine]
 
 
 class CommonEngine:
-    """The engine that modules use one after the other, renewed when a module left traces."""
+    """The engine that modules use one after the other; replaced when a module left traces."""
 
     def __init__(self, start: Callable[[], Opened]) -> None:
-        """``start()`` opens an engine on a database of its own."""
+        """Take the function ``start``, which opens an engine on a new database."""
         self._start = start
         self._open = contextlib.ExitStack()
         self._engine: EmbeddedEngine | None = None
@@ -34,7 +34,7 @@ class CommonEngine:
         self._uses = 0
 
     def take(self) -> EmbeddedEngine:
-        """The engine, running and without traces of the module before."""
+        """Return a running engine without traces of the previous module."""
         if self._engine is not None and self._reusable(self._engine):
             self._uses += 1
             return self._engine
@@ -45,7 +45,7 @@ class CommonEngine:
         return self._engine
 
     def close(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self._engine = None
         self._open.close()
 
@@ -59,7 +59,7 @@ class CommonEngine:
 
 
 def _counts(engine: EmbeddedEngine) -> dict[str, int]:
-    """The rows of each table of schema ``headrace`` that is not a record, through the port."""
+    """Count the rows of each table of schema ``headrace`` outside ``_RECORDS``."""
     counts = {}
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         names = conn.execute(

@@ -1,7 +1,7 @@
-"""Views beside their queries: whether a view shows what it must, at every transaction.
+"""Comparison of views with their queries, at every transaction.
 
-``differs`` asks Postgres, by exact text and at one moment; ``multiset`` brings the rows here,
-where floats may be looked at as a test likes.
+``differs`` compares by exact text, in Postgres, in one statement. ``multiset`` fetches the rows, so
+that a test can choose how floats are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOAT_OIDS = {700, 701}
 
 
 def status_of(conn: psycopg.Connection, name: str) -> tuple[str, str | None, str | None]:
-    """(status, SQLSTATE, message) of a view."""
+    """Return (status, SQLSTATE, message) of a view."""
     row = conn.execute(
         "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
         (name,),
@@ -28,7 +28,7 @@ def status_of(conn: psycopg.Connection, name: str) -> tuple[str, str | None, str
 
 
 def differs(conn: psycopg.Connection, view: str, query: str) -> list[str]:
-    """Rows in which view and query differ, compared by their exact text."""
+    """Return the rows in which view and query differ, compared by their exact text."""
     # A name that no column has.
     rows = 'SELECT "its row"::text COLLATE "C" FROM ({}) "its row"'
     mine, wanted = rows.format(f"TABLE {view}"), rows.format(query)
@@ -36,7 +36,7 @@ def differs(conn: psycopg.Connection, view: str, query: str) -> list[str]:
         f"SELECT 'missing', * FROM (({wanted}) EXCEPT ALL ({mine})) m UNION ALL"
         f" SELECT 'extra', * FROM (({mine}) EXCEPT ALL ({wanted})) e"
     ).fetchall()
-    # One line each: a row of many columns is not read otherwise.
+    # One line for each row: a row of many columns cannot be read otherwise.
     return [f"{side} {row}" for side, row in found]
 
 
@@ -47,7 +47,7 @@ def twelve_digits(value: float) -> str:
 def multiset(
     conn: psycopg.Connection, sql: str, shown: Callable[[float], str] = twelve_digits
 ) -> Rows:
-    """Rows of ``sql`` as text; floats as ``shown``, since their sums depend on the order."""
+    """Return the rows of ``sql`` as text; floats are formatted: their sums depend on the order."""
     result = conn.execute(sql).pgresult
     assert result is not None
     out: Rows = Counter()
@@ -69,7 +69,7 @@ def difference(want: Rows, got: Rows) -> str:
 
 
 def check(source: psycopg.Connection, views: dict[str, str], where: str) -> None:
-    """Every view (name: query) shows what its query does; a failure says ``where``."""
+    """Check that every view (name: query) equals its query; a failure begins with ``where``."""
     for name, query in views.items():
         want = multiset(source, query)
         got = multiset(source, f"SELECT * FROM {name}")
@@ -81,12 +81,12 @@ def create_view(commander: psycopg.Connection, name: str, query: str) -> None:
 
 
 def numbered(queries: Iterable[str]) -> dict[str, str]:
-    """Queries by names of views: ``v0``, ``v1``, …"""
+    """Return the queries by view names ``v0``, ``v1``, …"""
     return {f"v{number}": query for number, query in enumerate(queries)}
 
 
 def commit(source: psycopg.Connection, statements: Iterable[str]) -> None:
-    """One transaction of the statements, which all views cover afterwards."""
+    """Run the statements in one transaction, and wait until all views cover it."""
     with source.transaction():
         for statement in statements:
             source.execute(statement)
@@ -97,7 +97,7 @@ def commit(source: psycopg.Connection, statements: Iterable[str]) -> None:
 def follow(
     source: psycopg.Connection, views: dict[str, str], transactions: Iterable[list[str]], what: str
 ) -> None:
-    """Check the views as they are, and after each transaction; a failure begins with ``what``.
+    """Check the views now and after each transaction; a failure begins with ``what``.
 
     Needs the marker (``create_marker``).
     """

@@ -1,14 +1,15 @@
-"""Fixtures every test may use: a Postgres server, a fresh database, a running engine.
+"""Fixtures for every test: a Postgres server, a fresh database, a running engine.
 
-``HEADRACE_TEST_DSN`` names a server to use (superuser, ``wal_level=logical``); otherwise one is
-started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 from the wheel, any other
-from the system's packages.  A failed test shows the end of the log of every engine it used.
+``HEADRACE_TEST_DSN`` names a server to use (superuser, ``wal_level=logical``). Otherwise one is
+started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 come from the wheel, other
+versions from the system's packages. A failed test shows the end of the log of every engine it used.
 
-``HEADRACE_TEST_STREAMED`` has these send transactions before they end (``forwarder/streamed.py``):
-``immediate`` each change by itself, which is slow; ``64kB`` what is more than that.
+``HEADRACE_TEST_STREAMED`` makes the server send transactions before they end
+(``forwarder/streamed.py``): ``immediate`` sends each change by itself, which is slow; ``64kB``
+sends transactions that are larger.
 
-``make test`` runs two processes (pytest-xdist), each with a server of its own: one file's tests
-stay together and in order, and all that want Spark share one session.
+``make test`` runs two processes (pytest-xdist), each with its own server. The tests of one file
+stay together and in order, and all tests that need Spark share one session.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
 
 if streamed := os.environ.get("HEADRACE_TEST_STREAMED"):
-    # Of transactions that may still be rolled back.
+    # Streaming sends transactions that may still be rolled back.
     servers._DEFAULTS.update(
         {"debug_logical_replication_streaming": streamed}
         if streamed == "immediate"
@@ -48,24 +49,24 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 LOG_LINES_SHOWN = 150
 SERVERS = {"postgres", "engine"}
-"""Fixtures of the tests that may take long."""
+"""Fixtures of the tests that may be slow."""
 UNIT = ("unit", True)
 UNIT_S_MAX = 0.25
 TOLD = "told"
-"""A test's property (``record_property``) that stands in the summary, from any process."""
+"""Name of a test's property (``record_property``) that is printed in the summary."""
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What ``make slow-units`` asks for."""
+    """Add the option of ``make slow-units``."""
     parser.addoption("--slow-units", action="store_true", help="list slow unit tests")
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """What tests have found that is to be read, and which of those without a server are slow."""
+    """Print the measurements of the tests, and the slow ones among the tests without a server."""
     reports = terminalreporter.getreports("passed")
     told = [text for r in reports for name, text in r.user_properties if name == TOLD]
     if told:
@@ -85,7 +86,7 @@ def pytest_terminal_summary(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run without slow tests tries fewer examples of each property."""
+    """Reduce the number of examples of each property in a run without slow tests."""
     Run.quick = config.option.markexpr == "not slow"
     if Run.quick:
         hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=30)
@@ -94,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A file is one piece of work; the Spark tests of all files are another."""
+    """Group the tests by file for pytest-xdist; the Spark tests of all files are one group."""
     for item in items:
         if not SERVERS & set(getattr(item, "fixturenames", ())):
             item.user_properties.append(UNIT)
@@ -108,10 +109,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)  # after pytest-xdist has put the groups into the names
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """End the run where pytest-xdist does not understand this pytest.
+    """End the run if pytest-xdist does not understand this pytest.
 
-    Files would be torn apart in silence: fixtures of modules made twice, tests without those
-    that come before them.
+    Otherwise files would be torn apart silently: module fixtures made twice, and tests without the
+    tests that must run before them.
     """
     grouped = session.config.getoption("loadgroup", False)
     if grouped and session.items and "@" not in session.items[0].nodeid:
@@ -122,7 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the engines of a failed test have logged."""
+    """Show the logs of the engines that a failed test used."""
     report = yield
     if report.failed:
         for engine in item.stash.get(ENGINES, []):
@@ -134,14 +135,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where Python may not keep what it compiled, every process of every engine compiles it."""
+    """Give Python a cache directory if it may not write byte code beside the sources."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("pycache"))
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """DSN of a server's ``postgres`` database, as superuser."""
+    """The DSN of a server's ``postgres`` database, as superuser."""
     given = os.environ.get("HEADRACE_TEST_DSN")
     if given:
         yield given
@@ -153,7 +154,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def databases(postgres: str) -> Iterator[Databases]:
-    """The server's databases, each for one test at a time."""
+    """The server's databases, each used by one test at a time."""
     made = Databases(postgres)
     yield made
     made.close()
@@ -161,19 +162,19 @@ def databases(postgres: str) -> Iterator[Databases]:
 
 @pytest.fixture
 def database(databases: Databases) -> Iterator[str]:
-    """DSN of an empty database under a new name, for this test alone."""
+    """The DSN of an empty database under a new name, for this test alone."""
     name = databases.take()
     yield make_conninfo(databases.server, dbname=name)
     databases.give_back(name)
 
 
 def environment(database: str) -> dict[str, str]:
-    """The settings of an engine on ``database``, where its test says nothing else."""
+    """Return the default settings of an engine on ``database``."""
     return {
         # Slots belong to the whole server: one name per database.
         "HEADRACE_SLOT_NAME": f"headrace_{database}",
         "HEADRACE_SPARK_WARM": "false",
-        # A busy machine may be ten times slower: there no view is to leave for that.
+        # A busy machine may be ten times slower: no view must be taken out for that.
         "HEADRACE_VIEW_TIME_MS_MAX": "20000",
         **spreading.environment(),
     }
@@ -183,7 +184,7 @@ def environment(database: str) -> dict[str, str]:
 def start_engine(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., EmbeddedEngine]]:
-    """Function ``(source_dsn, **env) -> Engine``; what it started is stopped at the end."""
+    """A function ``(source_dsn, **env) -> Engine``; the engines are stopped at the end."""
     engines: list[EmbeddedEngine] = request.node.stash.setdefault(ENGINES, [])
     spread = contextlib.ExitStack()
 
@@ -208,7 +209,7 @@ def start_engine(
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
-    """A running ``headrace start`` on a fresh database, or the module's (``shared_engine``).
+    """A running ``headrace start`` on a fresh database, or the module's engine (``shared_engine``).
 
     Mark ``engine_with`` gives its arguments and environment.
     """
@@ -225,7 +226,7 @@ def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
 def common_engine(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CommonEngine]:
-    """The engine of the modules that share one and give it no settings."""
+    """The engine of the modules that share one and need no settings."""
     common = CommonEngine(functools.partial(started, databases, tmp_path_factory))
     yield common
     common.close()
@@ -249,7 +250,7 @@ def running_engine(
 def started(
     databases: Databases, folders: pytest.TempPathFactory, given: pytest.Mark | None = None
 ) -> Iterator[EmbeddedEngine]:
-    """An engine on a database of its own, as mark ``engine_with`` says."""
+    """Start an engine on a new database, with the settings of mark ``engine_with``."""
     name, folder = databases.take(), folders.mktemp("engine")
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
@@ -267,7 +268,7 @@ def started(
 
 
 def dropped(conn: psycopg.Connection, name: str) -> bool:
-    """Drop a view, unless it is just being filled anew by itself."""
+    """Drop a view, unless it is just being populated again."""
     try:
         conn.execute("CALL headrace.drop_view(%s)", (name,))
     except psycopg.errors.ObjectInUse:
@@ -279,15 +280,16 @@ def dropped(conn: psycopg.Connection, name: str) -> bool:
 def shared_engine(
     running_engine: EmbeddedEngine, request: pytest.FixtureRequest
 ) -> Iterator[EmbeddedEngine]:
-    """The module's engine, left without views and its database without tables.
+    """The module's engine; its views and the tables of its database are dropped after each test.
 
-    For tests that harm neither: ``pytest.mark.shared_engine`` makes it their ``engine``.
+    For tests that damage neither engine nor settings: ``pytest.mark.shared_engine`` makes it their
+    ``engine``.
     """
     request.node.stash.setdefault(ENGINES, []).append(running_engine)
     yield running_engine
     with psycopg.connect(running_engine.dsn, autocommit=True) as conn:
         names = conn.execute(
-            # A view reads all that those it reads do: it has the most of them.
+            # A view uses every table that the views below it use: the last views use most.
             "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views"
             " ORDER BY (SELECT count(*) FROM headrace.view_uses WHERE view_id = id) DESC"
         ).fetchall()

@@ -1,8 +1,8 @@
-"""Databases for tests: empty, and used again once they are empty again.
+"""Empty databases for tests, reused after cleaning.
 
-Making one creates 300 files, and a filesystem that has just removed as many is slow at it (ext4:
-200 ms, more than most tests take), so a database is cleaned and renamed instead.  Its new name
-keeps out whatever a test has left running: that still asks for the old one.
+Creating a database creates 300 files, which is slow on a file system that has just removed as many
+(ext4: 200 ms, more than most tests take). So a database is cleaned and renamed instead. The new
+name locks out processes that a test has left running: they still ask for the old name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from tests.waiting import wait_until
 
 USES_MAX = 25
-"""By then its catalogs are full of dead rows."""
+"""After so many uses its catalogs are full of dead rows."""
 
 _CLEAN = """
 DO $$
@@ -65,7 +65,7 @@ SELECT what FROM (
 
 
 class Databases:
-    """The databases that tests have on one server, by superuser's connection string."""
+    """The databases of the tests on one server; ``server`` is a superuser's connection string."""
 
     def __init__(self, server: str) -> None:
         self.server = server
@@ -73,7 +73,7 @@ class Databases:
         self._uses: dict[str, int] = {}
 
     def take(self) -> str:
-        """An empty database, under a name that was never used before."""
+        """Return the name of an empty database; the name was never used before."""
         name = f"h_test_{uuid.uuid4().hex[:12]}"
         with self._connect() as conn:
             if self._clean:
@@ -87,7 +87,7 @@ class Databases:
         return name
 
     def give_back(self, name: str) -> None:
-        """End its sessions and slots, and empty it; drop it when that is not possible."""
+        """End the database's sessions and slots and empty it; drop it if that fails."""
         self._uses[name] += 1
         with self._connect() as conn:
             conn.execute(
@@ -102,12 +102,12 @@ class Databases:
             self._drop(name)
 
     def close(self) -> None:
-        """Drop those that nobody has."""
+        """Drop the databases that no test uses."""
         while self._clean:
             self._drop(self._clean.pop())
 
     def _empty(self, name: str) -> bool:
-        """Remove what is in it; whether it is then as new."""
+        """Remove all objects of a database; return whether it is empty then."""
         try:
             with self._connect(name) as conn:
                 conn.execute("SET lock_timeout = '5s'")
@@ -134,7 +134,7 @@ def drop_database(server: str, name: str) -> None:
 
 
 def drop_slots(conn: psycopg.Connection, name: str) -> None:
-    """Drop the replication slots of database ``name``, whoever uses them."""
+    """Drop the replication slots of database ``name``, even active ones."""
 
     def gone() -> bool:
         slots = conn.execute(
@@ -147,7 +147,7 @@ def drop_slots(conn: psycopg.Connection, name: str) -> None:
             try:
                 conn.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
             except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                continue  # somebody was faster; look again
+                continue  # another session was faster; look again
         return not slots
 
     wait_until(gone, f"the slots of {name} are free")

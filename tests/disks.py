@@ -1,4 +1,4 @@
-"""A file system of our own that is small, and gets full."""
+"""A small file system that can be filled up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of so many bytes at ``path``; who may mount none skips the test."""
+    """Provide a file system of ``size_bytes`` at ``path``; skip the test without the right."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)]
     done = subprocess.run(mount, capture_output=True, check=False)
@@ -26,13 +26,13 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def free_bytes(disk: Path) -> int:
-    """What is not taken."""
+    """Return the free space of the file system."""
     at = os.statvfs(disk)
     return at.f_bavail * at.f_frsize
 
 
 def fill_up(disk: Path, but_bytes: int = 0) -> Path:
-    """Take all but so many bytes; removing the file makes room again."""
+    """Fill the file system up to ``but_bytes``; removing the returned file makes room again."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         while free_bytes(disk) > but_bytes:

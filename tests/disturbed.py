@@ -1,7 +1,8 @@
-"""A collection's txids as a run may send them: in any cut, undone and repeated, reopened.
+"""A collection's txids in all the ways that a run may send them: cut, undone and repeated,
+reopened.
 
-Whatever way is chosen, the diffs of a txid add up to the same, so a test compares them with its
-reference as ever.  It chooses among ``WAYS`` (with hypothesis, or at random).
+The diffs of a txid have the same sum in every way, so a test compares them with its reference as
+usual. It chooses among ``WAYS`` (with hypothesis, or at random).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from headrace.types import Schema
 from tests.ledger import diffs
 
 WAYS = ("whole", "rows", "reopened", "undone")
-"""One batch per port; a batch per row; another object over the same state; twice in vain."""
+"""One batch per port; a batch per row; a new object on the same state; two attempts
+undone first."""
 
 
 class Disturbed:
-    """One collection over a store in memory; ``build`` makes it, ``schemas`` are its ports'."""
+    """One collection over a store in memory, made by ``build``; ports have ``schemas``."""
 
     def __init__(self, build: Callable[[], Collection], *schemas: Schema) -> None:
         self.store = MemoryStore()
@@ -31,7 +33,7 @@ class Disturbed:
     def txid(
         self, number: int, rows: Sequence[tuple[int, str]], way: str
     ) -> Counter[tuple[Any, ...]]:
-        """The sum of what goes out for (port, line) ``rows``, followed by a checkpoint."""
+        """Send the (port, line) ``rows``, write a checkpoint, and return the sum of the diffs."""
         if way == "undone":
             for part in (rows[: len(rows) // 2], rows):
                 self._send(number, part, "rows")
@@ -44,7 +46,7 @@ class Disturbed:
         return out
 
     def left(self) -> dict[str, Any]:
-        """States that are not empty."""
+        """Return the states that are not empty."""
         return {name: pairs for name, pairs in self.store.dump().items() if pairs}
 
     def _open(self) -> None:
@@ -70,7 +72,7 @@ class Disturbed:
 
 
 def fitting(now: Counter[Any], changes: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    """``changes`` cut down to weights that never take away more than there is; ``now`` follows."""
+    """Limit the weights of ``changes`` so that ``now`` has no negative row; update ``now``."""
     out = []
     for row, weight in changes:
         fits = max(weight, -now[row])
@@ -81,7 +83,7 @@ def fitting(now: Counter[Any], changes: Sequence[tuple[Any, int]]) -> list[tuple
 
 
 def line(row: Sequence[Any], weight: int) -> str:
-    """A row as ``diffs`` reads it."""
+    """Format a row as ``diffs`` reads it."""
     words = [
         "." if value is None else str(value)[0].lower() if isinstance(value, bool) else str(value)
         for value in row

@@ -1,4 +1,4 @@
-"""Workers on other machines, as these are on this one: ``headrace worker`` behind a network."""
+"""Workers on other machines, simulated here: ``headrace worker`` behind a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 
 class FarWorker:
-    """``headrace worker`` as a child process, behind a network of its own."""
+    """``headrace worker`` as a child process, behind its own network."""
 
     def __init__(self, source: str, folder: Path, token: str, host: str = "127.0.0.1") -> None:
         folder.mkdir()
@@ -34,7 +34,7 @@ class FarWorker:
 
     @property
     def address(self) -> str:
-        """Where it is told to be: behind its network."""
+        """The address that the engine is given: the network in front of the worker."""
         return f"{self.host}:{self.network.port}"
 
     def write(self, token: str) -> None:
@@ -66,7 +66,7 @@ class FarWorker:
         return self._process.pid
 
     def child(self) -> int:
-        """The process that keeps the states."""
+        """Return the pid of the child process that has the states."""
 
         def found() -> int | None:
             told = [
@@ -87,7 +87,7 @@ class FarWorker:
         return self._process.wait(30)
 
     def die(self) -> None:
-        """All of its processes at once."""
+        """Kill all its processes at once."""
         child = self.child()
         self.end(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):

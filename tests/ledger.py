@@ -11,7 +11,7 @@ from headrace.types import Schema, diff_batch
 
 
 def diffs(schema: Schema, *lines: str) -> pa.RecordBatch:
-    """A diff batch; ``+`` and ``-`` stand for one, a dot for NULL."""
+    """Make a diff batch of the lines; ``+`` and ``-`` stand for a weight of one, a dot for NULL."""
     weights, rows = [], []
     for line in lines:
         sign, rest = re.match(r"([+-]\d*)\s*(.*)", line).groups()
@@ -25,7 +25,7 @@ def diffs(schema: Schema, *lines: str) -> pa.RecordBatch:
 
 
 def lines(*batches: pa.RecordBatch) -> list[str]:
-    """Inverse of ``diffs``, sorted; diffs of equal rows are not added up."""
+    """Return the sorted lines of the batches: the inverse of ``diffs``, without adding up rows."""
     out = []
     for batch in batches:
         for *row, weight in zip(*(c.to_pylist() for c in batch.columns), strict=True):

@@ -1,4 +1,4 @@
-"""How large the parts of a source may be, and what its parts are called: read as text."""
+"""Limits on the size of source files and their parts, and rules for names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
-"""A constructor that wires the parts of an engine lists them; the formatter gives each argument of a
-long call a line."""
+"""A constructor that wires the parts of an engine is long, because the formatter gives each
+argument of a long call a line."""
 METHODS_MAX = 30
-"""13 classes had exactly 25, the limit until then: it packed code instead of splitting it."""
+"""At the earlier limit of 25, 13 classes had exactly 25: their code was packed instead of split."""
 PARAMETERS_MAX = 7
 PROSE_COLUMNS_MAX = 100
 SMALL_MAX = 600
-"""OIDs up to it are numbers as any other."""
+"""Numbers up to it may be OIDs or any other number."""
 MANY = 3
 OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
 
@@ -29,22 +29,22 @@ Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
 @functools.cache
 def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a tree: many rules look at them."""
+    """Return all nodes of a tree; cached, because many rules look at them."""
     return tuple(ast.walk(tree))
 
 
 def functions(tree: ast.AST) -> Iterator[Functions]:
-    """Every function and method."""
+    """Yield every function and method."""
     return (n for n in nodes(tree) if isinstance(n, Functions))
 
 
 def classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
-    """Every class."""
+    """Yield every class."""
     return (n for n in nodes(tree) if isinstance(n, ast.ClassDef))
 
 
 def long_functions(tree: ast.AST) -> list[str]:
-    """Functions over the limit, not counting the docstring."""
+    """Return the functions over the limit, not counting the docstring."""
     out = []
     for node in functions(tree):
         assert node.end_lineno is not None
@@ -59,7 +59,7 @@ def long_functions(tree: ast.AST) -> list[str]:
 
 
 def large_classes(tree: ast.AST) -> list[str]:
-    """Classes with too many methods."""
+    """Return the classes with too many methods."""
     return [
         f"{node.name}: {methods} methods"
         for node in classes(tree)
@@ -68,7 +68,7 @@ def large_classes(tree: ast.AST) -> list[str]:
 
 
 def wide_functions(tree: ast.AST) -> list[str]:
-    """Functions with too many parameters; that of the object itself does not count."""
+    """Return the functions with too many parameters; ``self`` and ``cls`` do not count."""
     out = []
     for node in functions(tree):
         taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -79,7 +79,7 @@ def wide_functions(tree: ast.AST) -> list[str]:
 
 
 def long_prose(text: str, tree: ast.AST) -> list[str]:
-    """Lines of docstrings and comments that are too long."""
+    """Return the lines of docstrings and comments that are too long."""
     prose = {i for i, s in enumerate(text.split("\n"), 1) if s.lstrip().startswith("#")}
     for told in docstrings(tree):
         prose |= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
@@ -91,7 +91,7 @@ def long_prose(text: str, tree: ast.AST) -> list[str]:
 
 
 def opens(tree: ast.AST) -> list[str]:
-    """Connections that are opened."""
+    """Return the calls that open a connection."""
     return [
         ast.unparse(node.func)
         for node in nodes(tree)
@@ -102,9 +102,9 @@ def opens(tree: ast.AST) -> list[str]:
 
 
 def bare_oids(tree: ast.AST, oids: frozenset[int]) -> list[str]:
-    """OIDs of types that are written as numbers.
+    """Return the OIDs of types that are written as numbers.
 
-    A small number is one where it stands among others of them.
+    A small number counts only in a list of several OIDs.
     """
     out = []
     for node in nodes(tree):
@@ -119,7 +119,7 @@ def bare_oids(tree: ast.AST, oids: frozenset[int]) -> list[str]:
 
 
 def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
-    """Public classes whose name another one has as well, and where they are."""
+    """Return the public classes whose name occurs more than once, with their modules."""
     where: dict[str, list[str]] = {}
     for module, tree in trees.items():
         for node in classes(tree):
@@ -129,7 +129,7 @@ def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
 
 
 def sleeps(tree: ast.AST) -> list[str]:
-    """Where time is let pass; to let others go first (0) is something else."""
+    """Return the calls that sleep; ``sleep(0)`` only yields to other tasks and is allowed."""
     return [
         ast.unparse(node)
         for node in nodes(tree)
@@ -141,12 +141,12 @@ def sleeps(tree: ast.AST) -> list[str]:
 
 @functools.cache
 def tree(path: Path) -> ast.Module:
-    """The tree of a file, parsed once for all rules."""
+    """Return the tree of a file, parsed once for all rules."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def docstrings(tree: ast.AST) -> set[ast.Constant]:
-    """Texts that stand alone."""
+    """Return the strings that are statements: docstrings of any kind."""
     return {
         node.value
         for node in nodes(tree)
@@ -155,7 +155,7 @@ def docstrings(tree: ast.AST) -> set[ast.Constant]:
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Every text that is used."""
+    """Yield every string that is not a docstring."""
     told = docstrings(tree)
     for node in nodes(tree):
         match node:
@@ -164,7 +164,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def catalog_texts(tree: ast.AST, relations: frozenset[str]) -> list[str]:
-    """Relations of schema headrace that texts name, as a statement does; also in pieces."""
+    """Return the relations of schema headrace that SQL in strings names, also in pieces."""
     names = "|".join(sorted(relations))
     named = re.compile(
         rf"\bheadrace\.(?:{names})\b(?!\.\w)"
@@ -184,7 +184,7 @@ def catalog_texts(tree: ast.AST, relations: frozenset[str]) -> list[str]:
 
 
 def bare_statuses(tree: ast.AST, words: frozenset[str]) -> list[str]:
-    """A status as a text: compared with what is called one, given to it, or given a name."""
+    """Return the places where a literal status is compared, passed or assigned."""
 
     def is_word(node: ast.AST | None) -> bool:
         values = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
@@ -216,7 +216,7 @@ def bare_statuses(tree: ast.AST, words: frozenset[str]) -> list[str]:
 
 
 def read(paths: list[Path]) -> dict[Path, ast.AST]:
-    """Their trees."""
+    """Return the trees of the files."""
     return {path: tree(path) for path in paths}
 
 

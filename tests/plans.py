@@ -1,4 +1,4 @@
-"""Small physical plans, written by hand, over the tables ``t1`` and ``t2`` of the tests."""
+"""Small physical plans, written by hand, over the tests' tables ``t1`` and ``t2``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ COLUMNS = (("id", INT4), ("k", INT4), ("v", TEXT), ("n", NUMERIC))
 
 
 def table(oid: int, *, keyed: bool = True, needed: tuple[int, ...] | None = None) -> Table:
-    """An empty table of ``COLUMNS`` whose key is ``id``."""
+    """Return an empty table of ``COLUMNS`` whose key is ``id``."""
     return Table(oid, COLUMNS, (0,) if keyed else (), needed)
 
 
 def finish(*nodes: Node) -> PhysicalPlan:
-    """The nodes and a sink after the last one."""
+    """Return a plan of the nodes, with a sink after the last one."""
     last = nodes[-1]
     return PhysicalPlan((*nodes, plan.SinkSpec("sink", last.id, last.schema)))
 
@@ -54,7 +54,7 @@ def join(
 
 
 def outer_joins(a: Node, b: Node) -> dict[str, plan.JoinSpec]:
-    """Every kind of join that shows rows for having a partner or none, in several forms."""
+    """Return every kind of join that depends on whether a row has a match, in several forms."""
     less = (native("<", col(0), col(4)),)
     fails = (
         native(
@@ -91,7 +91,7 @@ def distinct(node_id: str, source: Node) -> plan.DistinctSpec:
 
 
 def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
-    """Plans by name; together they use every collection."""
+    """Return plans by name; together they use every collection."""
     a, b = one.source("a"), two.source("b")
     keep = plan.FilterSpec(
         "keep", "a", (native(">", col(1), number(0)), native("<>", col(1), number(2))), a.schema

@@ -1,6 +1,7 @@
-"""TCP proxies for tests: cuts, stalls, slows, half-closes, and swallows the answer of COMMIT.
+"""TCP proxies for tests: they cut, stall, delay and half-close connections, or drop the answer to
+COMMIT.
 
-``Line`` is one with a latency and a bandwidth, as a wire has them.
+``Line`` has a latency and a bandwidth, like a wire.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _COMMIT_DONE: Final = b"C\x00\x00\x00\x0bCOMMIT\x00"
 
 
 class Proxy:
-    """Relays connections to ``host:port``; ``port`` is its own."""
+    """A proxy that relays connections to ``host:port``; ``port`` is its own."""
 
     def __init__(self, host: str, port: int, at: str = "127.0.0.1") -> None:
         self._target = (host, port)
@@ -28,13 +29,13 @@ class Proxy:
         self.drop_commit_every = 0
         """Cut a connection instead of passing on every n-th answer to COMMIT; 0: never."""
         self.behind = b""
-        """What clients get behind each piece of an answer."""
+        """Bytes that clients get after each piece of an answer."""
         self.commits = 0
         self.dropped = 0
         self.delay_s = 0.0
-        """How much later each piece arrives."""
+        """Delay of each piece, in seconds."""
         self.bytes_per_s = 0.0
-        """How much goes each way over a connection; 0: any number."""
+        """Bandwidth of a connection in each direction; 0: unlimited."""
         self.flowing = threading.Event()
         self.flowing.set()
         self._pairs: set[Pair] = set()
@@ -44,7 +45,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """So many there are."""
+        """Return the number of open connections."""
         return len(self._pairs)
 
     def cut(self) -> None:
@@ -55,10 +56,10 @@ class Proxy:
             self._end(pair)
 
     def half_close(self, *, towards_client: bool) -> None:
-        """End one direction of every connection; the other one goes on.
+        """Close one direction of every connection; the other one stays open.
 
-        Towards the client: it reads the end, and what it still writes arrives.  Towards the
-        server: the server sees its client leave, which has not.
+        Towards the client: the client reads the end, and its writes still arrive. Towards the
+        server: the server sees an end of file, although its client is still there.
         """
         with self._lock:
             pairs = list(self._pairs)
@@ -69,7 +70,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_WR)
 
     def stall(self) -> None:
-        """Pass nothing on until ``resume``."""
+        """Pass no data on until ``resume``."""
         self.flowing.clear()
 
     def resume(self) -> None:
@@ -125,10 +126,11 @@ class Proxy:
 
 
 class Line(Proxy):
-    """Everything arrives ``delay_s`` later than it would, and so many bytes a second each way.
+    """A proxy that delays everything by ``delay_s`` and limits the bytes per second in each
+    direction.
 
-    What is on its way at once is bounded, as by a router: then who sends waits.  ``deaf`` swallows
-    what goes one way, and the connection stays: who sends notices nothing.
+    The data in transit is bounded, as by a router; then the sender blocks. ``deaf`` drops the data
+    of one direction and keeps the connection, so the sender notices no loss.
     """
 
     _ON_ITS_WAY = 16
@@ -137,7 +139,7 @@ class Line(Proxy):
     def __init__(self, host: str, port: int, at: str = "127.0.0.1") -> None:
         super().__init__(host, port, at)
         self.deaf: bool | None = None
-        """True: what goes to the client is swallowed; False: what goes to the server."""
+        """True: data for the client is dropped; False: data for the server."""
 
     def _relay(self, pair: Pair, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         way: queue.Queue[tuple[float, bytes] | None] = queue.Queue(self._ON_ITS_WAY)

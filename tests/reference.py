@@ -1,6 +1,6 @@
-"""A naive evaluator of physical plans over whole tables, which nobody optimizes.
+"""A naive evaluator of physical plans over whole tables, deliberately not optimised.
 
-Rows are tuples of what ``Array.to_pylist`` yields; a result is a ``Counter`` of rows.
+Rows are tuples of the values that ``Array.to_pylist`` yields; a result is a ``Counter`` of rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.types import BOOL, FLOAT8, INT2, INT4, INT8, NUMERIC, Schema
 
 Row = tuple[Any, ...]
 Tables = dict[int, Sequence[Row]]
-"""Per table OID its rows, in the order of ``load_columns``."""
+"""Table OID -> its rows, with the columns in the order of ``load_columns``."""
 
 
 def evaluate(physical: PhysicalPlan, tables: Tables) -> Counter[Row]:
-    """The rows of the view over ``tables``."""
+    """Return the rows of the view over ``tables``."""
     results: dict[str, Counter[Row]] = {}
     for node in physical.nodes:
         inputs = [results[name] for name in plan.inputs(node)]
@@ -83,7 +83,7 @@ def _distinct(node: plan.DistinctSpec, rows: Counter[Row]) -> Counter[Row]:
 def _recursive(
     node: plan.RecursiveSpec, inputs: list[Counter[Row]], schemas: list[Schema], tables: Tables
 ) -> Counter[Row]:
-    """The step over the rows of the iteration before, as the manual says it (7.8.2)."""
+    """Evaluate the step over the rows of the previous iteration, as in the manual (7.8.2)."""
     outer = dict(zip(node.outer, inputs[1:], strict=True))
     shapes = dict(zip(node.outer, schemas[1:], strict=True))
     shapes |= {each.id: each.schema for each in node.step}
@@ -215,7 +215,7 @@ def _reduce(node: plan.ReduceSpec, rows: Counter[Row], schema: Schema) -> Counte
 
 
 def _topk(node: plan.TopKSpec, rows: Counter[Row]) -> Counter[Row]:
-    """Rows are sorted by ORDER BY, then by their other values, then by their looks."""
+    """Sort rows by ORDER BY, then by their other values, then by their text."""
     fields = range(len(node.schema))
     used = {item.column for item in node.order} | {*node.keys}
     rest = [i for i in fields if i not in used]
@@ -246,7 +246,7 @@ def _topk(node: plan.TopKSpec, rows: Counter[Row]) -> Counter[Row]:
 
 @functools.total_ordering
 class _Sortable:
-    """A value that may be NULL, in one direction."""
+    """A value or NULL that sorts in one direction."""
 
     def __init__(self, value: Any, descending: bool, nulls_first: bool) -> None:
         self.value, self.descending = value, descending
@@ -287,14 +287,14 @@ def _aggregate(aggregate: plan.AggregateSpec, members: list[Row]) -> Any:
 
 
 def canonical(value: Any, oid: int) -> Any:
-    """``value`` such that equal in Postgres is equal here."""
+    """Return ``value`` such that values equal in Postgres are equal in Python."""
     if value is not None and oid == NUMERIC:
         return Decimal(value)
     return value
 
 
 def value(text: str | None, oid: int) -> Any:
-    """A Postgres text as Arrow would yield it."""
+    """Convert a Postgres text to the value that Arrow would yield."""
     if text is None:
         return None
     if oid in {INT2, INT4, INT8}:
@@ -305,12 +305,12 @@ def value(text: str | None, oid: int) -> Any:
 
 
 def _representation(row: Row) -> tuple[int, Row]:
-    # Rows equal to each other differ only in values of equal position that are text here.
+    # Rows that compare equal differ only in the text of equal values.
     return len("".join(map(str, row))), row
 
 
 def scalar(expr: Expr, row: Row) -> Any:
-    """The value of ``expr`` for one row; only what the tests use."""
+    """Return the value of ``expr`` for one row; only the operators that the tests use."""
     match expr:
         case Column(index=index):
             return row[index]

@@ -1,4 +1,4 @@
-"""Runs of states for the state database, out of pairs."""
+"""RocksDB runs of states for the state database, made of pairs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from headrace.state import rocks, warm_start
 def write_run(
     path: Path, states: Mapping[str, Sequence[tuple[bytes, bytes]]], *, pack: bool = False
 ) -> int:
-    """Write a run of the pairs of ``states``, each in ascending order; returns how many.
+    """Write a run of the pairs of ``states``, each in ascending order; return the number of pairs.
 
-    And its ``pack``, if it shall go into memory at once.
+    With ``pack``, also write the pack that loads the pairs into memory at once.
     """
     pieces = {
         name: iter([([k for k, _ in p], [v for _, v in p])]) for name, p in states.items() if p

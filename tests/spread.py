@@ -1,8 +1,8 @@
-"""Engines whose views are on three workers, two of them elsewhere, whatever test has them.
+"""Engines whose views are placed on three workers, two of them remote, for any test.
 
 ``HEADRACE_TEST_SPREAD=1 pytest tests/differential tests/conformance``: each view that a test
-creates is placed on the next worker in turn, and those elsewhere are reached over TLS by addresses
-and lines of their own.
+creates is placed on the next worker in turn. The remote workers are reached over TLS, at addresses
+and over lines of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.far import FarWorker, token
 _FOLDER = Path(__file__).parent / "spreading"
 _READ = {"PYTHONPATH": os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH"))))}
 ALTERED = {**_READ, "HEADRACE_TEST_ALTERED": "1"}
-"""What an engine has to know whose views are to be altered as soon as they are there."""
+"""Environment of an engine that alters each view right after it was created."""
 WANTED = bool(os.environ.get("HEADRACE_TEST_SPREAD"))
 ELSEWHERE = {"w2": ("127.0.0.2", 0.0005, 5e7), "w3": ("127.0.0.3", 0.001, 1e7)}
-"""Address, seconds one way, bytes per second."""
+"""Address, latency one way in seconds, bytes per second."""
 
 
 def environment() -> dict[str, str]:
-    """What an engine has to know for it."""
+    """Return the environment of an engine that spreads its views."""
     if not WANTED:
         return {}
     return {**_READ, "HEADRACE_TEST_PLACES": ",".join(("main", *ELSEWHERE))}
@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def spread(engine: EmbeddedEngine, folder: Path) -> Iterator[None]:
-    """Inside, the workers elsewhere are there, if they are wanted."""
+    """Start the remote workers for the duration of the context, if the run wants them."""
     with contextlib.ExitStack() as stack:
         made = []
         for name, (host, delay_s, bytes_per_s) in ELSEWHERE.items() if WANTED else ():

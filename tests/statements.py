@@ -1,4 +1,4 @@
-"""PL/pgSQL functions that read tables: those that become one expression, and those refused.
+"""PL/pgSQL functions that read tables: some become one expression, the others are refused.
 
 They read the tables of ``bodies.TABLES``.
 """
@@ -93,14 +93,14 @@ REFUSED = {
     "branches": ("c int", "bigint", "DECLARE n bigint := 0; BEGIN " + "IF c > 1 THEN IF n > 3 THEN RETURN n; END IF; END IF; n := n + (SELECT count(*) FROM sale); " * 16 + "RETURN n; END", "too many branches"),
     "hidden": ("c int", "bigint SET search_path = apart, public", "BEGIN RETURN (SELECT count(*) FROM client); END", "without its schema"),
 }  # fmt: skip
-"""The last of each: what the refusal says."""
+"""The last element of each is a part of the error message."""
 
 
 VARIABLES = {
     "i": "int", "j": "bigint", "n": "numeric(12,1)", "m": "numeric",
     "s": "text", "u": "varchar", "p": "char(6)", "d": "date", "b": "boolean",
 }  # fmt: skip
-"""Of generated bodies; their parameters are ``c int`` and ``e int``."""
+"""Variables of the generated bodies; their parameters are ``c int`` and ``e int``."""
 
 DEFAULTS = {
     "i": "c", "j": "(SELECT count(*) FROM sale WHERE client = e)", "n": "c / 7.0", "m": "latest(c)",
@@ -109,13 +109,13 @@ DEFAULTS = {
 
 
 class Generator:
-    """Bodies of statements that have an expression."""
+    """A generator of bodies whose statements can be written as one expression."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def body(self) -> tuple[str, str, str]:
-        """Parameters, result and text."""
+        """Return parameters, result and text."""
         rng = self._rng
         declared = "".join(
             f"{name} {kind}{rng.choice(('', f' := {DEFAULTS[name]}'))};"
@@ -131,7 +131,7 @@ class Generator:
         return " ".join(self._statement(depth) for _ in range(number))
 
     def _statement(self, depth: int) -> str:
-        """A statement that is nested in so many others."""
+        """Return a statement at nesting depth ``depth``."""
         simple = (self._assignment, self._into, self._two, self._divided)
         nested = (self._if, self._if, self._case) if depth < 1 else ()
         at = self._rng.randrange(len(simple) + len(nested))
@@ -199,7 +199,7 @@ class Generator:
 
 
 def define(name: str, parameters: str, result: str, body: str) -> str:
-    """The statement that creates a function; ``f.`` in its body is its own name."""
+    """Return the statement that creates a function; ``f.`` in its body stands for its own name."""
     first, *rest = result.split(" ")
     returns, clauses = (result, "") if first in ("TABLE", "SETOF") else (first, " ".join(rest))
     text = body.replace("f.", f"{name}.")
@@ -207,7 +207,7 @@ def define(name: str, parameters: str, result: str, body: str) -> str:
 
 
 def call(name: str, parameters: str, result: str) -> str:
-    """A query over all clients that calls the function."""
+    """Return a query over all clients that calls the function."""
     arguments = "k.id, k.region" if ", " in parameters and "OUT" not in parameters else "k.id"
     if result.startswith(("TABLE", "SETOF")):
         return f"SELECT k.id, ROW(r.*)::text AS r FROM client k, {name}({arguments}) r"

@@ -1,4 +1,4 @@
-"""Change batches as the forwarder makes them, from tables that remember their rows."""
+"""Change batches as the forwarder makes them, from tables that store their rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSERT, UPDATE, DELETE, TRUNCATE = range(4)
 
 
 def numbered(changes: Changes) -> pa.RecordBatch:
-    """A decoded change batch with columns by number, of a table that never lost one."""
+    """Return a decoded change batch with columns by number; the table never dropped one."""
     numbers = {c.name: n for n, c in enumerate(changes.relation.columns, 1)}
     kinds = [name.partition(":") for name in changes.batch.schema.names]
     return changes.batch.rename_columns(
@@ -30,7 +30,7 @@ def numbered(changes: Changes) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Op:
-    """One change; ``old`` holds the whole old row, whatever of it the stream carries."""
+    """One change; ``old`` has the whole old row, even if the stream carries only a part of it."""
 
     kind: int
     new: Texts | None = None
@@ -40,18 +40,18 @@ class Op:
 
 @dataclass
 class Table:
-    """A table whose columns are all read by the view unless ``needed`` says otherwise."""
+    """A table; the view reads all its columns, or only ``needed``."""
 
     oid: int
     columns: tuple[tuple[str, int], ...]
     key: tuple[int, ...]
-    """Places of the key columns; empty for REPLICA IDENTITY FULL."""
+    """Positions of the key columns; empty for REPLICA IDENTITY FULL."""
     needed: tuple[int, ...] | None = None
     wanted: tuple[Expr, ...] = ()
     rows: list[Texts] = field(default_factory=list)
 
     def source(self, node_id: str) -> SourceSpec:
-        """The plan node that reads it."""
+        """Return the plan node that reads the table."""
         all_columns = [SourceColumn(i + 1, name, oid) for i, (name, oid) in enumerate(self.columns)]
         places = range(len(self.columns)) if self.needed is None else self.needed
         columns = tuple(all_columns[i] for i in places)
@@ -68,21 +68,21 @@ class Table:
         )
 
     def typed(self) -> list[Row]:
-        """Its rows as the reference wants them."""
+        """Return the rows with values as in the reference evaluator."""
         return [
             tuple(value(row[c.attnum - 1], c.oid) for c in load_columns(self.source("s")))
             for row in self.rows
         ]
 
     def load(self) -> list[pa.Array]:
-        """Its rows as population loads them."""
+        """Return the rows as population loads them."""
         return [
             text.parse(pa.array([r[c.attnum - 1] for r in self.rows], pa.string()), c.oid)
             for c in load_columns(self.source("s"))
         ]
 
     def carry_out(self, ops: Sequence[Op]) -> None:
-        """Change the rows."""
+        """Apply the changes to the rows."""
         for op in ops:
             if op.kind == TRUNCATE:
                 self.rows.clear()
@@ -92,7 +92,7 @@ class Table:
                 self.rows.append(op.new)
 
     def changes(self, ops: Sequence[Op], lsn: int = 100) -> pa.RecordBatch:
-        """The ops as one change batch."""
+        """Return the ops as one change batch."""
         olds = [self._old(op) for op in ops]
         names = ["__op", "__lsn", "__old"]
         arrays = [

@@ -1,4 +1,4 @@
-"""What may run again, and that the list names tests that exist."""
+"""Which tests may run again, and that the list names only tests that exist."""
 
 import ast
 import json

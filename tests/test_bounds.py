@@ -1,4 +1,4 @@
-"""What a bound counts, and what it does not."""
+"""Bounds on a view: which work counts, and which does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part:
 
 
 def work(seconds: float) -> None:
-    """Be busy, as far as this thread gets a processor."""
+    """Use ``seconds`` of this thread's processor time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -143,7 +143,7 @@ def test_options_are_bounded_by_the_settings():
         ViewOptions.of({"view_time_ms_max": 10_001}).check(settings)
     with pytest.raises(UserError, match="must be a number from 1"):
         ViewOptions.of({"view_time_ms_max": 0})
-    # One that was made under a higher setting.
+    # A view that was created under a higher setting.
     assert bounds.of(settings, {"view_time_ms_max": 90_000}).time_ms == 10_000
     unbounded = Settings(view_time_ms_max=0)
     ViewOptions.of({"view_time_ms_max": 90_000}).check(unbounded)

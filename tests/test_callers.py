@@ -1,7 +1,7 @@
-"""Rule of the source: what ``headrace`` makes public has a caller in ``headrace``.
+"""Rule of the source: every public name of ``headrace`` has a caller in ``headrace``.
 
-Reads the tree as text; imports nothing of it.  A function, method, property or field whose name
-occurs nowhere but where it is defined is dead, or exists for a test: it belongs into the test.
+Reads the tree as text; imports nothing of it. A function, method, property or field whose name
+occurs only at its definition is dead, or exists for a test and belongs there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def used(tree: ast.Module) -> Iterator[str]:
 
 
 def uncalled(trees: Iterable[tuple[str, ast.Module]]) -> list[str]:
-    """Return place and name of what nothing calls."""
+    """Return place and name of definitions without a caller."""
     trees = list(trees)
     names = Counter(name for _, tree in trees for name in used(tree))
     return sorted(

@@ -1,4 +1,4 @@
-"""Settings: where they come from, and what is refused."""
+"""Settings: their sources, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_address():
 
 
 def test_one_budget_is_given_out():
-    """What one part is given by name leaves the others as they are."""
+    """A budget set by name leaves the budgets of the other parts as they are."""
     assert Settings().memory == MemoryParts(
         states=512 << 20,
         queues=256 << 20,
@@ -101,7 +101,7 @@ def test_a_misspelt_variable_is_refused():
             Settings.load({}, None, {key: "1"})
         assert caught.value.code == "42704"
         assert meant in str(caught.value.hint)
-    # What is for others is not ours to judge.
+    # Variables of other programs are ignored.
     Settings.load({}, None, {"HEADRACE_TEST_DSN": "x", "HEADRACE_FAULT": "x", "OTHER": "x"})
 
 
@@ -126,7 +126,7 @@ def test_a_variable_that_nobody_reads_is_told():
     env = {
         "HEADRACE_DSN": "x",
         "HEADRACE_LANE_MS": "7",
-        # A Kubernetes service of our name; tests.
+        # Set by Kubernetes for a service of this name; set by the tests.
         "HEADRACE_PORT_6432_TCP_ADDR": "x",
         "HEADRACE_SERVICE_HOST": "x",
         "HEADRACE_TEST_DSN": "x",

@@ -42,7 +42,7 @@ def run(stderr, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
 
 
 def told(program: str) -> list[dict[str, object]]:
-    """The events that ``program`` logs as JSON, and nothing that is none."""
+    """Return the events that ``program`` logs; every line is JSON."""
     done = run(subprocess.PIPE, BEGIN + program)
     return [json.loads(line) for line in done.stderr.splitlines()]
 
@@ -145,7 +145,7 @@ raise KeyError("x")
 
 
 def test_nobody_writes_on_our_terminal():
-    """Messages have words of whoever has raised them."""
+    """Messages may contain text that comes from users."""
     done = run(
         subprocess.PIPE,
         BEGIN + "events.configure(shape='text')\n"
@@ -164,7 +164,7 @@ def test_nobody_writes_on_our_terminal():
 
 @functools.cache
 def logged() -> list[tuple[str, str, str]]:
-    """Event, level and place of each call that logs."""
+    """Return event, level and place of each call that logs."""
     return list(calls())
 
 

@@ -1,4 +1,4 @@
-"""Errors of Postgres in our tree: the family by SQLSTATE, the words and the position as they are."""
+"""Errors of Postgres in our class tree: family by SQLSTATE; message and position unchanged."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def test_family_follows_the_sqlstate(code, kind):
 FAMILIES = {
     ErrorFamily.TRANSIENT: ("08", "40", "53", "57", "58"),
     ErrorFamily.DEFINITE: ("0A", "25", "28", "2F", "3D", "3F", "42"),
-    # Raised for some rows and not for others, or by whoever likes to.
+    # Raised for some rows only, or by RAISE in a user's function.
     ErrorFamily.DATA: (
         *("02", "03", "09", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23"),
         *("24", "26", "27", "2B", "2D", "34", "38", "39", "3B", "44", "54", "55", "72"),
         *("F0", "HV", "P0", "XX"),
     ),
 }
-"""Every class that Postgres has."""
+"""All classes of SQLSTATE of Postgres."""
 OTHERS = {
     "25006": ErrorFamily.TRANSIENT,
     "55006": ErrorFamily.TRANSIENT,
     "55P03": ErrorFamily.TRANSIENT,
 }
-"""Not those of their class."""
+"""States whose family is not that of their class."""
 STATES = sorted(
     {
         kind.sqlstate

@@ -1,4 +1,4 @@
-"""What our processes load, and what they do not."""
+"""Modules that our processes load, and modules that they must not load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def run(program: str) -> str:
-    """What ``program`` prints, in an interpreter of its own."""
+    """Return the output of ``program`` in a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -15,7 +15,7 @@ def run(program: str) -> str:
 
 
 def test_first_conversion_does_not_import_pandas() -> None:
-    """It would be a stall of up to a second within a view's first batch."""
+    """Importing pandas would stall a view's first batch for up to a second."""
     printed = run("""
 import sys
 import numpy, pyarrow

@@ -38,13 +38,13 @@ HOME_MADE = frozenset(
         *("urgency", "weighing", "whereabouts"),
     }
 )
-"""Words that are no terms of the field, as parts of the names of files and classes."""
+"""Words that are not terms of the field; no part of a file or class name may be one."""
 STANDARD = frozenset({"held", "read_ahead", "retained_values", "ReadAhead", "RetainedValues"})
 """Names with such a word that are standard terms, or the name of a table."""
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences; what stands in backticks is one word."""
+    """Split a text into sentences; text in backticks counts as one word."""
     text = re.sub(r"\s+", " ", re.sub(r"(``?)[^`]*\1", "x", text))
     return [s for s in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"'(])", text) if s.strip()]
 
@@ -87,7 +87,7 @@ def paragraphs(page: str) -> Iterator[tuple[int, str]]:
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Return the files that git knows, but for the changelog, whose lines are history."""
+    """Return the files that git tracks, except the changelog, whose lines are history."""
     listed = subprocess.run(
         ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Tasks that do not end in silence."""
+"""Tasks whose failure is logged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_work_that_raises_is_begun_anew_until_it_returns():
     with capture_logs() as logs:
         asyncio.run(forever("test", work, 0))
     assert begun == 4
-    # The same error again is no news.
+    # The same error again is not logged again.
     assert [line["loop"] for line in logs] == ["test", "test"]
     assert all(line["log_level"] == "error" and line["exc_info"] for line in logs)
 

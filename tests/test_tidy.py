@@ -1,4 +1,4 @@
-"""Rules of the source that no linter knows: each failure says what to do.
+"""Rules of the source that no linter has; each failure says how to repair it.
 
 Reads the tree as text; imports nothing of it.
 """
@@ -25,9 +25,9 @@ README_LINES_MAX = 40
 FILE_BYTES_MAX = 100_000
 PICTURE_BYTES_MAX = 250_000
 
-# Room -> the rooms that it names, exactly: what nobody uses is taken out.  From the top; an arrow
-# leads to a room further down, never up.  The top modules (types, errors, clock, config, events)
-# are everybody's; they import no room.
+# Folder -> the folders that it may import, exactly: an entry without an import is removed. From the
+# top; an import leads only to a folder further down. The top modules (types, errors, clock, config,
+# events) may be imported everywhere; they import no folder.
 ROOMS: dict[str, set[str]] = {
     "server": {
         *("console", "embedded", "kernels", "population", "postgres", "process"),
@@ -63,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
     "reading": set(),
 }
 
-# Inside of the planner, likewise; a name with a dot is a file.
+# The same inside the planner; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
     ".readings": {".graph", ".request", "analyse"},
@@ -85,8 +85,8 @@ PLANNER: dict[str, set[str]] = {
     ".graph": set(),
 }
 
-# Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
-# what is handed on.
+# The same inside the worker: first the parts of the engine, then the modules of other threads
+# (``threads``) and the data classes (``records``).
 RUNTIME: dict[str, set[str]] = {
     ".worker": {".engine_state", ".engine", ".activity", ".insight", ".measures", ".operators"},
     ".worker_process": {".worker_service"},
@@ -257,8 +257,8 @@ RECORDS = {
     *("crash_attribution", "unit_feeds", "unit_index", "unit_links", "views"),
 }
 
-# What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
-# does is taken out.
+# Exceptions from a limit of tests/limits.py or from a rule, with their reasons; an entry that is no
+# longer needed is removed.
 LARGE: dict[str, str] = {}
 WIDE: dict[str, str] = {}
 LONG: dict[str, str] = {}
@@ -270,7 +270,7 @@ SPAN = re.compile(r"\b([EH])(\d{1,2})[-–]\1?(\d{1,2})\b|\b([AEFNT]-)(\d{1,2})(
 PAPERS = re.compile(
     r"\b(?:requirements|reliability|architecture|datapath|peers|house-style|layout|topology)\.md"
 )
-"""What this repository does not have."""
+"""Pages that this repository does not have."""
 
 OTHER_LOG: dict[str, str] = {"events.py": "the bridge from it to structlog"}
 OTHER_CODEC: dict[str, str] = {"collections/subplans.py": "what is equal is told by its very text"}
@@ -292,7 +292,7 @@ ONE_PROCESS = (
     r"uuid\.|secrets\.|os\.(getp|urandom|open)|open$|clock\.|threading\.Thread|socket\.|mmap\."
 )
 TYPED_READS = {"msgspec.convert", "msgspec.json.decode"}
-"""Of a class of ours, two threads that were its first readers would end the process."""
+"""Not for our own classes: two threads that first decode one at once crash the process."""
 BUILTINS = {"dict", "list", "tuple", "set", "str", "int", "float", "bool", "_TYPES", "name"}
 BANNED_MODULES = {
     "random": "nothing here may be random; take the value as an argument",
@@ -303,18 +303,18 @@ BANNED_MODULES = {
 
 
 def name_of(path: Path) -> str:
-    """Dotted module name of a file."""
+    """Return the dotted module name of a file."""
     return arrows.module_name(path, ROOT)
 
 
 def rooms(module: str) -> str | None:
-    """The room of a module; None: it is everybody's."""
+    """Return the folder of a module; None for a top module."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
 
 
 def phases(module: str) -> str | None:
-    """The floor of a module of the planner."""
+    """Return the part of the planner that a module belongs to."""
     parts = module.split(".")
     if parts[1:2] != ["planner"]:
         return None
@@ -324,7 +324,7 @@ def phases(module: str) -> str | None:
 
 
 def floors(module: str) -> str | None:
-    """The floor of a module of the worker."""
+    """Return the part of the worker that a module belongs to."""
     parts = module.split(".")
     if parts[1:2] != ["runtime"] or len(parts) < 3:
         return None
@@ -335,7 +335,7 @@ def floors(module: str) -> str | None:
 def wrong_arrows(
     found: arrows.Graph, table: dict[str, set[str]], place: Callable[[str], str | None]
 ) -> list[str]:
-    """What differs from ``table``, and what leads up in it."""
+    """Return the differences from ``table``, and the imports in it that lead upwards."""
     places = {m: p for m in found if (p := place(m)) is not None}
     actual = arrows.between(found, places)
     order = list(table)
@@ -353,7 +353,7 @@ def wrong_arrows(
 
 
 def typed(call: ast.Call) -> set[str]:
-    """Names in the type that a call of msgspec reads."""
+    """Return the names in the type that a call of msgspec decodes."""
     kinds = [k.value for k in call.keywords if k.arg == "type"] or call.args[1:2]
     return {n.id for kind in kinds for n in ast.walk(kind) if isinstance(n, ast.Name)} | {
         n.attr for kind in kinds for n in ast.walk(kind) if isinstance(n, ast.Attribute)
@@ -361,7 +361,7 @@ def typed(call: ast.Call) -> set[str]:
 
 
 def by_import(tree: ast.Module) -> list[str]:
-    """Calls made while a module is imported that no two processes may share (the fork server forks)."""
+    """Return the calls at import time whose results two forked processes must not share."""
     out, left = [], list[ast.AST](tree.body)
     while left:
         node = left.pop()
@@ -374,7 +374,7 @@ def by_import(tree: ast.Module) -> list[str]:
 
 
 def banned(tree: ast.AST) -> list[str]:
-    """Calls and modules that have a replacement."""
+    """Return the calls and modules that have a replacement."""
     out = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -394,7 +394,7 @@ def is_kernel(path: Path) -> bool:
 
 
 def other_than(known: dict[str, str], name: str, found: list[str]) -> list[str]:
-    """What is found and not known, or known and not found."""
+    """Return ``found``, unless ``name`` is a known exception; report one without findings."""
     if name in known:
         return [] if found else [f"{name} need not stand in the table any more"]
     return found
@@ -404,7 +404,7 @@ def other_than(known: dict[str, str], name: str, found: list[str]) -> list[str]:
 def test_module(path: Path) -> None:
     text, tree = path.read_text(), limits.tree(path)
     name = str(path.relative_to(PACKAGE))
-    found = banned(tree) if path.name != "clock.py" else []  # the replacement itself
+    found = banned(tree) if path.name != "clock.py" else []  # clock.py is the replacement itself
     json = [f for f in found if f.endswith(BANNED_MODULES["json"])]
     log = [f for f in found if "import logging" in f]
     problems = [f for f in found if f not in (*json, *log)] + by_import(tree)
@@ -464,7 +464,7 @@ def test_every_folder_has_a_short_readme() -> None:
 
 
 def nowhere(page: Path) -> list[str]:
-    """Files that a page names and that are not there: seen from it, its folder, or a root."""
+    """Return the files that a page names and that do not exist in any of ``roots``."""
     roots = [page.parent, page.parent.parent, PACKAGE, ROOT, ROOT / "tests"]
     roots += [ROOT / "tests" / p for p in page.parent.relative_to(ROOT).parts[1:2]]
     named = re.findall(r"`((?:\w+/)*\w+\.(?:py|sql|pxd))`", page.read_text())
@@ -492,7 +492,7 @@ def test_every_collection_and_rule_has_its_test() -> None:
             for node in ast.parse(path.read_text()).body
             if isinstance(node, ast.ClassDef)
             and any(ast.unparse(b) in {"Collection", "Chain", "ByKey"} for b in node.bases)
-            and node.name != "Chain"  # what Filter, Map and Fused share
+            and node.name != "Chain"  # the base class of Filter, Map and Fused
             and not named.exists()
             and not re.search(rf"\b{node.name}\(", tests)
         ]
@@ -516,7 +516,7 @@ def test_every_setting_has_a_reader() -> None:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     ]
     code = "\n".join(p.read_text() for p in MODULES if p != config)
-    # A derived setting reads what it is derived from.
+    # A derived setting uses the setting that it is derived from.
     code += "\n".join(
         ast.unparse(item)
         for node in ast.walk(ast.parse(config.read_text()))
@@ -538,14 +538,14 @@ def test_every_module_is_used() -> None:
         for path, module in ((p, name_of(p)) for p in MODULES)
         if path.name != "__init__.py"
         and module not in used
-        # Started by its name, as a process.
+        # A module that is started by its name, as a process, is used.
         and not any(module in text for other, text in texts.items() if other != path)
     ]
     assert not unused, f"nothing uses {unused}: remove, or use"
 
 
 def not_installed(names: set[str], installer: str) -> set[str]:
-    """SQL files that are no entry of the installer's ``FILES``."""
+    """Return the SQL files that are missing in the installer's ``FILES``."""
     files = [
         ast.literal_eval(node.value)
         for node in ast.walk(ast.parse(installer))
@@ -561,14 +561,14 @@ def not_installed(names: set[str], installer: str) -> set[str]:
 def test_every_sql_file_is_installed() -> None:
     folder = PACKAGE / "sql"
     names = {p.name for p in folder.glob("*.sql")}
-    # Those of an upgrade are named by their number (tests/sql/test_upgrades.py).
+    # Upgrades are named by their number (tests/sql/test_upgrades.py).
     names = {name for name in names if not re.fullmatch(r"upgrade_\d+\.sql", name)}
     wrong = not_installed(names, (folder / "install.py").read_text())
     assert not wrong, wrong
 
 
 def cited(text: str) -> set[str]:
-    """Ids of behaviours in a text; ``E1-E4`` and ``F-10/11`` name several."""
+    """Return the ids of behaviours in a text; ``E1-E4`` and ``F-10/11`` name several."""
     found = set(CITED.findall(text))
     for letter, first, last, family, one, _ in SPAN.findall(text):
         if letter:
@@ -604,12 +604,12 @@ def test_id_rule_itself() -> None:
 
 
 def is_source(content: bytes) -> bool:
-    """Whether it is what somebody reads: text, and no more than a person can take in."""
+    """Return whether the content is a source that people can read: text of a limited size."""
     return len(content) <= FILE_BYTES_MAX and b"\0" not in content
 
 
 def test_every_file_is_source() -> None:
-    """What was built or downloaded beside the work does not belong here."""
+    """Files that were built or downloaded do not belong here."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("no clone, but an archive")
@@ -620,7 +620,7 @@ def test_every_file_is_source() -> None:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether it is one of the manual's, which a test makes."""
+    """Return whether the file is a picture of the manual, which a test makes."""
     content = path.read_bytes()
     return (
         path.parent == ROOT / "docs" / "manual" / "img"
@@ -641,7 +641,7 @@ def test_sql_file_rule_itself() -> None:
 
 
 def made(folder: Path, files: dict[str, str]) -> arrows.Graph:
-    """The imports of a package with these files."""
+    """Return the import graph of a package with these files."""
     for name, text in files.items():
         path = folder / "p" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -694,7 +694,7 @@ def test_import_rule_itself() -> None:
 
 
 def test_an_import_starts_no_thread() -> None:
-    """A fork would not have it."""
+    """A forked process would not have the thread."""
     text = "import headrace.runtime.worker, headrace.views.builder, threading as t"
     subprocess.run(
         [sys.executable, "-c", f"{text}; raise SystemExit(t.active_count() - 1)"], check=True
@@ -783,13 +783,13 @@ SQL = PACKAGE / "sql"
 
 
 def relations() -> frozenset[str]:
-    """Tables of schema headrace."""
+    """Return the tables of schema headrace."""
     made = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?headrace\.(\w+)", re.MULTILINE)
     return frozenset(r for p in SQL.glob("*.sql") for r in made.findall(p.read_text()))
 
 
 def outside(room: Path) -> dict[str, ast.AST]:
-    """The modules that are not in ``room``, by name."""
+    """Return the modules outside ``room``, by name."""
     trees = limits.read([p for p in MODULES if p.parent != room])
     return {name_of(path): tree for path, tree in trees.items()}
 
@@ -838,7 +838,7 @@ def test_catalog_rules_themselves() -> None:
 
 
 def unpacked(source: str) -> list[int]:
-    """Return the lines of calls that unpack a tuple or list which is written there."""
+    """Return the lines of calls that unpack a literal tuple or list."""
     return [
         argument.lineno
         for node in ast.walk(ast.parse(source))

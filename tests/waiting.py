@@ -1,7 +1,8 @@
-"""Waiting for conditions and for the views, never for a fixed time.
+"""Waits for conditions and for the views, never for a fixed time.
 
-For views, by a marker that travels with the data.  Every test transaction also bumps a row of table ``marker``, which has a view of its own.  All
-views commit a txid together, so once ``marker_view`` shows a number, every view covers it.
+Views are waited for with a marker that travels with the data. Every test transaction also updates a
+row of table ``marker``, which has its own view. All views commit a txid together, so once
+``marker_view`` shows a number, every view covers it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import psycopg
 
 PATIENCE_S = 90.0
-"""How long a test waits for what must happen: a busy machine may be ten times slower."""
+"""How long a test waits for a condition: a busy machine may be ten times slower."""
 
 STOPPED = """
     SELECT string_agg(view_name || ': ' || status || ' ' || coalesce(message, ''), E'\n')
@@ -31,7 +32,7 @@ def wait_until(
     seconds: float = PATIENCE_S,
     every_s: float = 0.01,
 ) -> Any:
-    """The first true answer of ``done``; fails with ``what`` after ``seconds``."""
+    """Return the first true answer of ``done``; fail with ``what`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (answer := done()):
         if time.monotonic() > deadline:
@@ -42,7 +43,7 @@ def wait_until(
 
 
 async def eventually(done: Callable[[], Any], what: str) -> Any:
-    """As ``wait_until``, while the loop goes on; ``done`` may be a coroutine function."""
+    """Wait as ``wait_until`` does, on an event loop; ``done`` may be a coroutine function."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = done()
@@ -55,17 +56,17 @@ async def eventually(done: Callable[[], Any], what: str) -> Any:
 
 
 def at_any_moment(rng: random.Random, least_s: float, most_s: float) -> None:
-    """Let a random time pass: what comes next, mostly a kill, meets the others anywhere."""
+    """Wait for a random time, so that the next step, usually a kill, comes at any point."""
     time.sleep(rng.uniform(least_s, most_s))
 
 
 def time_passes(seconds: float) -> None:
-    """Let so much time pass, where that is what the test is about: an age, a stall."""
+    """Wait for ``seconds``, if the test is about time: an age, a stall."""
     time.sleep(seconds)
 
 
 def again_and_again(seconds: float) -> Iterator[None]:
-    """For so long: to look at what must be so at every moment."""
+    """Yield repeatedly for ``seconds``: for conditions that must hold all the time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         yield
@@ -73,21 +74,21 @@ def again_and_again(seconds: float) -> Iterator[None]:
 
 
 def create_marker(source: psycopg.Connection, commander: psycopg.Connection) -> None:
-    """Make the table and its view."""
+    """Create the marker table and its view."""
     source.execute("CREATE TABLE marker (id int PRIMARY KEY, n bigint)")
     source.execute("INSERT INTO marker VALUES (1, 0)")
     commander.execute("CALL headrace.create_view('marker_view', 'SELECT n FROM marker')")
 
 
 def bump(source: psycopg.Connection) -> int:
-    """Move the marker inside the caller's transaction; returns its new number."""
+    """Increment the marker inside the caller's transaction; return its new number."""
     row = source.execute("UPDATE marker SET n = n + 1 RETURNING n").fetchone()
     assert row is not None
     return row[0]
 
 
 def wait_for(source: psycopg.Connection, number: int, seconds: float = PATIENCE_S) -> None:
-    """Return once the views cover marker ``number``; fail when a view has stopped."""
+    """Return once the views cover marker ``number``; fail if a view has stopped."""
     deadline = time.monotonic() + seconds
     while True:
         row = source.execute("SELECT n FROM marker_view").fetchone()

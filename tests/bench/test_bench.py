@@ -1,4 +1,4 @@
-"""The benchmarks run and count what they say; small sizes, no figures expected."""
+"""The benchmarks run and report every figure; with small sizes, no values are expected."""
 
 import inspect
 import json
@@ -63,7 +63,7 @@ SMALL = {
     "tpch": ("--rows 20000", 22),
     "workers": ("--rows 8000", 1),
 }
-"""By name: as little work as it takes, and the lines that come of it."""
+"""Benchmark -> arguments for as little work as possible, and the number of result lines."""
 
 
 def ran(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -93,7 +93,7 @@ def test_one_rate_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_F_23_tiers_are_measured_beside_plain_rocksdb(capsys: pytest.CaptureFixture[str]) -> None:
-    """The three figures that Flink published: in memory, spilled, and RocksDB alone."""
+    """The three figures that Flink published: state in memory, spilled state, and RocksDB alone."""
     assert main(["state", "--json", "--rows", "20000"]) == 0
     lines = json.loads(capsys.readouterr().out)["results"]["state"]
     found = {line["what"]: line for line in lines}

@@ -1,4 +1,4 @@
-"""What stands around the figures: peers that are not there, pictures, changes of the shapes."""
+"""Peers of the benchmarks: absent peers, plots, and changes of the shapes' tables."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bench.peers import others
 
 def test_a_peer_that_cannot_be_installed_is_a_line_that_says_so(tmp_path: Path) -> None:
     cache = tmp_path / "file"
-    cache.touch()  # no environment can be made in it
+    cache.touch()  # a file: no environment can be made in it
     answers = {"filter": (1, 1.0), "join": (2, 2.0)}
     lines = list(others.measure(others.PEERS[0], cache, tmp_path, answers))
     assert [line.view for line in lines] == ["filter", "join"]
@@ -45,8 +45,8 @@ def test_changes_end_where_they_are_told_to(database: str) -> None:
         stream = shapes.Stream(conn, 1_000)
         stream.fill()
         for _ in range(3):
-            stream.change(50, 100)  # a step is longer than all of them
-            stream.change(130, 100)  # and does not divide them
+            stream.change(50, 100)  # a step longer than all of them
+            stream.change(130, 100)  # a step that does not divide them
         row = conn.execute("SELECT count(*), max(id) FROM orders").fetchone()
-        # A fifth is new; what was inserted last has the number of the last change.
+        # A fifth of the rows is new; the row inserted last has the number of the last change.
         assert row == (1_000, 1_000 + 3 * 180 // 5)

@@ -1,7 +1,8 @@
-"""The third-party corpus in ``../shared/conformance``, when that folder is there.
+"""The third-party corpus in ``../shared/conformance``, if that folder exists.
 
-``make test`` runs a fixed sample of 60 queries, ``make test-all`` all of them.  The judge is
-plain Postgres; wrong, inconsistent, crash and refused_late are defects, unsupported is honest.
+``make test`` runs a fixed sample of 60 queries, ``make test-all`` all of them. Plain Postgres is
+the oracle. The outcomes wrong, inconsistent, crash and refused_late are defects; unsupported is
+allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FOLDER = Path(
         "HEADRACE_CONFORMANCE", Path(__file__).resolve().parents[3] / "shared" / "conformance"
     )
 )
-# What passes today: fewer is a step back, more is to be written here.
+# Numbers of queries that pass today: fewer is a regression, more must be entered here.
 SAMPLE_PASSES = 58
 CORPUS_PASSES = 1128
 TIES = {"nexmark-45ad8cea"}
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(engine, out: Path, *options: str) -> list[dict]:
-    """Run the corpus; returns one result a case."""
+    """Run the corpus; return one result for each case."""
     command = [
         sys.executable, str(FOLDER / "run_conformance.py"),
         "--source-dsn", engine.source, "--engine-dsn", engine.dsn,
@@ -69,7 +70,7 @@ def test_sample_of_60(engine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whole_corpus_of_altered_views(start_engine, database, tmp_path):
-    """With a column more, and back: what each kind of node has kept is what it needs later."""
+    """Each view gets another column and loses it: every node must keep its state."""
     engine = start_engine(database, **spread.ALTERED)
     results = run(engine, tmp_path / "conf")
     counts = assert_no_defect(results)

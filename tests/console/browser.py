@@ -1,4 +1,4 @@
-"""Chromium without a display, and what tests ask of a page in it."""
+"""Headless Chromium, and queries about the page in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ browser_only = pytest.mark.skipif(
 
 
 def make_browser(width: int = 1280, height: int = 800, **media: str) -> Any:
-    """A browser of that size; ``media``: what its reader prefers."""
+    """Start a browser of the given size; ``media``: the user's preferences."""
     options = Options()
     options.binary_location = CHROMIUM or ""
     for flag in (
@@ -33,7 +33,7 @@ def make_browser(width: int = 1280, height: int = 800, **media: str) -> Any:
         "hide-scrollbars",
     ):
         options.add_argument(f"--{flag}")
-    # Nothing of the browser's own may ask anybody.
+    # The browser itself must send no requests.
     for flag in ("disable-background-networking", "disable-component-update", "no-first-run"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -49,7 +49,7 @@ def make_browser(width: int = 1280, height: int = 800, **media: str) -> Any:
 
 
 def resize(driver: Any, width: int, height: int) -> None:
-    """As on a screen of that size."""
+    """Emulate a screen of the given size."""
     driver.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -57,7 +57,7 @@ def resize(driver: Any, width: int, height: int) -> None:
 
 
 def appears(driver: Any, selector: str, count: int = 1) -> Any:
-    """The elements, once there are so many."""
+    """Wait until there are ``count`` elements, and return them."""
     script = "return [...document.querySelectorAll(arguments[0])]"
     return wait_until(
         lambda: found if len(found := driver.execute_script(script, selector)) >= count else None,
@@ -67,12 +67,12 @@ def appears(driver: Any, selector: str, count: int = 1) -> Any:
 
 
 def text_of(driver: Any) -> str:
-    """What can be read."""
+    """Return the visible text."""
     return str(driver.execute_script("return document.body.innerText"))
 
 
 def press(driver: Any, key: str) -> None:
-    """A key, where the focus is."""
+    """Press a key at the focused element."""
     driver.execute_script(
         "(document.activeElement ?? document.body).dispatchEvent("
         "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))",
@@ -81,7 +81,7 @@ def press(driver: Any, key: str) -> None:
 
 
 def requests(driver: Any) -> tuple[list[str], dict[str, int]]:
-    """URLs that the page has asked for, and bytes by URL."""
+    """Return the URLs that the page requested, and bytes by URL."""
     urls: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for entry in driver.get_log("performance"):
@@ -96,5 +96,5 @@ def requests(driver: Any) -> tuple[list[str], dict[str, int]]:
 
 
 def complaints(driver: Any) -> list[str]:
-    """What the browser's console has of warnings and errors."""
+    """Return warnings and errors of the browser's console."""
     return [e["message"] for e in driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]

@@ -1,4 +1,4 @@
-"""Who gets in, and as whom: a server that asks for passwords, and one that trusts this computer."""
+"""Logins of the console: on a server that asks for passwords, and with roles that it trusts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ host all all 127.0.0.1/32 trust
 
 @pytest.fixture(scope="module")
 def source():
-    """A server that trusts ``postgres`` and ``trusted``, and asks joe, ann and closed."""
+    """A server that trusts ``postgres`` and ``trusted``, and asks other roles for passwords."""
     with EmbeddedPostgres(None, 16, durable=False) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("CREATE ROLE joe LOGIN PASSWORD 's3cret'")
@@ -68,7 +68,7 @@ def test_a_role_gets_in_by_its_password_and_is_itself(settings):
     identity, found = entered(settings, "joe", "s3cret")
     assert identity.role == found["s"] == "joe"
     assert identity.key.isdigit()
-    # As everybody: what its own settings say is not what the page relies on.
+    # As for every role: the role's own settings must not affect the page.
     assert found["rows"] == "on"
     assert found["path"] == "pg_catalog, pg_temp"
     assert found["ends"] == "10s"
@@ -89,7 +89,7 @@ def test_nobody_else_does(settings, login):
 
 @pytest.mark.parametrize("role", ["trusted", "postgres"])
 def test_who_is_trusted_by_the_source_has_proved_nothing(settings, role):
-    """It trusts the computer that Headrace runs on; with any password."""
+    """The source trusts Headrace's computer, so it would accept any password."""
     for password in ("s3cret", "anything"):
         with pytest.raises(Refused):
             entered(settings, role, password)
@@ -98,7 +98,7 @@ def test_who_is_trusted_by_the_source_has_proved_nothing(settings, role):
 
 
 def test_what_the_engine_logs_in_with_lets_in_nobody_else(settings, source, monkeypatch, tmp_path):
-    """Not the password in its DSN, nor of environment or file; nor what its DSN sets."""
+    """The engine's own passwords and the options of its DSN help no role to log in."""
     files = tmp_path / "pgpass"
     files.write_text("*:*:*:*:s3cret\n")
     files.chmod(0o600)
@@ -160,12 +160,12 @@ def test_many_tabs_ask_once(settings, monkeypatch):
         other.follow(None)
 
         async def meanwhile():
-            """Somebody else looks three times."""
+            """Wait until the other collector has polled three times."""
             seen = other.looks
             await eventually(lambda: other.looks > seen + 3, "he looks")
 
         await meanwhile()
-        before = looker.looks, len(asked)  # nobody looks: nothing is asked
+        before = looker.looks, len(asked)  # without a tab no queries are sent
         tabs = [looker.follow(None) for _ in range(40)]
         began = time.monotonic()
         await eventually(lambda: looker.looks >= 5, "it looks")
@@ -188,7 +188,7 @@ def test_many_tabs_ask_once(settings, monkeypatch):
     assert {caller for _, caller in asked} == {"joe"}
     assert len(asked) <= (idle + 1) * 4
     assert all(frames == told[0] for frames in told)
-    # The very same bytes: made once.
+    # The frames are the same objects: they are made once.
     assert len({id(frame) for frames in told for frame in frames}) == len(told[0]) == 2
     assert idle == rested <= looks + 1
 

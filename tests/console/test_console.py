@@ -1,4 +1,4 @@
-"""The console of a running engine: what roles are told, and the page in a browser."""
+"""The console of a running engine: the data that roles may see, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def with_token(scene, client):
 
 
 def everything(client, view):
-    """All that the first seconds tell, as text, and by event."""
+    """Return the first events as text, and by name."""
     out = {}
     for name in (None, view):
         stream = client.events(name)
@@ -120,7 +120,7 @@ def test_an_owner_sees_the_row_that_stopped_his_view(scene, client):
     seen = rows(told)
     assert seen["console_a.secret"]["owner"] == "console_a"
     assert seen["public.sales"]["owner"] is None
-    # What is the engine's own is told to members of its role.
+    # Facts about the engine are only for members of its role.
     assert told["overview"]["workers"] == told["overview"]["batches"] == []
     assert {m["view"] for m in told["overview"]["memory"]} <= {
         *("console_a.secret", 'console_a."<img src=x onerror=""document.title=1"">"'),
@@ -172,7 +172,7 @@ def test_a_session_ends_with_its_cookie(scene, client):
     assert json.loads(client.get("/api/me")[1])["role"] == "console_a"
     cookie, stream = client.cookie, client.events()
     assert next(stream)[0] == "overview"
-    # Who logs out of one is in by the other.
+    # After a logout, another session of the same role goes on.
     other = logged_in(Client(scene.port), "console_a")
     assert client.post("/api/logout", {})[0] == 200
     client.cookie = cookie
@@ -191,7 +191,7 @@ def test_a_cookie_of_somebody_else_is_none(scene, client):
 
 
 def test_who_leaves_lets_his_connection_go(scene):
-    """And while he is there, he has one, whatever the number of tabs."""
+    """A role has one connection for all tabs, and none when the last one is closed."""
     backends = functools.partial(
         scene.source.execute,
         "SELECT count(*) FROM pg_stat_activity"
@@ -210,14 +210,14 @@ def test_who_leaves_lets_his_connection_go(scene):
 
 @pytest.fixture(scope="module")
 def browser(scene):
-    """One that is logged in with the link that is printed."""
+    """A browser that is logged in with the printed link."""
     if not (CHROMIUM and DRIVER):
         pytest.skip("chromium and chromium-driver are not installed")
     driver = make_browser()
     try:
         driver.get(f"http://127.0.0.1:{scene.port}/#token={token_of(scene.engine)}")
         appears(driver, ".views tbody tr")
-        # The token is gone from the address, and nothing leads back to it.
+        # The token is gone from the address and from the history.
         assert driver.execute_script("return location.href").endswith(f":{scene.port}/")
         yield driver
     finally:
@@ -236,7 +236,7 @@ def test_the_page_asks_nobody_else_is_small_quick_and_quiet(scene, browser):
     urls, sizes = requests(browser)
     assert home in urls
     assert {u for u in urls if not u.startswith((home, "data:"))} == set()
-    # The token stays here: it was not asked for by its link, and is gone from the address.
+    # The token stays local: no request contained it, and it is gone from the address.
     assert token_of(scene.engine) not in " ".join(urls)
     assert browser.execute_script("return location.hash") == "#/view/public.sales"
     files = {u: n for u, n in sizes.items() if "/api/" not in u}
@@ -298,7 +298,7 @@ def test_keys_lead_everywhere(scene, browser):
     lines = browser.execute_script("return document.querySelector('main').innerText").split("\n")
     assert lines[0] == "Engine"
     assert "div" not in lines
-    # A value and its hint are read as two.
+    # A value and its hint are separate lines.
     hints = browser.execute_script(
         "return [...document.querySelectorAll('.facts dd')].filter((d) => d.querySelector('small.hint'))"
         ".map((d) => [d.innerText, d.querySelector('small.hint').innerText])"
@@ -357,7 +357,7 @@ return bad;
 @browser_only
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_can_read_it_at_any_width(scene, browser, theme):
-    """Names of controls, contrast of text (WCAG AA), and nothing beyond the edge."""
+    """Names of controls, contrast of text (WCAG AA), and no overflow."""
     browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
     try:
         for page, selector in (

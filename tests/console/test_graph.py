@@ -1,4 +1,4 @@
-"""The dataflow is read of what ``explain_view`` writes as JSON."""
+"""The dataflow graph is made from the JSON of ``explain_view``."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def send(number, data):
 
 
 def test_malformed_requests_write_no_tracebacks(settings, caplog):
-    """Each would cost its sender nothing, and fill the disk."""
+    """Tracebacks would fill the disk, and cost the sender nothing."""
     rng = random.Random(13)
     requests = [*NAMED, *(mutated(rng) for _ in range(150))]
 
@@ -147,7 +147,7 @@ def test_an_error_of_ours_is_logged_a_few_times(settings):
     ],
 )
 def test_only_known_host_names_are_answered(settings, host, status):
-    """A page whose domain is made to point here may not read /metrics."""
+    """A page whose domain is pointed to this address must not read /metrics."""
     known = settings.replace(http_hosts="other.example.com, known.example.com")
 
     async def main():
@@ -217,7 +217,7 @@ def test_an_answer_is_not_older_than_its_request(settings):
 
 
 def test_wrong_logins_do_not_lock_out_the_token(settings):
-    """The source cannot be reached, which the right token is told, and the wrong one is not."""
+    """The source is unreachable: the right token is told so, a wrong one is not."""
 
     async def main():
         async with serving(settings) as number:

@@ -1,4 +1,4 @@
-"""The page is in the wheel: who installs it needs no build step, and no network."""
+"""The page is in the wheel: its users need neither a build step nor a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTAINERS = (
     *("main", "nav", "p", "section", "small", "span", "table", "tbody", "td", "th", "thead", "tr"),
     *("strong", "ul"),
 )
-"""Elements that have an end."""
+"""Elements with an end tag."""
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_the_wheel_has_the_page_and_its_licences(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_element_is_closed(page):
-    """An element that stays open in a template is shown as its own name."""
+    """An element left open in a template would be shown as its own name."""
     text = page.read_text()
     counts = {
         name: (len(re.findall(rf"<{name}(?=[\s>])", text)), text.count(f"</{name}>"))

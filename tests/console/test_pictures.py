@@ -1,6 +1,6 @@
-"""The manual's pictures of the console: a shop that is written to, at three widths.
+"""The manual's pictures of the console: a shop with writers, at three widths.
 
-``REWRITE=1 … -m slow`` makes them anew, which takes minutes: curves need a past.
+``REWRITE=1 … -m slow`` makes them again, in minutes: the curves need a history.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_make_them(postgres, start_engine):
         for writer in writers:
             writer.start()
         try:
-            threading.Event().wait(PAST_S)  # nothing but time makes a past
+            threading.Event().wait(PAST_S)  # a history takes time
             _shoot(f"http://127.0.0.1:{port_of(engine)}/#token={token_of(engine)}")
         finally:
             for writer in writers:
@@ -112,7 +112,7 @@ def _shoot(link):
                 driver, width, min(whole, {"desktop": 1150, "tablet": 1480, "phone": 1180}[name])
             )
             driver.execute_script("scrollTo(0, 0)")
-            threading.Event().wait(3.0)  # until it has been drawn, and asked once more
+            threading.Event().wait(3.0)  # until it has been drawn and polled once more
             driver.save_screenshot(str(PICTURES / f"console-{name}.png"))
     finally:
         driver.quit()

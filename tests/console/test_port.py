@@ -1,4 +1,4 @@
-"""The HTTP port without a database: what anybody may send, at any speed."""
+"""The HTTP port without a database: any requests, at any speed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def serving(settings, health=None):
 
 
 async def talk(number, sent, patience_s=20.0):
-    """All that is answered to ``sent``, until the server closes."""
+    """Return the whole answer to ``sent``, until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", number)
     writer.write(sent)
     try:
@@ -115,7 +115,7 @@ def test_a_head_without_end_is_not_read_to_its_end(settings):
             return await talk(number, head), await talk(number, request("GET /livez HTTP/1.1"))
 
     answer, other = asyncio.run(main())
-    # What was not read resets the connection, with or without the answer.
+    # Unread data resets the connection, with or without the answer.
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
     assert other.endswith(b"ok\n")
 
@@ -179,7 +179,7 @@ def test_files_ask_nobody_else_and_are_small(settings):
         if name.startswith("vendor/"):
             continue
         text = data.decode()
-        # The names of namespaces and of projects are no requests; nothing else has a host.
+        # Only names of namespaces and of projects may contain a host: they are no requests.
         assert not re.search(r"(?:src|href)=\"(?!/static/|#|\$)|url\((?!#)|@import", text), name
         assert "innerHTML" not in text, name
         assert "eval(" not in text, name
@@ -246,7 +246,7 @@ def test_a_token_is_guessed_ten_times_a_minute(settings):
         async with serving(settings) as number:
             wrong = [await talk(number, post("/api/login", {"token": f"x{n}"})) for n in range(12)]
             role = await talk(number, post("/api/login", {"role": "a", "password": "b"}))
-            # Who looks is not kept from looking.
+            # Reading is still allowed.
             return [*wrong, role, await talk(number, request("GET /livez HTTP/1.1"))]
 
     answers = asyncio.run(main())
@@ -256,7 +256,7 @@ def test_a_token_is_guessed_ten_times_a_minute(settings):
 
 
 def test_secrets_are_taken_over_tls_or_on_this_computer(settings):
-    """The client's address is told; nothing that it says of itself counts."""
+    """Only the actual address of the client counts, not its headers."""
 
     def safe(host, scheme="http", **more):
         outside = HostInterface(settings.replace(**more), Health(), ask, None, "1")
@@ -355,7 +355,7 @@ def test_who_says_half_a_request_is_sent_away(settings, monkeypatch):
 
 def test_who_reads_nothing_keeps_nobody_waiting(settings, monkeypatch):
     monkeypatch.setattr(port, "UNREAD_S", 0.3)
-    # The system would do it, later.
+    # The system would end it too, but later.
     monkeypatch.setattr(admission, "tune", lambda sock, timeout_ms: None)
 
     class Long(Health):
@@ -372,7 +372,7 @@ def test_who_reads_nothing_keeps_nobody_waiting(settings, monkeypatch):
             await eventually(lambda: not serving.now._state.connections, "it is given up")
             sock.setblocking(False)
             got = 0
-            # What the system still has of it comes slowly through so small a window.
+            # The rest in the system's buffers arrives slowly through so small a window.
             with contextlib.suppress(ConnectionResetError, TimeoutError):
                 async with asyncio.timeout(1):
                     while part := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):

@@ -1,4 +1,4 @@
-"""Sessions end, and logins are counted: by the told time alone."""
+"""Sessions end, and logins are counted, by the given time alone."""
 
 from __future__ import annotations
 

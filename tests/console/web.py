@@ -1,4 +1,4 @@
-"""A plain client of the HTTP port: one cookie, and server-sent events as they come."""
+"""A simple client of the HTTP port: one cookie, and server-sent events as they arrive."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.waiting import PATIENCE_S
 
 
 def port_of(engine: EmbeddedEngine) -> int:
-    """Where the engine's HTTP port is."""
+    """Return the engine's HTTP port."""
     found = re.findall(r'"address": ?"127.0.0.1:(\d+)"', engine.log)
     assert found, engine.log
     return int(found[-1])
 
 
 def token_of(engine: EmbeddedEngine) -> str:
-    """The token that the engine has made."""
+    """Return the token that the engine has made."""
     return Path(engine.data_dir, "console.token").read_text().strip()
 
 
 class Client:
-    """Somebody with a browser's habits and none of its limits."""
+    """A client like a browser, without its restrictions."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -35,11 +35,11 @@ class Client:
         self.headers: dict[str, str] = {}
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
-        """Status and body; ``headers`` of the answer are kept."""
+        """Return status and body; the answer's headers are stored in ``headers``."""
         return self._ask("GET", path, None, headers)
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Status and what the JSON says."""
+        """Return status and decoded JSON."""
         given = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
         }
@@ -48,7 +48,7 @@ class Client:
         return status, json.loads(text) if text.startswith(b"{") else text
 
     def events(self, view: str | None = None) -> Iterator[tuple[str, Any]]:
-        """(event, data) as they come; closing the iterator leaves."""
+        """Yield (event, data) as they arrive; closing the iterator disconnects."""
         conn = self._connect()
         path = "/api/events" + (f"?view={quote(view)}" if view else "")
         conn.request("GET", path, headers={"cookie": self.cookie})
@@ -65,7 +65,7 @@ class Client:
             conn.close()
 
     def first(self, event: str, view: str | None = None) -> Any:
-        """What the first event of that name says."""
+        """Return the data of the first event of that name."""
         stream = self.events(view)
         try:
             return next(data for name, data in stream if name == event)

@@ -441,7 +441,7 @@ def test_aggregates_of_one_level_see_their_rows_in_one_order(source, commander):
 
 
 def test_a_group_shows_its_keys_as_one_row_has_them(source, commander):
-    """It shows one of 1.0 and 1.00, and the other key's value from the same row."""
+    """A group shows one of 1.0 and 1.00, and the other key's value from the same row."""
     source.execute("CREATE TABLE p (id int PRIMARY KEY, n numeric, m numeric, i interval)")
     create_marker(source, commander)
     queries = {

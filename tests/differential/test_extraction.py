@@ -118,7 +118,7 @@ def where(source, query: str) -> list[bool]:
 @pytest.mark.usefixtures("filled")
 def test_what_is_left_out(source):
     assert where(source, "SELECT id FROM example_table WHERE b > 1") == [True]
-    # Its texts may be stored out of line.
+    # Texts of column c may be stored out of line.
     assert where(source, "SELECT id, c FROM example_table WHERE b > 1") == [False]
     source.execute("ALTER TABLE example_table ADD short numeric(10,2), ADD long numeric")
     assert where(source, "SELECT id, short FROM example_table WHERE b > 1") == [True]

@@ -1,4 +1,4 @@
-"""A program at a terminal: what it shows, and keys for it."""
+"""A program in a terminal: its output, and keys pressed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace import clock
 
 PATIENCE_S = 120
 SHOWN = 3000
-"""Characters of a failure's message."""
+"""Length of the output in a failure's message, in characters."""
 
 
 class Terminal:
-    """See the module; a group of processes of its own."""
+    """A program in a pseudo-terminal, with its own process group."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, words: str, patience_s: float = PATIENCE_S) -> None:
-        """Read until it has shown ``words`` since the last key."""
+        """Read until the program has shown ``words`` since the last key."""
         until = clock.monotonic() + patience_s
         while words not in self.seen:
             shown = self.seen[-SHOWN:]
@@ -50,7 +50,7 @@ class Terminal:
             self.read(0.5)
 
     def read(self, seconds: float) -> str:
-        """What it has shown, with what comes now."""
+        """Read for at most ``seconds``; return the output since the last key."""
         if select.select([self.file], [], [], seconds)[0]:
             try:
                 self.seen += os.read(self.file, 65_536).decode(errors="replace")
@@ -59,19 +59,19 @@ class Terminal:
         return self.seen
 
     def press(self, key: str) -> None:
-        """Press a key; what was shown before is forgotten."""
+        """Press a key; forget the earlier output."""
         self.seen = ""
         os.write(self.file, key.encode())
 
     def end(self) -> int:
-        """Wait for its end; its status."""
+        """Wait for the program's end; return its status."""
         until = clock.monotonic() + PATIENCE_S
         while self.process.poll() is None and clock.monotonic() < until:
             self.read(0.2)
         return self.process.wait(1)
 
     def close(self) -> None:
-        """End it, if it has not."""
+        """End the program if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.end()

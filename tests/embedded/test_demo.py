@@ -1,4 +1,4 @@
-"""`headrace demo --once`, small: the whole line in one test."""
+"""`headrace demo --once`, small: all its parts in one test."""
 
 import json
 import subprocess

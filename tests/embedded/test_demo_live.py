@@ -1,4 +1,4 @@
-"""The demo as somebody at a terminal has it: keys, a kill, and how it ends."""
+"""The demo in a terminal: keys, a kill, and its end."""
 
 import re
 import signal

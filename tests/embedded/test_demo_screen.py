@@ -1,4 +1,4 @@
-"""The picture of the demo, from numbers that stand here."""
+"""The screen of the demo, from fixed numbers."""
 
 import math
 

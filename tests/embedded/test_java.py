@@ -1,4 +1,4 @@
-"""Which Java is chosen, and that the wheel's starts although Spark asks for more."""
+"""The choice of the Java version; the wheel's starts although Spark asks for a later one."""
 
 import subprocess
 from collections.abc import Iterator

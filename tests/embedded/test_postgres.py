@@ -31,7 +31,7 @@ def value(dsn: str, query: str) -> object:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def test_root_copies_a_wheel_that_lies_in_a_private_directory(
     for folder in (wheel, wheel.with_name(f"{wheel.name}.libs")):
         shutil.copytree(folder, private / folder.name, symlinks=True)
     monkeypatch.syspath_prepend(str(private))
-    monkeypatch.setattr("headrace.embedded.binaries.WHEEL", "pytest")  # a cache apart
+    monkeypatch.setattr("headrace.embedded.binaries.WHEEL", "pytest")  # a separate cache
     copied = install_dir(16, account())
     try:
         assert not copied.is_relative_to(private)

@@ -205,7 +205,7 @@ def test_enums_are_equal_as_their_labels_are(conn, monkeypatch):
         node = Native("cast", (Column(0, oid),), EDGES[target][0])
         check(conn, f"$1::{target}", ["pg_temp.mood"], values, op, node)
         assert not may_raise(node)
-    # Their order is not that of their labels.
+    # An enum's order is not that of its labels.
     assert resolve("<", [mood, mood]) is None
     assert resolve("=", [mood, TypeRef(oid + 1, enum=True)]) is None
 

@@ -110,7 +110,7 @@ def test_more_threads_than_connections(database, pool):
 
 
 def test_an_owner_finds_nothing_of_anothers(database):
-    """It finds no settings or objects of an earlier statement, and has another backend."""
+    """An owner finds no settings or objects of an earlier statement, and has another backend."""
     keep = "pg_advisory_lock(7)::text || pg_backend_pid() || $1"
     kept = (
         "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE"
@@ -177,7 +177,7 @@ LEAVES = {
 
 @pytest.mark.parametrize(("leave", "look", "found"), LEAVES.values(), ids=LEAVES)
 def test_a_statement_leaves_nothing_for_the_next(database, leave, look, found):
-    """This holds where transactions were set to write before, and for a superuser."""
+    """Nothing stays where transactions were set to write before, nor for a superuser."""
     off = "SET default_transaction_read_only = off"
     with closing(Pool(1)) as pool, psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE written (what text)")
@@ -540,7 +540,7 @@ def test_an_owner_is_found_out_whichever_process_runs_its_code(database, tmp_pat
 
 
 def test_a_victim_is_not_blamed_for_another_process(database, tmp_path):
-    """Its statements run alone, and the other process attacks without a pause."""
+    """The victim's statements run alone, and the other process attacks without a pause."""
     with closing(Pool(2, tmp_path)) as pool, attacking(database, tmp_path) as attacks:
         attacks.orders.write("go\n" * 40)
         attacks.orders.close()
@@ -595,7 +595,7 @@ def test_a_statement_of_another_process_that_does_not_end_holds_up_nobody(
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_statement_without_a_turn_voids_the_proofs_of_others(database, tmp_path, beside):
-    """Its code may have terminated the probe of the statement that ran alone."""
+    """The statement's code may have terminated the probe of the statement that ran alone."""
     here, other = Terminations(tmp_path), EvaluationTurns(tmp_path)
     guilty = contextlib.nullcontext() if beside else pytest.raises(SessionsTerminated)
     with (

@@ -1,4 +1,4 @@
-"""The engine in this process, for what is done to it from inside."""
+"""An engine in the test's process, so that tests can reach its internals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hazard tests share: conditions to wait for, and facts about slot, worker and views."""
+"""Helpers of the hazard tests: conditions to wait for, and facts about slot, worker and views."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BEGIN
     RETURN have;
 END $$
 """
-"""What never ends, nor lets itself be cancelled, where it is given the text ``poison``."""
+"""A function that never ends and ignores cancel requests if it is given the text ``poison``."""
 
 
 def slot(conn: psycopg.Connection, name: str) -> tuple[int, int]:
-    """(confirmed, restart) positions of a slot."""
+    """Return the (confirmed, restart) positions of a slot."""
     row = conn.execute(
         "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_replication_slots"
         " WHERE slot_name = %s",
@@ -50,7 +50,7 @@ def signal_worker(engine: EmbeddedEngine, number: signal.Signals) -> None:
 
 
 def memory_peak_bytes(pid: int) -> int:
-    """The most memory a process has had resident."""
+    """Return the peak resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""A view is fed from a connection point while builder or worker are killed (A-25, A-45)."""
+"""A view is fed from a connection point while the builder or the worker is killed (A-25, A-45)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def source(engine):
 
 
 def call(engine, statement: str, *values: object) -> psycopg.Error | None:
-    """What a call has failed with."""
+    """Run a call; return its error."""
     try:
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
             conn.execute(statement, values)
@@ -64,7 +64,7 @@ def call(engine, statement: str, *values: object) -> psycopg.Error | None:
 
 
 def check(engine, source) -> None:
-    """Both are there, run, and show their queries."""
+    """Check that both views exist, run, and equal their queries."""
     for name in ("v", "w"):
         wait_until(lambda n=name: status_of(source, n)[0] == "running", f"{name} runs", 60)
         wait = f"CALL headrace.wait_for('{name}')"
@@ -79,7 +79,7 @@ def rarely(point: str):
 
 @pytest.mark.parametrize("point", [rarely(point) for point in BUILDER + WORKER])
 def test_a45_killed_at_a_point(engine, source, traps, point):
-    """It is there or it is not; and nothing is left that a second call stumbles over."""
+    """The view exists or it does not; nothing is left behind that makes a second call fail."""
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
     assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
     with Writers(engine.source):
@@ -116,7 +116,7 @@ def test_a45_the_worker_is_killed_at_any_moment(engine, source):
 
 @pytest.mark.slow
 def test_a25_lost_states_come_back(engine, source):
-    """The view first, then who is fed from it."""
+    """The view is repaired first, then the view that is fed from it."""
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
     assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
     assert call(engine, CREATE, SUMS) is None

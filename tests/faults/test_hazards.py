@@ -27,14 +27,14 @@ MIB = 1024 * 1024
 
 @pytest.fixture(scope="module")
 def server():
-    """A server that may be killed: nobody else uses it."""
+    """A server that no other test uses: it may be killed."""
     with EmbeddedPostgres(None, 16, durable=False) as made:
         yield made
 
 
 @pytest.fixture
 def mortal(server):
-    """DSN of a fresh database on it."""
+    """The DSN of a fresh database on ``server``."""
     name = f"i_{uuid.uuid4().hex[:12]}"
     with connect(server.dsn()) as conn:
         conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -48,7 +48,7 @@ def connect(dsn: str) -> psycopg.Connection:
 
 
 def create(engine, source: psycopg.Connection, views: dict[str, str], options: str = "{}") -> None:
-    """The marker and ``views``."""
+    """Create the marker and ``views``."""
     with connect(engine.dsn) as commander:
         create_marker(source, commander)
         for name, query in views.items():
@@ -69,7 +69,7 @@ def check(source: psycopg.Connection, views: dict[str, str]) -> None:
 
 
 def test_server_killed_and_slot_gone_back(server, mortal, start_engine):  # H17
-    """kill -9 of the whole server: the slot's position of after its last save is lost."""
+    """kill -9 of the whole server loses the slot's positions since its last save."""
     views = {
         "copy": "SELECT id, n FROM t",
         "total": "SELECT n % 3 AS g, count(*) AS n, sum(n) AS s FROM t GROUP BY n % 3",
@@ -95,7 +95,7 @@ def test_server_killed_and_slot_gone_back(server, mortal, start_engine):  # H17
         server.start()
         with connect(mortal) as source:
             went_back += slot(source, name)[0] < min(before, done)
-            # Rows behind the gap, before anybody streams again.
+            # Rows beyond the lost positions, before the stream starts again.
             source.execute("INSERT INTO t (n) SELECT i FROM generate_series(1, 50) i")
             source.execute("DELETE FROM t WHERE id % 11 = 0")
             signal_worker(engine, signal.SIGCONT)
@@ -120,7 +120,7 @@ def test_writes_of_others_do_not_pin_wal(mortal, start_engine):  # H16
             )
 
             def released() -> bool:
-                # What a server writes by itself every few seconds.
+                # The record that a server writes by itself every few seconds.
                 source.execute("SELECT pg_log_standby_snapshot()")
                 return wal_end(source) - slot(source, name)[1] < 8 * MIB
 
@@ -135,7 +135,7 @@ def test_writes_of_others_do_not_pin_wal(mortal, start_engine):  # H16
 
 @pytest.mark.slow
 def test_kills_while_large_copies_arrive(engine):  # H18
-    """Rows of one COPY share LSNs: positions are those of transactions, never of rows."""
+    """The rows of one COPY share LSNs: positions belong to transactions, never to rows."""
     rng = random.Random(18)
     views = {"copy": "SELECT id, n, s FROM t", "total": "SELECT n, count(*) AS c FROM t GROUP BY n"}
     with connect(engine.source) as source:
@@ -170,7 +170,7 @@ def test_second_engine_is_refused_and_told_why(engine, tmp_path, monkeypatch):  
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_path):
-    """H21: the first one sleeps, loses its connections, and finds the second one at work."""
+    """H21: the first engine is stopped, loses its connections, and meets the second one."""
     views = {"copy": "SELECT id, n FROM t", "total": "SELECT count(*) AS c, sum(n) AS s FROM t"}
     with connect(engine.source) as source:
         source.execute("CREATE TABLE t (id bigserial PRIMARY KEY, n int)")
@@ -180,7 +180,7 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
         os.killpg(engine.pid, signal.SIGSTOP)
         try:
             source.execute("INSERT INTO t (n) SELECT i FROM generate_series(1, 50) i")
-            # What the server's keepalive does to a machine that does not answer.
+            # The effect of the server's keepalive on a machine that does not answer.
             source.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -210,7 +210,8 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
         wait_until(lambda: slot(source, name)[0] >= done, "the second has confirmed")
         kept = source.execute("SELECT * FROM copy ORDER BY id").fetchall()
         second.kill9()
-        # Alone again, its state is older than what was confirmed: it says so, and writes nothing.
+        # Alone again, its state is older than the confirmed position: it reports that and writes
+        # nothing.
         source.execute("INSERT INTO t (n) VALUES (77)")
         wait_until(lambda: status_of(source, "copy")[0] == "error", "the view is stopped")
         assert status_of(source, "copy")[1] == ContinuityLost.sqlstate

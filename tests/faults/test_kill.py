@@ -1,7 +1,7 @@
 """kill -9 of the worker, the builder and the whole server at random moments.
 
-Writers move money between accounts and keep a ledger all the while.  Whatever is killed, nothing
-is lost or doubled, and no reader ever sees half of a transfer.
+Writers move money between accounts and record every transfer in a ledger. After any kill nothing is
+lost or doubled, and no reader ever sees half of a transfer.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def test_kill_during_population_leaves_nothing_or_everything(engine, victim, tim
 
 
 def attempt(engine, source, name: str, victim: str, rng: random.Random) -> dict[str, str]:
-    """Create a view and kill ``victim`` meanwhile; the view is whole afterwards or not there."""
+    """Create a view and kill ``victim`` meanwhile; the view is complete afterwards or absent."""
     query = VIEWS["entries"]
     outcome: list[BaseException | None] = []
 
@@ -234,7 +234,7 @@ def attempt(engine, source, name: str, victim: str, rng: random.Random) -> dict[
 
 
 def decided(source, name: str) -> tuple | None:
-    """The view's catalog status once it is there or gone: a new builder tidies up."""
+    """Return the view's catalog status once it is created or gone; a new builder cleans up."""
 
     def status() -> tuple | None:
         return source.execute(

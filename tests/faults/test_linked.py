@@ -1,7 +1,7 @@
-"""Views on four workers, two of them elsewhere, and seeded troubles of workers and their links.
+"""Views on four workers, two of them remote, and seeded troubles of workers and their links.
 
-A hundred of them in ten seeds; one alone: ``pytest tests/faults/test_linked.py -k seed7``.  It
-prints what it did, and the ends of the logs.
+Ten seeds have a hundred troubles; to run one: ``pytest tests/faults/test_linked.py -k seed7``. A
+seed prints its actions and the ends of the logs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.faults.matrix.linked import LinkedWorld
 
 SEEDS = 10
 TROUBLES = 10
-"""Of each seed."""
+"""Number of troubles of a seed."""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Seeded faults, several in a row on one engine; after each one nothing is lost or doubled.
 
-One failing seed alone: ``pytest tests/faults/test_matrix.py -k seed17``.  It prints what it
-did, and the ends of the logs.
+To run one failing seed: ``pytest tests/faults/test_matrix.py -k seed17``. A seed prints its actions
+and the ends of the logs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tests.faults.matrix import deck
 from tests.faults.matrix.world import World
 
 SEEDS = 47
-"""So many as the largest deck has cards; 47 seeds of six faults each are 282."""
+"""The number of cards of the largest deck; 47 seeds of six faults each are 282."""
 QUICK = 1, 3
-"""Seed that `make test` runs, and so many of its faults."""
+"""The seed that `make test` runs, and the number of its faults."""
 KEPT_HERE = 1000
-"""Even, as all with `wal_retention = local`."""
+"""An even seed: those have `wal_retention = local`."""
 
 
 @pytest.fixture(scope="module")
 def server():
-    """A server that may be killed: nobody else uses it."""
+    """A server that no other test uses: it may be killed."""
     settings = {"deadlock_timeout": "50ms"}
     with EmbeddedPostgres(None, 16, settings, durable=False) as made:
         yield made

@@ -1,4 +1,4 @@
-"""What is lost at once for all views, and kills amid what mends it: all are right again by themselves."""
+"""Losses that concern all views at once, and kills during their repair: all views recover."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ids(source: psycopg.Connection) -> set[int]:
 
 
 def mended(source: psycopg.Connection, views: dict[str, str], before: set[int]) -> int:
-    """Wait until all are filled anew and equal; how many snapshots there were at once."""
+    """Wait until all views are populated again and equal; return the peak number of snapshots."""
     most = 0
 
     def done() -> bool:
@@ -75,7 +75,7 @@ def mended(source: psycopg.Connection, views: dict[str, str], before: set[int]) 
 
 
 def leftovers(source: psycopg.Connection) -> list:
-    """Slots of populations, and tables that nobody reads but are published."""
+    """Return slots of populations, and published tables that no view reads."""
     return source.execute(
         "SELECT slot_name::text FROM pg_replication_slots WHERE temporary"
         " AND database = current_database()"
@@ -113,17 +113,17 @@ def test_all_is_lost_at_once(database, start_engine):
         before = ids(source)
         engine.start()
         assert mended(source, views, before) <= SIDE_BY_SIDE
-        # The slot, while all run.
+        # The slot, while all views run.
         before = ids(source)
         drop_slot(source, engine.env["HEADRACE_SLOT_NAME"])
         source.execute("UPDATE items SET g = g + 1, x = x + 1")
         assert mended(source, views, before) <= SIDE_BY_SIDE
-        # The files of the state, under the worker that has them open.
+        # The files of the state, while the worker has them open.
         before = ids(source)
         state = engine.data_dir / "state"
 
         def removed() -> bool:
-            # It may have made a file since the folder was looked through.
+            # The worker may have created a file after the folder was listed.
             shutil.rmtree(state, ignore_errors=True)
             return not state.exists()
 
@@ -156,7 +156,7 @@ def test_killed_amid_mending_and_the_catalog_dropped(database, start_engine, tmp
         fill(source)
         views = create(source, QUERIES[: len(points)])
         for name, point in zip(views, points, strict=True):
-            # The last one: everything is killed at once.
+            # In the last round, all processes are killed at once.
             (traps / point).write_text("hang:1" if point == "cp07" else "kill:1")
             before = source.execute(
                 "SELECT id FROM headrace.views WHERE view_name = %s", (name,)
@@ -172,7 +172,7 @@ def test_killed_amid_mending_and_the_catalog_dropped(database, start_engine, tmp
             source.execute("CALL headrace.wait_for(%s)", (name,))
             assert differs(source, name, query) == []
         wait_until(lambda: leftovers(source) == [], "nothing is left")
-        # What is known of the views is dropped: the engine says so and ends; tables stay.
+        # The catalog of the views is dropped: the engine reports it and ends; the tables stay.
         process = engine._process
         source.execute("DROP SCHEMA headrace CASCADE")
         assert process.wait(PATIENCE_S) == 1
@@ -199,7 +199,7 @@ def mended_one(source: psycopg.Connection, name: str, before: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_restored_source(start_engine, tmp_path):
-    """The same system and timeline, further back: also for views that were not written since."""
+    """A source restored to an earlier state of the same timeline: every view notices."""
     with EmbeddedPostgres(None, 16, durable=False) as server:
         name = f"m_{uuid.uuid4().hex[:12]}"
         with connect(server.dsn()) as conn:
@@ -216,7 +216,7 @@ def test_a_restored_source(start_engine, tmp_path):
         keep_owner(server.data_dir, backup)
         server.start()
         with connect(dsn) as source:
-            # Only of items; the view of others sees nothing but WAL pass by.
+            # Changes only items; for views of other tables only the WAL position moves.
             source.execute("UPDATE items SET x = x + 1")
             source.execute("INSERT INTO quiet SELECT i FROM generate_series(1, 100000) i")
             done = wal_end(source)
@@ -228,7 +228,7 @@ def test_a_restored_source(start_engine, tmp_path):
                 lambda: source.execute(confirmed, (slot,)).fetchone()[0] >= done,
                 "all of it is confirmed",
             )
-        signal_worker(engine, signal.SIGSTOP)  # it meets the restored one
+        signal_worker(engine, signal.SIGSTOP)  # so that it meets the restored server
         server.stop("immediate")
         shutil.rmtree(server.data_dir)
         shutil.copytree(backup, server.data_dir, symlinks=True)
@@ -250,7 +250,7 @@ def test_a_restored_source(start_engine, tmp_path):
 
 
 def keep_owner(of, path) -> None:
-    """Files of ``path`` belong to whom ``of`` belongs to: a server does not run as root."""
+    """Give the files of ``path`` the owner of ``of``: a server does not run as root."""
     owner = of.stat()
     for entry in (path, *path.rglob("*")):
         os.chown(entry, owner.st_uid, owner.st_gid, follow_symlinks=False)

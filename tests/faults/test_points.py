@@ -25,7 +25,7 @@ SELECT (SELECT ROW(count(*), sum(x))::text FROM open_items),
 
 
 class Writers:
-    """Change items and groups until they are stopped."""
+    """Threads that change items and groups until stopped."""
 
     def __init__(self, dsn: str) -> None:
         self.done = 0
@@ -60,7 +60,7 @@ class Writers:
 
 
 def attach(engine, source, name: str, query: str, rng: random.Random) -> None:
-    """Create a view while the worker is killed; again, where that has ended it."""
+    """Create a view while the worker is killed; repeat the call if the kill ended it."""
     told: list[psycopg.Error | None] = []
 
     def create() -> None:
@@ -80,7 +80,7 @@ def attach(engine, source, name: str, query: str, rng: random.Random) -> None:
         failed = told.pop()
         if source.execute("SELECT to_regclass(%s)", (name,)).fetchone()[0] is not None:
             return
-        # A kill may end a population: for a reason that says "later".
+        # A kill may end a population, with a code that allows a retry.
         assert failed is not None
         assert failed.sqlstate[:2] in ("08", "55", "57"), failed
 
@@ -112,7 +112,7 @@ def test_a25_attached_amid_writers_and_kills(engine, seed):
         with Writers(engine.source) as writers:
             for name, query in ATTACHED.items():
                 attach(engine, source, name, query.format("open_items"), rng)
-                # A new view begins where its snapshot is; they are beyond that, all of them, then.
+                # A new view begins at its snapshot; wait until all views are beyond it.
                 wait_for(source, bump(source))
                 signal_worker(engine, signal.SIGKILL)
                 for _ in again_and_again(0.7):
@@ -125,7 +125,7 @@ def test_a25_attached_amid_writers_and_kills(engine, seed):
 
 
 def check(source: psycopg.Connection, since: int) -> None:
-    """Views equal their queries over tables, and what the point tells of its past is right."""
+    """Check the views against their queries, and the connection point's history."""
     assert differs(source, "open_items", POINT) == []
     for name, query in ATTACHED.items():
         assert differs(source, name, query.format(f"({POINT}) q")) == [], name

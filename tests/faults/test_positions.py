@@ -1,4 +1,4 @@
-"""H14 and the WAL budget: what is confirmed to the source, and what may hold it back."""
+"""H14 and the WAL budget: the positions confirmed to the source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i;
 
 
 def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14
-    """After kill -9 at any moment the state on disk covers what the slot was told."""
+    """After kill -9 at any moment the state on disk covers the position confirmed to the slot."""
     running = start(feedback_interval_ms=1)
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "items"), QUERY)
@@ -56,7 +56,7 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
             )
         worker.process.send_signal(signal.SIGKILL)
         worker.close()
-        # Four deaths in a row at one place would be some view's fault.
+        # Four deaths in a row at one batch would be attributed to a view.
         for file in settings.run_dir.glob("worker.*"):
             file.unlink()
         wait_until(
@@ -97,7 +97,7 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
         kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
         source.execute("UPDATE items SET price = price + 1 WHERE id < 5")
         settle(running, source)
-        # Where it began to lack something; the server may not have heard of all before that.
+        # The position from which the view lacks changes; a later one must not be confirmed.
         mark = running.book.views[view_id].mark
         held = running.on(lambda: running.book.covered(mark))
         source.execute("UPDATE items SET price = price + 1 WHERE id < 9")
@@ -139,7 +139,7 @@ def test_view_blocked_after_idle_time_catches_up(start, database, source):
         blocker.execute("LOCK TABLE a IN SHARE MODE")
         source.execute("UPDATE items SET price = price + 1")
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
-        running.stop()  # what the next one knows comes from the disk
+        running.stop()  # the next engine knows only the state on disk
         running = start(feedback_interval_ms=20, sink_retry_ms=100)
         source.execute("UPDATE items SET price = price + 1")
         wait_until(lambda: differs(source, "b", QUERY) == [], "the other goes on")
@@ -148,7 +148,7 @@ def test_view_blocked_after_idle_time_catches_up(start, database, source):
 
 
 def test_blocked_view_is_tried_again_in_time(start, database, source):
-    """The next attempt wakes the engine by itself, whatever else it waits for."""
+    """The next attempt wakes the engine even if it waits for nothing else."""
     running = start(sink_retry_ms=200, feedback_interval_ms=600_000)
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
     with psycopg.connect(database) as blocker:
@@ -162,7 +162,7 @@ def test_blocked_view_is_tried_again_in_time(start, database, source):
 def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
     start, database, source, tmp_path
 ):
-    """H21: the state of an engine that never made a checkpoint knows where it began."""
+    """H21: the state of an engine that never wrote a checkpoint knows its start position."""
     never = {"checkpoint_interval_ms": 600_000, "feedback_interval_ms": 600_000}
     running = start(**never)
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
@@ -184,7 +184,7 @@ def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
 
 @pytest.mark.parametrize("case", ["cut otherwise", "unknown to the state"])
 def test_batches_written_by_another_engine_are_noticed(start, database, source, case):
-    """H21: two engines cut batches differently; the numbers alone would look right."""
+    """H21: two engines cut batches differently; the batch numbers alone would look right."""
     running = start()
     view_id = create_view(running, database, "a", source_plan(source, "items"), QUERY)
     source.execute("UPDATE items SET price = price + 1")
@@ -195,7 +195,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
     mark = positions.views(files)[view_id]
     meta: positions.Meta = {}
     if case == "cut otherwise":
-        # We had recorded the next batch; the other one wrote it with another end.
+        # This engine recorded the next batch; the other engine wrote it with another end.
         end = mark.lsn + 800
         positions.put_record(meta, positions.BatchRecord(mark.txid + 1, mark.lsn, end, 0))
         source.execute(
@@ -203,7 +203,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
             (mark.txid + 1,),
         )
     else:
-        # To us the batch was empty; the other one's batch of that number was not.
+        # For this engine the batch was empty; the other engine's batch of that number was not.
         older = positions.StateMark(mark.txid, mark.lsn, mark.sink_txid - 1)
         positions.put_view(meta, view_id, older)
     files.put_meta(meta, sync=True)
@@ -216,7 +216,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
 
 
 def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(start, database, source):
-    """Parts of a batch that nobody reads who lacks it are neither sent nor counted."""
+    """A retry neither reads nor counts the parts of a batch that the blocked view does not need."""
     source.execute("CREATE TABLE others (id int PRIMARY KEY, name text, price numeric)")
     running = start(spool_bytes_min=1_000, sink_retry_ms=100)
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
@@ -225,7 +225,7 @@ def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(start, dat
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE b IN SHARE MODE")
         with source.transaction():
-            source.execute("UPDATE items SET name = repeat(name, 30)")  # to a file
+            source.execute("UPDATE items SET name = repeat(name, 30)")  # goes to a file
             source.execute("INSERT INTO others VALUES (1, 'one', 1)")
         wait_until(lambda: status_of(source, "b")[0] == "sink_error", "it is blocked")
     wait_until(lambda: differs(source, "b", others) == [], "it has caught up")

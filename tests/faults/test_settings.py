@@ -1,7 +1,7 @@
-"""H4, H5, H6: a value has one text, whatever database and role set, before and meanwhile.
+"""H4, H5, H6: a value has one text, under all settings of database and role.
 
-Every row is updated to itself.  If population and stream spelled one value differently, the view
-would lose a row and gain another; so its rows must not even be touched.
+Every row is updated to itself. If population and stream spelled a value differently, the view would
+lose a row and gain another; so the view's rows must stay untouched.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ VIEWS = {
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    """A session that is not affected by what the test sets."""
+    """Open a session whose settings are pinned, so that the test does not change them."""
     pinned = "-c search_path=public -c client_encoding=UTF8 -c standard_conforming_strings=on"
     pinned += " -c extra_float_digits=3 -c default_transaction_isolation=read\\ committed"
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, options=pinned)
 
 
 def change(source: psycopg.Connection, which: int) -> None:
-    """Settings of the database, and of our role in it: the role's come first."""
+    """Change settings of the database, and of the current role in it; those of the role win."""
     name = source.info.dbname
     for setting, values in SETTINGS.items():
         value = f"'{values[which]}'" if setting != "search_path" else values[which]
@@ -83,7 +83,7 @@ def change(source: psycopg.Connection, which: int) -> None:
 
 
 def reconnect(source: psycopg.Connection) -> None:
-    """End every other session of the database: new ones start under the new settings."""
+    """End every other session of the database, so that new ones start with the new settings."""
     source.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -101,7 +101,7 @@ def touched(source: psycopg.Connection) -> list[tuple[object, ...]]:
 
 
 def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
-    """Update all to itself, in one go and row by row; nothing in the views may move."""
+    """Update rows to themselves, together and singly; the rows of the views must not move."""
     wait_for(source, bump(source), 90)
     before = touched(source)
     assert before
@@ -112,7 +112,7 @@ def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
     assert touched(source) == before
     for name, query in views.items():
         assert not (wrong := differs(source, name, query)), "\n".join([name, *wrong])
-    # And a row goes when it is deleted: its stored text is the stream's.
+    # A deleted row leaves the view: its stored text equals that of the stream.
     with source.transaction():
         source.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM vals WHERE id = 2")
         source.execute("DELETE FROM vals WHERE id = 2")

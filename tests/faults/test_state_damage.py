@@ -1,6 +1,6 @@
-"""H22: files of the state that were cut, emptied, removed or have flipped bytes.
+"""H22: files of the state that are truncated, emptied, removed or have flipped bytes.
 
-Damage is refused, or what is found is a whole earlier checkpoint; never something in between.
+Opening them fails, or gives a complete earlier checkpoint; never a mixture.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAYS = [
 
 
 def fill(path) -> None:
-    """Checkpoints of two states and metadata, some of them in files, some in the log."""
+    """Write checkpoints of two states and metadata, some into files, some into the log."""
     database = RocksDatabase(path)
     store = database.view(1)
     for number in range(ROUNDS):
@@ -55,7 +55,7 @@ def fill(path) -> None:
 
 
 def read(path) -> int:
-    """The checkpoint that is found, proven whole; -1: nothing at all."""
+    """Return the number of the checkpoint found, after checking that it is complete; -1: none."""
     database = RocksDatabase(path)
     try:
         stamp = database.get_meta(b"stamp")
@@ -120,7 +120,7 @@ def test_no_damaged_file_is_ever_loaded(tmp_path):
             except StateDamaged:
                 refused += 1
                 continue
-            # An earlier checkpoint is what a crash leaves too; the positions in it are as old.
+            # A crash may leave an earlier checkpoint too; its positions are as old as its data.
             earlier = file.suffix == ".log"
             assert found == ROUNDS - 1 or earlier, (file.name, how, place, found)
     assert refused > 20, "most of it must have been noticed"
@@ -141,7 +141,7 @@ def two_views(start, database, source) -> Running:
     source.execute("UPDATE items SET price = price + 1")
     source.execute("UPDATE others SET price = price + 1")
     settle(running, source, 60)
-    # As the builder does after the adoption.
+    # As the builder does after the view was adopted.
     shutil.rmtree(running.settings.staging_dir)
     return running
 
@@ -163,7 +163,7 @@ def test_damaged_state_is_set_aside_and_the_views_say_so(start, database, source
         assert "headrace.resync_view" in (message or "")
     assert state.with_name("state.damaged-1").is_dir()
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == before
-    # The name is free after a drop; a new view works beside what is left.
+    # The name is free after a drop, and a new view is not disturbed by leftovers.
     create_view(running, database, "c", source_plan(source, "items"), QUERY)
     source.execute("UPDATE items SET price = 0 WHERE id % 2 = 0")
     settle(running, source, 60)
@@ -171,7 +171,7 @@ def test_damaged_state_is_set_aside_and_the_views_say_so(start, database, source
 
 
 def test_files_deleted_under_an_open_database(tmp_path):
-    """No later try finds them: it is not taken for a disk that is full for a while."""
+    """Retrying cannot repair this error, so it is not treated as a full disk."""
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
     shutil.rmtree(tmp_path / "db")
@@ -220,11 +220,11 @@ def test_damaged_block_stops_its_view_and_no_other(start, database, source):
 
 
 def test_log_of_the_state_cut_while_stopped(start, database, source):
-    """The state is older then: it catches up if the source still has all, or says it has not."""
+    """The state is older then: it catches up, or reports that the source lacks changes."""
     running = two_views(start, database, source)
     state = running.settings.state_dir
     image = state.with_name("image")
-    copy_state(running, image)  # as kill -9 would leave it
+    copy_state(running, image)  # the files that kill -9 would leave
     running.stop()
     shutil.rmtree(state)
     image.rename(state)
@@ -243,7 +243,7 @@ def test_log_of_the_state_cut_while_stopped(start, database, source):
 
 
 def test_old_population_is_not_taken_for_lost_state(start, database, source):
-    """What was staged long ago may still be there when the state is lost: it is too old."""
+    """A population staged long ago may outlive the state; it is too old to be adopted."""
     running = start()
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
     source.execute("UPDATE items SET price = price + 1")
@@ -270,7 +270,7 @@ def test_damaged_population_is_not_adopted(start, database, source, how):
 
 
 def test_errors_of_the_state_are_ours(tmp_path):
-    """Nobody above has to know what the binding raises."""
+    """Callers need not know the exceptions of the RocksDB binding."""
     fill(tmp_path / "db")
     harm(tmp_path / "db" / "CURRENT", "flip", 0.2)
     with pytest.raises(HeadraceError, match="damaged"):

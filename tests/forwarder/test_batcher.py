@@ -38,7 +38,7 @@ def test_takes_what_is_complete_and_nothing_else():
 
 
 def test_a42_a_batch_knows_when_its_oldest_was_committed():
-    """This holds when the source's clock goes back; the next batch starts again."""
+    """The time is right even if the source's clock goes back; the next batch starts again."""
     b = batcher()
     for end, at_us in ((10, 900), (20, 700), (30, 800)):
         b.add(transaction(end, at_us=at_us))

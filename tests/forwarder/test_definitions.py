@@ -133,7 +133,7 @@ HARMLESS = (
     "COMMENT ON FUNCTION s.f(int) IS 'text'",
 )
 ALIKE = (
-    # They update the catalog row, but no value depends on that.
+    # These statements update the catalog row, but no value depends on that.
     "GRANT EXECUTE ON FUNCTION s.f(int) TO PUBLIC",
     "GRANT USAGE ON SCHEMA s TO PUBLIC",
     "GRANT USAGE ON TYPE s.mood TO PUBLIC",

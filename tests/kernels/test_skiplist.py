@@ -243,7 +243,7 @@ def test_large_batches_search_in_lanes(seed) -> None:
 
 
 def test_a_checkpoint_reads_in_a_thread_while_txids_come_go_and_fail() -> None:
-    """It reads one committed txid, with any concurrent writes."""
+    """The checkpoint reads one committed txid, with any concurrent writes."""
     rng = random.Random(1)
     m = SkipList(txids=True, slab_bytes=4096)
     keys = sorted(rng.randbytes(rng.randint(1, 6)) for _ in range(3000))

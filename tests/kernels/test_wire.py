@@ -27,7 +27,7 @@ def test_passes_by_whole_messages(messages, before, cut):
             break
         expected += 5 + len(body)
     assert wire.pass_by(data, len(before), wire.kinds(b"Dd")) == expected
-    # It sees a partial message up to its headers.
+    # The kernel passes a partial message up to its headers.
     del data[max(len(data) - cut, len(before)) :]
     found = wire.pass_by(data, len(before), wire.kinds(b"Dd"))
     assert found == expected or len(data) - 5 < found <= expected

@@ -163,7 +163,7 @@ def test_what_cannot_be_read_ends_it(path: Path) -> None:
 
 
 def test_an_interrupt_overtakes_what_is_sent(path: Path) -> None:
-    """This holds even when the other end no longer reads."""
+    """The interrupt arrives even when the other end no longer reads."""
     reading = threading.Event()
 
     def stuck(session: FlightSession, word: ToWorker) -> None:

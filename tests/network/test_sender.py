@@ -90,7 +90,7 @@ def test_so_does_an_answer(tmp_path: Path, trouble: dict[str, int]) -> None:
 
 
 def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) -> None:
-    """This is a bug of the sender, not of the wire."""
+    """A wrong count is a bug of the sender, not of the wire."""
 
     def answer(session: FlightSession, word: ToWorker) -> None:
         session.send(UnitDiffs(1), BATCH)
@@ -274,7 +274,7 @@ def test_on_this_machine_nothing_is_compressed(tmp_path: Path) -> None:
         made.send(TableRows(1), ROWS)
         wait_until(lambda: made.sender.figures().latency_us is not None, "it has been looked at")
         assert not made.sender.compresses
-        # Its own size, and little more: nothing is compressed.
+        # The rows' own size, and little more: nothing is compressed.
         assert made.sender._meter.sent.total > ROWS.nbytes
     other.port.shutdown()
 

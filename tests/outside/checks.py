@@ -1,7 +1,7 @@
-"""What is checked of each kind of block, and which blocks need none.
+"""Checks of each kind of block on a page, and the blocks that need none.
 
-``CHECKS`` has each kind that is read without an engine, ``FOLLOWED`` what ``following.py`` does.
-A block of another kind, or one that nobody would come to, is an error.
+``CHECKS`` has the kinds that are read without an engine, ``FOLLOWED`` those that ``following.py``
+executes. A block of any other kind, or one that no test reaches, is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXEMPT = {
     ("docs/ARCHITECTURE.md", "picture"): "a drawing",
     ("docs/manual/how.md", "picture"): "a drawing",
 }
-"""By page and kind: why there is nothing to run or compare."""
+"""Page and kind -> why there is nothing to run or compare."""
 ELSEWHERE = {
     ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
     ("docs/manual/reference.md", "signature"): "test_reference.py holds them against Postgres",
@@ -35,7 +35,7 @@ FOLLOWED = frozenset(("sql", "error", "shown", "ini"))
 
 
 def is_followed(page: Path) -> bool:
-    """Whether somebody sends SQL of it: ``test_readme.py`` does that of the README."""
+    """Return whether a test sends the page's SQL; ``test_readme.py`` does that for the README."""
     if page.name == "README.md":
         return False
     return any(
@@ -45,10 +45,9 @@ def is_followed(page: Path) -> bool:
 
 
 def check(block: Block) -> None:
-    """Check a block, or that somebody follows its page to it.
+    """Check a block, or that a test follows its page to it.
 
-    Raises:
-        AssertionError: nobody does, or it is wrong.
+    Raises: AssertionError: no test does, or the block is wrong.
     """
     at = (str(block.page.relative_to(ROOT)), block.kind)
     if at in EXEMPT or at in ELSEWHERE:
@@ -70,12 +69,12 @@ def _shell(block: Block) -> None:
 
 
 def _settings(block: Block) -> None:
-    """A file of Headrace's settings."""
+    """Read a file of Headrace's settings."""
     Settings.of(tomllib.loads(block.body))
 
 
 def _events(block: Block) -> None:
-    """Lines of the log: events that the page lists, as grave as it says."""
+    """Check that lines of the log are events that the page lists, with the listed level."""
     listed = dict(re.findall(r"^\| `([^`]+)` \| (\w+) \|", block.page.read_text(), re.MULTILINE))
     for line in block.body.split("\n"):
         event = json.loads(line)
@@ -83,7 +82,7 @@ def _events(block: Block) -> None:
 
 
 def _yaml(block: Block) -> None:
-    """By its outermost key: what reads it has such things."""
+    """Check a YAML file by its outermost key: its names must exist."""
     told = yaml.safe_load(block.body)
     [(what, entries), *_] = told.items()
     if what == "packages":
@@ -110,14 +109,14 @@ def _yaml(block: Block) -> None:
 
 
 def dbt_options() -> set[str]:
-    """What a model of the dbt package may be configured by: the page's table of them, and dbt's own."""
+    """Return the options of a dbt model: those in the page's table, and dbt's own."""
     table = (MANUAL / "integrations.md").read_text().split("| config | does |")[1].split("\n\n")[0]
     first = re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)
     return {"materialized"} | {name for cell in first for name in re.findall(r"`(\w+)", cell)}
 
 
 def _jinja(block: Block) -> None:
-    """A model of dbt: rendered, it is a query, and its options are those of the package."""
+    """Check a model of dbt: rendered, it is a query, and its options are those of the package."""
     said: dict[str, object] = {}
 
     def source(schema: str, table: str) -> str:

@@ -1,7 +1,7 @@
-"""Following a page: its SQL is sent in order, and what it shows is compared with what comes.
+"""Follow a page: send its SQL in order, and compare the answers with those on the page.
 
-What stands for another machine or database in the page is put there by ``stand_ins``.  Command lines are
-checked (``shells.py``), or run by whoever follows the page with ``run``.
+``stand_ins`` replaces names of other machines or databases on the page. Command lines are checked
+(``shells.py``), or run by the caller's ``run``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.outside.pages import Block, Typed
 from tests.waiting import wait_until
 
 BEFORE = {"how": "start"}
-"""Pages that go on with the tables of another one: with all of its first example."""
+"""Pages that use the tables of another page: those of its first example."""
 MEASURED = ((r"\d+ % of time", "# % of time"), (r"cpu \d+(\.\d)? ms", "cpu # ms"))
 BYTES = (r"~?\d+(\.\d+)? (B|kB|MB)\b", "# bytes")
 SYNTAX = "DO $follow$ BEGIN RETURN; {}; END $follow$"
-"""Postgres reads all of a block, also what it does not come to."""
+"""Postgres parses the whole block, also the part after RETURN."""
 
 
 class Follower:
-    """Somebody at the port of an engine, with a page."""
+    """A user at the port of an engine, with a page."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Follower:
         stand_ins: Mapping[str, str] | None = None,
         run: Callable[[Typed, str], None] | None = None,
     ) -> None:
-        """``source``: the database itself, as a superuser; ``run`` does what is typed at ``$``;
-        it is given what was last answered, too.
+        """Set up. ``source`` is the database itself, as a superuser; ``run`` executes lines typed
+        at ``$``, and also gets the last answer.
         """
         self.sent = 0
         self._conn, self._source = conn, source
@@ -47,7 +47,7 @@ class Follower:
         self._error: psycopg.Error | None = None
 
     def follow(self, page: Path) -> int:
-        """Do what a page says, block by block; how many statements were sent."""
+        """Do what a page says, block by block; return the number of statements sent."""
         all_of_it = pages.blocks(page)
         if page.stem in BEFORE:
             first = next(
@@ -60,7 +60,7 @@ class Follower:
         return self.sent
 
     def end(self) -> None:
-        """There is no more: an error that nothing was said of is one."""
+        """Finish: an error that no block of the page shows is a failure."""
         assert self._error is None, self._error
 
     def take(self, block: Block) -> None:
@@ -91,7 +91,7 @@ class Follower:
                 self._error = error
 
     def _failed(self, block: Block) -> None:
-        """The error that the last statement gave; else that of the one in the prose above."""
+        """Compare the block with the last statement's error, or that of the prose above."""
         error, self._error = self._error or self._fails(block), None
         assert_error(block, error)
 
@@ -105,7 +105,7 @@ class Follower:
         raise AssertionError(f"{block}: {spans[-1]} does not fail")
 
     def _configured(self, block: Block) -> None:
-        """Lines of postgresql.conf: Postgres has such settings."""
+        """Check that the lines of postgresql.conf are settings of Postgres."""
         names = re.findall(r"^(\w+) = (?:'[^']*'|\w+)(?: *#.*)?$", block.body, re.MULTILINE)
         assert len(names) == len(block.body.split("\n")), block
         known = "SELECT name FROM pg_settings WHERE name = ANY (%s)"
@@ -123,7 +123,7 @@ class Follower:
             with psycopg.connect(dsn, autocommit=True) as conn:
                 assert self._send(conn, typed.words), typed.words
             return
-        # What changes the server, for all: Postgres reads it, and whoever has one of his own runs it.
+        # A statement that changes the server for all databases is only parsed by Postgres.
         with psycopg.connect(self._source) as conn:
             for statement in pages.statements(typed.words):
                 conn.execute(SYNTAX.format(statement).encode())
@@ -142,7 +142,7 @@ class Follower:
 
 
 def evened(line: str, measured: bool) -> str:
-    """A line without what no two answers have alike: blanks, and what was measured."""
+    """Return a line without the parts that differ between answers: blanks and measured values."""
     line = re.sub(r"\s*\|\s*", " | ", line.strip())
     for pattern, plain in (*MEASURED, BYTES) if measured else ():
         line = re.sub(pattern, plain, line)
@@ -150,7 +150,7 @@ def evened(line: str, measured: bool) -> str:
 
 
 def assert_shown(block: Block, answer: list[str]) -> None:
-    """The lines of a block are, in their order, those of the answer; ``…`` stands for any."""
+    """Check that the answer has the block's lines in their order; ``…`` stands for any lines."""
     assert answer, f"nothing was answered before {block}"
     measured = any("of time" in line for line in answer)
     there = iter([evened(line, measured) for text in answer for line in text.split("\n")])
@@ -163,7 +163,7 @@ def assert_shown(block: Block, answer: list[str]) -> None:
 
 
 def assert_error(block: Block, error: psycopg.Error) -> None:
-    """A block is what psql shows of an error, or the beginning of it."""
+    """Check that a block shows an error as psql does, or the beginning of it."""
     diag = error.diag
     parts = {
         "ERROR": diag.message_primary,
@@ -180,7 +180,7 @@ def assert_error(block: Block, error: psycopg.Error) -> None:
 
 @contextlib.contextmanager
 def emptied(dsn: str) -> Iterator[psycopg.Connection]:
-    """A connection to the engine's port; what a page has made goes with it, however it ends."""
+    """Yield a connection to the engine's port; drop everything that a page created at the end."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         there = roles(conn)
         try:
@@ -190,7 +190,7 @@ def emptied(dsn: str) -> Iterator[psycopg.Connection]:
 
 
 def roles(conn: psycopg.Connection) -> set[str]:
-    """The roles of pages that are there; nobody else's are ever dropped."""
+    """Return the roles of pages that exist; no other role is ever dropped."""
     named = {
         name
         for page in pages.documents()
@@ -201,7 +201,7 @@ def roles(conn: psycopg.Connection) -> set[str]:
 
 
 def _empty(conn: psycopg.Connection, made: set[str]) -> None:
-    # What is the user's, and hangs on tables that are ours.
+    # Views and functions of the user that depend on our tables.
     for (statement,) in conn.execute(HANGS).fetchall():
         conn.execute(statement.encode())
     for (name,) in conn.execute("SELECT name FROM headrace.connection_points()").fetchall():
@@ -211,7 +211,7 @@ def _empty(conn: psycopg.Connection, made: set[str]) -> None:
         left = [name for name in names if not _dropped(conn, name)]
         assert len(left) < len(names)
         names = left
-    # Plain views over tables of other databases, and whatever else hangs on something.
+    # Plain views over tables of other databases, and other dependent objects.
     conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     for kind, name in (("source", "sources"), ("worker", "workers")):
         rows = conn.execute(f"SELECT * FROM headrace.{name}()".encode()).fetchall()
@@ -237,7 +237,7 @@ def _dropped(conn: psycopg.Connection, name: str) -> bool:
         conn.execute("CALL headrace.drop_view(%s)", (name,))
     except psycopg.errors.DependentObjectsStillExist:
         return False
-    except psycopg.errors.ObjectInUse:  # it is being filled anew
+    except psycopg.errors.ObjectInUse:  # it is being populated again
         wait_until(lambda: _idle(conn, name), f"{name} is filled")
         conn.execute("CALL headrace.drop_view(%s)", (name,))
     return True

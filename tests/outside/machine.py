@@ -1,7 +1,7 @@
-"""A machine on which pages are followed as they stand: Headrace from a wheel or a clone, and a server.
+"""A machine on which pages are followed literally: Headrace from a wheel or a clone, and a server.
 
-Names of the pages (``db``, ``/opt/headrace``, port 6432 …) are those of things here: ``stand_ins``.  What needs
-another machine, root or Docker is checked only (``shells.py``).
+``stand_ins`` maps the names of the pages (``db``, ``/opt/headrace``, port 6432 …) to their local
+counterparts. Steps that need another machine, root or Docker are only checked (``shells.py``).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FIGURE = re.compile(r"\d+(\.\d+)?")
 
 
 class Machine:
-    """See the module; ``wheel`` is what is installed where a page says so.
+    """A machine for pages; ``wheel`` is installed where a page says so.
 
-    ``clone``: there is the source, and ``make``, in that folder, and no wheel.
+    ``clone``: a folder with the source and ``make``; then there is no wheel.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Machine:
             self.port, self._http = (int(free.getsockname()[1]) for free in (one, other))
 
     def __enter__(self) -> Self:
-        """Start the server of the database, which has an owner of tables."""
+        """Start the database server, with a role that owns tables."""
         self.server.start()
         with psycopg.connect(self.server.dsn(), autocommit=True) as conn:
             conn.execute("CREATE DATABASE shop")
@@ -71,13 +71,13 @@ class Machine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all of it."""
+        """Stop everything."""
         self.end()
         self.server.destroy()
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """What a page says, and what that is here."""
+        """Return the replacements for names on pages."""
         return {
             "host=db": f"host=127.0.0.1 port={self.server.port}",
             "127.0.0.1:6432": f"127.0.0.1:{self.port}",
@@ -88,7 +88,7 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a new user: nothing of the repository, no compiler."""
+        """The environment of a new user: no repository, no compiler."""
         ours = ("HEADRACE_", "PYTHON", "VIRTUAL_ENV", "CFLAGS", "MAKE")
         path = (self.venv / "bin", Path(sys.base_prefix) / "bin", "/usr/bin", "/bin")
         return {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
@@ -97,20 +97,20 @@ class Machine:
             "PIP_CONSTRAINT": str(ROOT / "requirements.lock"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "HEADRACE_DATA_DIR": str(self.data),
-            "HEADRACE_ALLOW_TRUST": "true",  # as that server does, on this computer alone
+            "HEADRACE_ALLOW_TRUST": "true",  # that server uses trust, on this computer alone
         }
 
     def dsn(self, user: str) -> str:
-        """The database of the pages, through Headrace."""
+        """Return the connection string of the pages' database, through Headrace."""
         return f"host=127.0.0.1 port={self.port} dbname=shop user={user}"
 
     @property
     def console(self) -> str:
-        """Where that is, once it is served."""
+        """The address of the console."""
         return f"http://127.0.0.1:{self._http}/"
 
     def follow(self, page: str, user: str) -> int:
-        """Do what a page says; how many statements were sent."""
+        """Do what a page says; return the number of statements sent."""
         with contextlib.ExitStack() as stack:
             follower: Follower | None = None
             for block in pages.blocks(pages.page_of(page)):
@@ -128,7 +128,7 @@ class Machine:
             return follower.sent if follower else 0
 
     def typed(self, typed: Typed) -> None:
-        """Do what is typed, and compare what is answered."""
+        """Execute a line as typed, and compare the answer."""
         if not typed.is_shell:
             with psycopg.connect(self.server.dsn(typed.prompt[:-2]), autocommit=True) as conn:
                 for statement in pages.statements(typed.words):
@@ -153,7 +153,7 @@ class Machine:
 
     @contextlib.contextmanager
     def _lacking(self, answer: tuple[str, ...]) -> Iterator[None]:
-        """Take away what a page shows as missing; then do what it says to mend it."""
+        """Revoke the rights that a page shows as missing; grant them afterwards."""
         grants = [line.strip() for line in answer if line.strip().startswith("GRANT")]
         with psycopg.connect(self.server.dsn("shop"), autocommit=True) as conn:
             for grant in grants:
@@ -164,7 +164,7 @@ class Machine:
                 conn.execute(grant.encode())
 
     def run(self, words: list[str], given: dict[str, str] | None = None) -> str:
-        """What a command prints; its status is that it has found something, at most."""
+        """Return the output of a command; only ``check`` may exit with status 1."""
         done = subprocess.run(
             words,
             cwd=self.folder,
@@ -179,7 +179,7 @@ class Machine:
         return done.stdout
 
     def end(self) -> None:
-        """Stop what runs, as the system would."""
+        """Stop the running processes as the system would."""
         while self._running:
             process = self._running.pop()
             process.terminate()
@@ -213,7 +213,7 @@ class Machine:
         return line
 
     def _compare(self, typed: Typed, printed: str) -> None:
-        """Every line that the page shows was printed, in its order; figures may be others."""
+        """Check that every line on the page was printed, in this order; figures may differ."""
         lines = iter([FIGURE.sub("#", line.rstrip()) for line in printed.split("\n")])
         for line in typed.answer:
             wanted = FIGURE.sub("#", self._here(line.rstrip()))

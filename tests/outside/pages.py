@@ -1,7 +1,7 @@
 """The pages of the documentation, as the tests of this folder read them.
 
-A page is prose and *blocks*: fences, and lines indented by four blanks.  What somebody follows is in
-fences of a language; what he is shown, he compares.
+A page is prose and *blocks*: fences, and lines indented by four blanks. Code to execute is in
+fences with a language; output is compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIGNATURE = re.compile(r"(CALL )?headrace\.\w+\([^;]*$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fence, or indented lines; ``line`` is where it begins, ``before`` the paragraph above."""
+    """A fence, or indented lines; ``line`` is its first line, ``before`` the paragraph above."""
 
     page: Path
     line: int
@@ -34,28 +34,27 @@ class Block:
     before: str
 
     def __str__(self) -> str:
-        """Where it is, and how it begins."""
         begin = self.body.strip().split("\n")[0][:60]
         return f"{self.page.relative_to(ROOT)}:{self.line} [{self.kind}] {begin}"
 
 
 def documents() -> list[Path]:
-    """Every page: the manual, the other documents, the README."""
+    """Return every page: the manual, the other documents, the README."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def page_of(name: str) -> Path:
-    """The file of a page of the manual."""
+    """Return the file of a page of the manual."""
     return MANUAL / f"{name}.md"
 
 
 def text(page: str) -> str:
-    """What stands in a page of the manual."""
+    """Return the text of a page of the manual."""
     return page_of(page).read_text()
 
 
 def kind_of(body: str) -> str:
-    """What indented lines are, by how they begin."""
+    """Return the kind of indented lines, judged by their beginning."""
     first = body.lstrip().split("\n")[0]
     if PICTURE.search(body):
         return "picture"
@@ -68,7 +67,7 @@ def kind_of(body: str) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in order."""
+    """Return the blocks of a page, in order."""
     return list(_blocks(page, page.read_text().split("\n")))
 
 
@@ -95,15 +94,14 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def fences(page: str, language: str) -> list[str]:
-    """The examples of a page of the manual in one language, in order."""
+    """Return the examples of a page of the manual in one language, in order."""
     return [block.body for block in blocks(page_of(page)) if block.kind == language]
 
 
 def statements(body: str) -> list[str]:
-    """The statements of an example, each without its semicolon.
+    """Return the statements of an example, each without its semicolon.
 
-    Raises:
-        AssertionError: something is left that no statement is, so that nobody would send it.
+    Raises: AssertionError: a part of the example is no statement, so no test would send it.
     """
     left = STATEMENT.sub("", body)
     left = re.sub(r"--[^\n]*", "", left).strip()
@@ -113,7 +111,7 @@ def statements(body: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What is typed at a prompt of a session, and what it answers."""
+    """A line typed at a prompt of a session, and its answer."""
 
     prompt: str
     words: str
@@ -121,12 +119,12 @@ class Typed:
 
     @property
     def is_shell(self) -> bool:
-        """Whether it is a command line; else it is SQL, at psql's prompt."""
+        """Return whether the line is for a shell, not SQL at psql's prompt."""
         return self.prompt == "$"
 
 
 def session(body: str) -> list[Typed]:
-    """A session at a terminal: ``$`` is a shell's prompt, ``shop=>`` and ``shop=#`` psql's.
+    """Parse a terminal session: ``$`` is a shell's prompt, ``shop=>`` and ``shop=#`` are psql's.
 
     Without any prompt all lines are typed into a shell.
     """

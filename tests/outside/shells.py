@@ -1,6 +1,6 @@
-"""Command lines of pages, checked without being run: by the parsers and the files that they are for.
+"""Check the command lines of pages without running them, by the parsers and files of the programs.
 
-Each program that a page uses has its check here; one that nobody knows is an error.
+Each program on a page has its check here; a program without one is an error.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ BENCHES = {"bench": "bench.__main__", "bench-peers": "bench.peers.__main__"}
 
 
 class Strict(argparse.ArgumentParser):
-    """One that raises."""
+    """A parser that raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise AssertionError(f"{self.prog}: {message}")
 
 
 def check(line: str) -> None:
-    """One line as typed.
+    """Check one line as typed.
 
-    Raises:
-        AssertionError: it would not do what the page says: no such flag, setting, file, target …
+    Raises: AssertionError: it would not do what the page says: no such flag, setting, file, target
+    …
     """
     for part in re.split(r" && ", line):
         words = shlex.split(part, comments=True)
@@ -60,7 +60,7 @@ def check(line: str) -> None:
 
 
 def check_variable(name: str, value: str) -> None:
-    """A variable for Headrace is a setting of its, and takes the value."""
+    """Check that a variable for Headrace is a setting with a valid value."""
     assert name.startswith("HEADRACE_"), f"{name} means nothing to us"
     assert strangers({name: value}) == [], f"{name} is no setting"
     Settings.load({}, None, {name: value.replace("…", "x")})
@@ -69,7 +69,7 @@ def check_variable(name: str, value: str) -> None:
 
 
 def check_answers(typed: Typed) -> None:
-    """What a command is said to answer, where it answers the same everywhere."""
+    """Check the answer of a command that answers the same everywhere."""
     if typed.words.endswith("headrace version"):
         assert typed.answer == (f"headrace {PROJECT['version']}",)
 
@@ -200,7 +200,7 @@ def _psql(words: Sequence[str]) -> None:
 
 
 def _echo(words: Sequence[str]) -> None:
-    """The console's link: the token is where that is kept."""
+    """Check the console's link: the token is read from the file where it is stored."""
     [told] = words
     found = re.search(r"\$\(cat (\S+)\)", told)
     assert found

@@ -1,7 +1,7 @@
-"""The dbt package, with the real dbt: on the server's port, and directly on the database.
+"""The dbt package with the real dbt: on the server's port, and directly on the database.
 
-dbt has an environment of its own, made at the first run (``.bench/dbt``); ``HEADRACE_TEST_DBT`` names
-the program of one that is there already.
+dbt gets its own environment at the first run (``.bench/dbt``); ``HEADRACE_TEST_DBT`` names an
+installed program to use instead.
 """
 
 import json
@@ -38,7 +38,7 @@ REVENUE = (
 
 @pytest.fixture(scope="session")
 def dbt() -> Path:
-    """The program."""
+    """The path of the program."""
     given = os.environ.get("HEADRACE_TEST_DBT")
     if given:
         return Path(given)
@@ -52,7 +52,7 @@ def dbt() -> Path:
 
 
 class Project:
-    """A copy of the example project, for one database and one way to it."""
+    """A copy of the example project, for one database and one connection."""
 
     def __init__(self, program: Path, folder: Path, dsn: str) -> None:
         shutil.copytree(ROOT / "integrations" / "dbt", folder)
@@ -71,7 +71,7 @@ class Project:
         self.run("deps")
 
     def run(self, *words: str, fails: bool = False) -> str:
-        """What ``dbt …`` prints; it must fail where ``fails``."""
+        """Return the output of ``dbt …``; with ``fails`` it must fail."""
         done = subprocess.run(
             [self._program, "--no-use-colors", *words, "--profiles-dir", "."],
             cwd=self.folder,
@@ -85,7 +85,7 @@ class Project:
         return done.stdout
 
     def did(self, *words: str) -> dict[str, str]:
-        """What a run did with each model."""
+        """Return model -> message of a run."""
         self.run("run", *words)
         results = json.loads((self.folder / "target" / "run_results.json").read_text())["results"]
         return {r["unique_id"].rpartition(".")[2]: r["message"] for r in results}
@@ -123,7 +123,7 @@ def indexes(conn: psycopg.Connection, table: str) -> set[str]:
 
 
 def test_a_project_of_views(project, conn):
-    """Made, tested, left alone, altered in place, made anew; tables are right all the time."""
+    """Views are created, unchanged, altered in place, recreated; their rows are always right."""
     assert project.did() == {"revenue": "CREATE VIEW", "large": "CREATE VIEW"}
     assert differs(conn, "analytics.revenue", REVENUE) == []
     assert "(country)" in " ".join(indexes(conn, "revenue"))
@@ -138,17 +138,17 @@ def test_a_project_of_views(project, conn):
     assert re.search(r"PASS=4 .*ERROR=0", project.run("test"))
     made = ids(conn)
 
-    # What was committed before a run is in the views after it; and nothing is filled anew.
+    # Rows committed before a run are in the views after it; no view is populated again.
     conn.execute("INSERT INTO orders SELECT i, 1, 5 FROM generate_series(51, 60) i")
     assert project.did() == {"revenue": "UP TO DATE", "large": "UP TO DATE"}
     assert differs(conn, "analytics.revenue", REVENUE) == []
     assert ids(conn) == made
 
-    # In place: history, latency, indexes, grants.
+    # Altered in place: history, latency, indexes, grants.
     query = "SELECT c.country, count(*) AS orders, sum(o.amount) AS amount FROM orders o JOIN customers c ON c.id = o.customer_id GROUP BY c.country"
     config = "key=['country'], history='1 hour', latency_ms=20, indexes=[{'columns': ['amount', 'orders']}, {'columns': ['amount'], 'type': 'hash'}], grants={'select': ['pg_monitor']}"
     project.model("revenue", config, query)
-    # Another text; where create_view replaces, it does that.
+    # A changed query; where create_view can replace, dbt uses that.
     assert project.did("--select", "revenue")["revenue"] in ("ALTER VIEW", "REPLACE VIEW")
     assert indexes(conn, "revenue") & {"btree (orders)"} == set()
     assert indexes(conn, "revenue") >= {"btree (amount, orders)", "hash (amount)"}
@@ -158,26 +158,26 @@ def test_a_project_of_views(project, conn):
     assert conn.execute(options).fetchone() == (True, 20)
     now = ids(conn)["revenue"]
     project.model("revenue", config.replace("1 hour", "2 hours").replace("20", "0"), query)
-    # A query that was only written otherwise is kept as it was written first: replacing does nothing.
+    # An equivalent query keeps its first text, so replacing changes nothing.
     assert project.did("--select", "revenue")["revenue"] in ("UP TO DATE", "REPLACE VIEW")
     assert conn.execute(options).fetchone()[0] is False
     assert ids(conn)["revenue"] == now
 
-    # Filled anew, in its table; what reads an altered view has been, by itself.
+    # Populated again, in its table; views over an altered view were populated automatically.
     before = ids(conn)["large"]
     assert project.did("--select", "large", "--full-refresh") == {"large": "RESYNC VIEW"}
     assert ids(conn)["large"] != before
 
 
 def test_what_cannot_be_altered_is_made_anew(project, conn):
-    """Other columns, another key: until create_view replaces."""
+    """Other columns or another key need a new view, unless create_view can replace it."""
     project.run("run", "--select", "revenue")
     more = REVENUE.replace("count(*) AS orders", "count(*) AS orders, min(o.id) AS first")
     project.model("revenue", "key=[]", more)
     again = project.did("--select", "revenue")["revenue"]
     assert again in ("CREATE VIEW AGAIN", "REPLACE VIEW")
     assert differs(conn, "analytics.revenue", more) == []
-    # What stands in its place and is none of ours is dropped, as dbt does with its own.
+    # A relation with the model's name that is no view of Headrace is dropped, as dbt does.
     (project.folder / "models" / "plain.sql").write_text("select 1 as a")
     assert project.did("--select", "plain") == {"plain": "CREATE VIEW"}
     project.model("plain", "", "select id as a from public.orders")
@@ -187,7 +187,7 @@ def test_what_cannot_be_altered_is_made_anew(project, conn):
     assert "exactly" in told
     project.run("run-operation", "headrace_drop", "--args", "{name: analytics.plain}")
     assert "plain" not in ids(conn)
-    # A test that has something to say.
+    # A test that fails.
     conn.execute("CALL headrace.pause_view('analytics.revenue')")
     told = project.run("test", "--select", "revenue,test_name:headrace_follows", fails=True)
     assert "FAIL 1" in told
@@ -198,7 +198,7 @@ def test_what_cannot_be_altered_is_made_anew(project, conn):
 
 
 def test_the_models_of_the_page(project, conn):
-    """As they stand in the manual, in place of the example's."""
+    """The models of the manual work in place of the example's."""
     conn.execute("CREATE ROLE reporting")
     try:
         models = project.folder / "models"

@@ -1,4 +1,4 @@
-"""The examples, as their README says: each against one running server."""
+"""The examples, run as their README says, each against one running server."""
 
 import json
 import os
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def module(path: str):
-    """An example's program, imported."""
+    """Import an example's program."""
     spec = util.spec_from_file_location(Path(path).stem, EXAMPLES / path)
     assert spec is not None
     assert spec.loader is not None
@@ -57,12 +57,12 @@ def test_a_leaderboard_is_shown_whenever_it_changes(engine, conn):
         first = next(shown)
         assert len(first) == 10
         assert first[0].split()[:3] == ["1", "p30", "30"]
-        # Equal ones share a place.
+        # Equal scores share a rank.
         conn.execute("INSERT INTO scores (player_id, points) VALUES (1, 100), (29, 1)")
         then = [line.split()[:3] for line in next(shown)]
     assert then[:3] == [["1", "p1", "101"], ["2", "p29", "30"], ["2", "p30", "30"]]
     assert differs(conn, "leaderboard", leaderboard.QUERY) == []
-    # As it is started, where all is there already.
+    # A start from the command line, when all objects exist already.
     done = subprocess.run(
         [sys.executable, EXAMPLES / "leaderboard/leaderboard.py", "--once", engine.dsn],
         capture_output=True,
@@ -91,7 +91,7 @@ def test_an_index_follows_each_change_once(engine, conn, tmp_path):
     conn.execute("INSERT INTO tags VALUES (5, 'green'), (5, 'blue'), (6, 'green')")
     conn.execute("DELETE FROM articles WHERE id = 4")
     conn.execute("CALL headrace.wait_for('documents')")
-    # Read and taken in, and killed before it has acknowledged: it comes again.
+    # Read and applied, but killed before the acknowledgement: the change comes again.
     place = conn.execute("SELECT txid FROM headrace.feeds WHERE name = %s", (example.FEED,))
     before = place.fetchone()[0]
     while index.follow(conn):
@@ -105,7 +105,7 @@ def test_an_index_follows_each_change_once(engine, conn, tmp_path):
     held = index._index.execute(f"SELECT {example.COLUMNS} FROM documents ORDER BY id").fetchall()
     assert held == conn.execute(f"SELECT {example.COLUMNS} FROM documents ORDER BY id").fetchall()
     index.close()
-    # As it is started; what has happened meanwhile is in what it finds.
+    # A start from the command line; the found documents include the changes made meanwhile.
     conn.execute("INSERT INTO tags VALUES (7, 'green')")
     conn.execute("CALL headrace.wait_for('documents')")
     program = EXAMPLES / "search_index/search_index.py"
@@ -121,7 +121,7 @@ def test_an_index_follows_each_change_once(engine, conn, tmp_path):
 
 
 def test_boards(engine, conn):
-    """psql shows the board again and again; every panel of Grafana's has a query that runs."""
+    """psql shows the board repeatedly; every Grafana panel has a query that runs."""
     folder = EXAMPLES / "dashboard"
     made = psql(engine, "-q", "-d", engine.dsn, "-f", str(folder / "views.sql"))
     assert made.wait(PATIENCE_S) == 0

@@ -1,4 +1,4 @@
-"""Pages of the manual about what is outside of us: their examples, in order, as they stand there."""
+"""Pages of the manual about other tools: their examples in order, literally."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_integrations(engine):
         conn.execute("DELETE FROM orders WHERE id = 100")
         page: dict = {"url": url_of(engine.dsn)}
         for body in pages.fences("integrations", "python"):
-            exec(compile(body, "integrations.md", "exec"), page)  # as somebody pastes it
+            exec(compile(body, "integrations.md", "exec"), page)  # as a user would paste it
         database = page["engine"]
         with database.connect() as connection:
             wanted = MetaData()
@@ -64,7 +64,7 @@ def test_integrations(engine):
             opts = {"include_object": page["leave_out"](tables)}
             careful = MigrationContext.configure(connection, opts=opts)
             assert compare_metadata(careful, wanted) == []
-            # It is not blind to others.
+            # Other tables are still seen.
             connection.rollback()
             conn.execute("CREATE TABLE forgotten (id int)")
             assert [s[1].name for s in compare_metadata(careful, wanted)] == ["forgotten"]

@@ -1,4 +1,4 @@
-"""Every page of the documentation is followed; nothing stands there that nobody runs or checks."""
+"""Every page of the documentation is followed; every block on it is run or checked by a test."""
 
 import contextlib
 import dataclasses
@@ -93,10 +93,10 @@ def test_what_a_page_has_made_goes_with_it_however_it_ends(engine):
         assert len(conn.execute("SELECT * FROM headrace.workers()").fetchall()) == 1
 
 
-@pytest.mark.slow  # another server of ours
+@pytest.mark.slow  # starts another server
 @pytest.mark.parametrize("page", [MANUAL / "workers.md", DOCS / "operating.md"], ids=named)
 def test_a_worker_joins_as_the_page_says(engine, tmp_path, page):
-    """The other machine is this one; all else is as it stands there."""
+    """The other machine is simulated here; all else is literally as on the page."""
     with contextlib.ExitStack() as stack, emptied(engine.dsn) as conn:
 
         def join(typed: Typed, token: str) -> None:
@@ -153,14 +153,14 @@ def test_command_lines_in_the_prose_are_right(page):
 
 
 def test_postgres_reads_statements_in_the_prose(engine):
-    """Whole ones; with … in it, or of keywords alone, it is a manner of speaking."""
+    """Complete statements only; text with … in it, or of keywords alone, is no statement."""
     read, wrong = 0, []
     with psycopg.connect(engine.source, autocommit=True) as conn:
         for page in PAGES:
             for said in SPAN.findall(page.read_text()):
                 plain = re.sub(r"'[^']*'", "''", said)
                 if not pages.SQL.match(said) or re.fullmatch(r"CALL [\w.]+", said):
-                    continue  # a call by its name
+                    continue  # only the name of a call
                 if "…" in plain or not re.search(r"[a-z0-9(]", plain):
                     continue
                 try:
@@ -175,7 +175,7 @@ def test_postgres_reads_statements_in_the_prose(engine):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_variables_settings_and_calls_that_are_named_are_there(page):
     text = page.read_text()
-    variables = set(re.findall(r"\bHEADRACE_[A-Z_]+\b", text)) - {"HEADRACE_NAME"}  # of any
+    variables = set(re.findall(r"\bHEADRACE_[A-Z_]+\b", text)) - {"HEADRACE_NAME"}  # any setting
     assert strangers(dict.fromkeys(variables, "")) == []
     names = {field.name for field in dataclasses.fields(Settings)}
     for head, rows in re.findall(r"^\| (setting) .*\n\|[- |]+\n((?:\|.*\n)+)", text, re.MULTILINE):

@@ -24,7 +24,7 @@ PROMPT = "shop=> "
 
 
 def session() -> list[tuple[str, str]]:
-    """(statement, what psql answers) of the README, in order."""
+    """Return the (statement, psql's answer) pairs of the README, in order."""
     block = README.read_text().split("    $ psql ")[1].split("\n\n", 1)[1].split("\n\n`revenue`")[0]
     lines = [line.removeprefix("    ") for line in block.split("\n")]
     out = []
@@ -36,7 +36,7 @@ def session() -> list[tuple[str, str]]:
 
 
 def plain(shown: str) -> list[str]:
-    """Without blanks at the ends of lines, and with no number where it depends on the day."""
+    """Return the lines without trailing blanks, and without numbers that differ between runs."""
     lines = [line.rstrip() for line in shown.strip("\n").split("\n")]
     lines = [re.sub(r"in \d+\.\d s$", "in … s", line) for line in lines]
     return [re.sub(r"(running \|) +\d+$", r"\1 …", line) for line in lines if line]

@@ -1,4 +1,4 @@
-"""The reference names every call and option as they are, and nothing else (its examples: `test_pages.py`)."""
+"""The reference names exactly the existing calls and options (its examples: `test_pages.py`)."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ SQL = Path(options.__file__).resolve().parents[1] / "sql"
 PAGE = pages.text("reference")
 CALL = re.compile(r"^    (CALL )?headrace\.(\w+)\((.*?)\)( → .*)?$")
 MORE = re.compile(r"^      +(?=\S)")
-"""A line that goes on with the one before."""
+"""A continuation line."""
 SHORT = {"timestamp with time zone": "timestamptz", "double precision": "float8"}
 ROUTINES = """
 SELECT proname, prokind = 'p', pg_get_function_arguments(oid), pg_get_function_result(oid)
@@ -28,7 +28,7 @@ SELECT proname, prokind = 'p', pg_get_function_arguments(oid), pg_get_function_r
 
 
 def signatures(page: str) -> dict[str, str]:
-    """What the page says of each call: ``[CALL ]headrace.name(parameters)[ → columns]``."""
+    """Return the signature of each call: ``[CALL ]headrace.name(parameters)[ → columns]``."""
     joined: list[str] = []
     for line in page.split("\n"):
         if joined and MORE.match(line):
@@ -42,14 +42,14 @@ def signatures(page: str) -> dict[str, str]:
 
 
 def parameters(signature: str) -> list[str]:
-    """The names of what a call takes; not that in which a procedure answers."""
+    """Return the names of the parameters, without those that return a procedure's result."""
     inside = signature.split("(", 1)[1].split(")", 1)[0]
     each = [said.split() for said in inside.split(", ") if said]
     return [words[0] for words in each if words[0] != "INOUT"]
 
 
 def plain(text: str) -> str:
-    """A list of arguments of Postgres' as the page writes it: no casts, no IN, short types."""
+    """Rewrite an argument list of Postgres as on the page: no casts, no IN, short types."""
     for long, short in SHORT.items():
         text = text.replace(long, short)
     text = re.sub(r"'(\d+)'::\w+", r"\1", text)
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
 
 
 def known(conn: psycopg.Connection) -> dict[str, str]:
-    """The signatures of all that is in the schema, as Postgres has them."""
+    """Return the signatures of all routines in the schema, according to Postgres."""
     out = {}
     for name, procedure, arguments, answers in conn.execute(ROUTINES):
         taken, _, told = (
@@ -87,7 +87,7 @@ def test_what_users_call_stands_in_it_and_nothing_else():
 
 
 def test_signatures_are_those_of_postgres(engine):
-    """Types, defaults and columns too."""
+    """Types, defaults and columns are compared too."""
     found = signatures(PAGE)
     with psycopg.connect(engine.source) as conn:
         there = known(conn)
@@ -95,7 +95,7 @@ def test_signatures_are_those_of_postgres(engine):
 
 
 def test_each_call_has_an_example():
-    """In a fence, which is run, or indented, where it needs what a test has not."""
+    """Examples are in fences, which are run; those that a test cannot run are indented."""
     examples = "\n".join(
         [*pages.fences("reference", "sql"), *re.findall(r"^    .*;$", PAGE, re.MULTILINE)]
     )

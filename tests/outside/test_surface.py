@@ -1,7 +1,7 @@
-"""What users and their tools call, before and after: functions, settings, HTTP paths and metrics.
+"""The public interface is unchanged: functions, settings, HTTP paths and metrics.
 
-``surface.txt`` was written at the commit before issue 30, by this test with ``REWRITE=1``.  What
-differs from it is listed here, and is in the changelog.
+``surface.txt`` was written at the commit before issue 30, by this test with ``REWRITE=1``.
+Deliberate differences are listed here and in the changelog.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUTINES = """
 SELECT prokind::text || ' ' || proname || '(' || pg_get_function_arguments(oid) || ')'
   FROM pg_proc WHERE pronamespace = 'headrace'::regnamespace"""
 GONE = {"setting admin_database"}
-"""``clients()``, ``end_client()``, ``settings()`` and ``reload()`` took the admin database's place."""
+"""``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database."""
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),

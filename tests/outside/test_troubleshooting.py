@@ -1,4 +1,4 @@
-"""Each message that the page explains is one that somebody can get: its words stand in the source."""
+"""Each message that the page explains exists: its text is in the source."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ LEAST = 30
 
 
 def texts() -> list[str]:
-    """All texts of the source but docstrings, with … for what is put in; and what SQL says."""
+    """Return all strings of the source, with … for inserted values, and all SQL files."""
     out = []
     for path in sorted((ROOT / "headrace").rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -28,7 +28,7 @@ def texts() -> list[str]:
 
 
 def is_said(quoted: str, known: list[str]) -> bool:
-    """Whether one text has its fixed words, in their order."""
+    """Return whether one text contains the fixed words of ``quoted``, in order."""
     parts = [part.strip(' "') for part in quoted.split("…")]
     wanted = re.compile(".*".join(re.escape(part) for part in parts if part), re.DOTALL)
     return any(wanted.search(text) for text in known)

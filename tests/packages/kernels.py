@@ -1,6 +1,7 @@
-"""Whether the installed package has every kernel compiled: run by what builds wheels.
+"""Check that every kernel of the installed package is compiled; run by the wheels' build.
 
-A kernel that is missing would be found by nobody: all but one work uncompiled, a hundred times slower.
+No other test would notice a missing kernel: all but one also work uncompiled, a hundred times
+slower.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from types import ModuleType
 
 
 def compiled(package: ModuleType) -> list[str]:
-    """The modules of a package; raises SystemExit where one is not compiled."""
+    """Return the modules of a package; raise SystemExit if one is not compiled."""
     names = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
     for name in names:
         file = importlib.import_module(name).__file__ or ""
@@ -23,7 +24,7 @@ def compiled(package: ModuleType) -> list[str]:
 
 
 def main() -> None:
-    """Look at both packages of kernels."""
+    """Check both packages of kernels."""
     found = [
         name
         for package in ("headrace.kernels", "headrace.state.map")

@@ -1,6 +1,6 @@
-"""What setuptools would put into a wheel and a source distribution, without making them.
+"""List the files that setuptools would put into a wheel and a source distribution.
 
-Run in the root of the source, with a folder for what setuptools writes: prints JSON.
+Run in the root of the source, with a folder for setuptools's own files; prints JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from setuptools import Distribution
 
 
 def main(folder: str) -> None:
-    """Print ``{"wheel": […], "sdist": […]}``, paths in the source."""
+    """Print ``{"wheel": […], "sdist": […]}``, paths relative to the source."""
     distribution = Distribution({"script_name": "setup.py"})
     distribution.parse_config_files()
     distribution.script_name = "setup.py"

@@ -1,4 +1,4 @@
-"""A fresh clone, as the README says: ``make demo``; then on a database of one's own."""
+"""A fresh clone, used as the README says: ``make demo``; then on the user's own database."""
 
 import subprocess
 import urllib.request

@@ -1,4 +1,4 @@
-"""What goes into a wheel and a source distribution: held against the files of the repository."""
+"""Files of a wheel and a source distribution, compared with those of the repository."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_GIT = {".gitignore"}
-"""What a source distribution does without."""
+"""Files that a source distribution lacks."""
 PAGES = "headrace/console/manual/"
-"""The manual as pages, which `make manual` makes."""
+"""The manual as HTML pages, which `make manual` makes."""
 
 
 def files(*arguments: str) -> set[str]:
-    """Files that git lists."""
+    """Return the files that git lists."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -28,7 +28,7 @@ def files(*arguments: str) -> set[str]:
 
 
 def pages() -> set[str]:
-    """Files of the manual's pages."""
+    """Return the files of the manual's pages."""
     made = {str(p.relative_to(ROOT)) for p in (ROOT / PAGES).rglob("*") if p.is_file()}
     assert f"{PAGES}manual/start.html" in made, "run make manual"
     return made
@@ -41,7 +41,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory) -> dict[str, set[str]]:
-    """What setuptools would take."""
+    """The files that setuptools would take."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("listed.py"), tmp_path_factory.mktemp("info")],
         cwd=ROOT,
@@ -54,11 +54,11 @@ def listed(tmp_path_factory) -> dict[str, set[str]]:
 
 
 def test_a_wheel_has_what_lies_beside_the_code(listed, tracked):
-    """SQL, C types, py.typed, pages: every file of the package, but READMEs."""
+    """SQL, C types, py.typed, pages: every file of the package except READMEs."""
     ours = {n for n in tracked if n.startswith("headrace/") and not n.endswith("README.md")}
     assert {Path(name).suffix for name in ours} >= {".py", ".sql", ".pxd", ".typed"}
     assert sorted(ours - listed["wheel"]) == []
-    # What somebody is just writing is no mistake; what a build has made is.
+    # New files that are not committed yet are allowed; files made by a build are not.
     new = files("--others", "--exclude-standard", "headrace")
     assert sorted(listed["wheel"] - ours - new - pages()) == []
     assert sorted(pages() - listed["wheel"]) == []
@@ -71,7 +71,7 @@ def test_a_source_distribution_has_what_git_has(listed, tracked):
 
 
 def test_the_version_has_one_owner(tracked):
-    """``pyproject.toml`` says it, the changelog begins with what comes after it or with it."""
+    """``pyproject.toml`` has it; the changelog begins with this version or an unreleased one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", project["version"])
     assigned = re.compile(r"^__version__\s*=", re.MULTILINE)
@@ -84,7 +84,7 @@ def test_the_version_has_one_owner(tracked):
 
 
 def test_wheels_are_built_for_every_python_that_is_promised():
-    """Classifiers, ``requires-python`` and what cibuildwheel builds say the same."""
+    """Classifiers, ``requires-python`` and the versions that cibuildwheel builds agree."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     promised = {
         c.rpartition(" ")[2]
@@ -100,7 +100,7 @@ def test_wheels_are_built_for_every_python_that_is_promised():
 
 
 def test_the_image_has_the_python_that_spark_finds():
-    """Its path names the version; so does the base of both stages."""
+    """The image's path to Spark names the Python version, and so does the base of both stages."""
     text = (ROOT / "Dockerfile").read_text()
     bases = set(re.findall(r"^FROM python:(3\.\d+)-", text, re.MULTILINE))
     assert len(bases) == 1

@@ -1,4 +1,4 @@
-"""The unit, the manifest, the image and the compose file: read as those read them who run them."""
+"""The systemd unit, the Kubernetes manifest, the image and the compose file."""
 
 import configparser
 import fnmatch
@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/headrace.service"
 MANIFEST = ROOT / "deploy/kubernetes/headrace.yaml"
 STOP_S = 25
-"""What the server takes at most to stop (server/main.py)."""
+"""Longest time that the server takes to stop (server/main.py)."""
 
 
 def unit() -> dict[str, list[str]]:
-    """Section Service of the unit: the values of each key."""
+    """Return section Service of the unit: the values of each key."""
     found: dict[str, list[str]] = {}
     section = UNIT.read_text().split("[Service]\n")[1].split("\n[")[0]
     for line in section.splitlines():
@@ -33,7 +33,7 @@ def unit() -> dict[str, list[str]]:
 
 
 def settings_are_ours(environment: dict[str, str]) -> None:
-    """Every variable is a setting; a misspelt one is refused by the server itself."""
+    """Check that every variable is a setting; the server refuses a misspelt one."""
     names = {f"HEADRACE_{name.upper()}" for name in Settings.__dataclass_fields__}
     ours = {name for name in environment if name.startswith("HEADRACE_")}
     assert ours
@@ -97,7 +97,7 @@ def test_the_units_settings(tmp_path):
 
 
 def manifest() -> dict[tuple[str, str], dict]:
-    """By kind and name."""
+    """Return the objects of the manifest by kind and name."""
     parts = list(yaml.safe_load_all(MANIFEST.read_text()))
     found = {(part["kind"], part["metadata"]["name"]): part for part in parts}
     assert len(found) == len(parts)
@@ -121,7 +121,7 @@ def test_the_manifest():
                 assert ports[port["targetPort"]] == port["port"]
     assert ("Service", of["serviceName"]) in found
     assert ("ServiceAccount", pod["serviceAccountName"]) in found
-    # No secret in it, and no rights.
+    # The environment contains no secret, and the container has no privileges.
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     settings_are_ours(environment)
     assert environment["HEADRACE_SOURCE"] is None
@@ -153,7 +153,7 @@ def test_the_manifests_probes_volumes_and_settings_fit():
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     claims = {claim["metadata"]["name"] for claim in of["volumeClaimTemplates"]}
     assert set(mounts) == claims | {volume["name"] for volume in pod["volumes"]}
-    # Its root belongs to root, and the server makes its own directory private.
+    # The root of the mount belongs to root, and the server makes its own directory private.
     assert environment["HEADRACE_DATA_DIR"].startswith(mounts["data"] + "/")
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
     assert int(environment["HEADRACE_MEMORY_BYTES"]) * 3 < limit
@@ -162,7 +162,7 @@ def test_the_manifests_probes_volumes_and_settings_fit():
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the Dockerfile: each instruction with its arguments."""
+    """Return each instruction of the Dockerfile with its arguments."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
@@ -179,7 +179,7 @@ def test_the_image():
     assert "gcc" not in " ".join(rest for _, rest in told[stages[1] :])
     build = told[: stages[1]]
     assert any("pip wheel" in rest for _, rest in build)
-    # What it copies is there, and is not held back from the engine that builds it.
+    # The copied files exist, and .dockerignore lets them pass.
     lets = (ROOT / ".dockerignore").read_text().split()
     assert lets[0] == "*"
     allowed = [name.removeprefix("!") for name in lets if name.startswith("!")]
@@ -193,7 +193,7 @@ def test_the_image():
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(fnmatch.fnmatch(source, name) for name in allowed), f"{source}: .dockerignore"
-    # The build's licence and readme are named by pyproject.toml.
+    # pyproject.toml names the licence and the readme that the build needs.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {project["readme"], *project["license-files"], "setup.py"} <= set(sources)
 
@@ -213,7 +213,8 @@ def test_the_compose_file_fits_together():
         waits = service.get("depends_on", {})
         for other in waits:
             condition = waits[other]["condition"] if isinstance(waits, dict) else "service_started"
-            # A service of a profile may wait for one that is always there, not the other way.
+            # A service of a profile may depend on one without a profile, but not the other way
+            # round.
             assert set(services[other].get("profiles", ())) <= set(service.get("profiles", ()))
             if condition == "service_healthy":
                 ours = services[other].get("build") and not services[other].get("healthcheck")

@@ -1,4 +1,4 @@
-"""A wheel, as its users get it: built from the source distribution, installed without a compiler."""
+"""A wheel as its users get it: built from the source distribution, installed without a compiler."""
 
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ BUILD_S = 1200
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
-    """The folder with both, of a copy of the source: nothing is written there."""
+    """The folder with wheel and source distribution, built from a copy of the source."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, timeout=BUILD_S
@@ -34,7 +34,7 @@ def dist(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(dist, tmp_path_factory) -> Iterator[Machine]:
-    """One with Headrace as the page says that it is installed."""
+    """A machine with Headrace installed as the page says."""
     (wheel,) = dist.glob("*.whl")
     with Machine(tmp_path_factory.mktemp("clean") / "machine", wheel) as one:
         [block] = [b for b in pages.blocks(pages.page_of("install")) if "-m venv" in b.body]
@@ -45,7 +45,7 @@ def machine(dist, tmp_path_factory) -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def installed(machine) -> Path:
-    """A clean environment with the wheel in it, made where there is no compiler."""
+    """A clean environment with the wheel, made without a compiler."""
     return machine.venv
 
 
@@ -80,8 +80,8 @@ def test_every_kernel_is_compiled_and_the_program_runs(installed):
 
 
 def test_a_view_follows(installed, database, tmp_path, monkeypatch):
-    """``headrace check``, ``start``, create_view, a write, what the table has then."""
-    monkeypatch.chdir(tmp_path)  # what is run as a module is looked for here first
+    """``headrace check``, ``start``, create_view, a write, and the rows of the table."""
+    monkeypatch.chdir(tmp_path)  # modules would be searched here first
     monkeypatch.delenv("PYTHONPATH", raising=False)
     name = str(conninfo_to_dict(database)["dbname"])
     checked = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_view_follows(installed, database, tmp_path, monkeypatch):
 
 
 def test_the_pages_are_followed_as_they_stand(machine):
-    """Install, check, start, a view, take it away; then the first steps, from nothing again."""
+    """Install, check, start, create a view, uninstall; then the first steps, from the beginning."""
     with psycopg.connect(machine.server.dsn("shop"), autocommit=True) as conn:
         script = "import headrace; print(headrace.__file__)"
         where = machine.run([str(machine.venv / "bin/python"), "-c", script])

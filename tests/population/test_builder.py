@@ -220,7 +220,7 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
 
 
 def test_states_that_cannot_be_written_leave_no_view(bench, monkeypatch):
-    """They are written while its rows are copied into the table."""
+    """The states are written while the view's rows are copied into the table."""
     there = []
 
     def full(self, part, states):
@@ -264,7 +264,7 @@ def children(pid: int) -> list[str]:
 
 @pytest.mark.slow
 def test_spark_is_let_go_when_nobody_uses_it(bench):
-    """It starts again for the next population."""
+    """Spark starts again for the next population."""
 
     async def main() -> None:
         async with Process(bench) as builder:

@@ -159,12 +159,12 @@ def test_caller_needs_create_on_the_schema(bench, role):
     [
         ("", "SELECT id FROM grown", None),
         ("DELETE FROM grown WHERE id > 1", "SELECT id FROM grown", None),
-        # Its statistics are older than the rows.
+        # The table's statistics are older than its rows.
         ("TRUNCATE grown; ANALYZE grown; INSERT INTO grown SELECT generate_series(1, 560)",
          "SELECT id FROM grown", None),
         ("DELETE FROM grown WHERE id > 1; ANALYZE grown;"
          " INSERT INTO grown SELECT generate_series(2, 560)", "SELECT id FROM grown", 2),
-        # They give no count of the rows that pass.
+        # The statistics give no count of the rows that pass.
         ("ANALYZE grown", "SELECT id FROM grown WHERE id < 3", None),
         ("ANALYZE grown", "SELECT a.id FROM grown a JOIN grown b USING (id)", 560),
     ],

@@ -144,7 +144,7 @@ def test_worker_that_is_down(bench, monkeypatch):
 
 
 def test_worker_forgets_only_what_is_dropped(bench, monkeypatch):
-    """Its state cannot be restored: a drop that fails late must not have told the worker."""
+    """A dropped state cannot be restored: a drop that fails late must not have told the worker."""
     bench.create("v", QUERY)
     monkeypatch.setattr("headrace.views.drop.views.delete", fail)
     with pytest.raises(HeadraceError):

@@ -109,7 +109,7 @@ def test_who_comes_while_a_slot_is_made_shares_the_next(bench, writer, made):
 
 
 def test_all_who_wait_hear_for_which_transaction(bench, writer):
-    """This includes populations whose slot is not begun: it waits behind the one that is."""
+    """Populations whose slot is not begun are told, too: they wait behind the one that is."""
     one = first(bench)
     others = come(bench, *"ab")
     words = f"transaction of postgres (process {writer.info.backend_pid}), started"

@@ -25,9 +25,9 @@ MATTERS = {
 }
 """Non-default values of settings, and expressions whose results they change."""
 NOT_HERE = {"lc_monetary", "lc_numeric", "lc_time", "xmlbinary", "xmloption"}
-"""They need locales or libxml, which the server of the wheel does not have."""
+"""Settings that need locales or libxml, which the server of the wheel does not have."""
 LEGACY = {"backslash_quote"}
-"""It matters only for non-standard strings."""
+"""A setting that matters only for non-standard strings."""
 LOOKS = """
 SELECT ROW('2024-01-31 20:00:00+00'::timestamptz, '2024-01-31'::date, '1 day'::interval,
   0.1::float8 + 0.2, 0.1::float4, '\\x41'::bytea, 1.50, '{"a": 1.0}'::jsonb, 'a fat cat'::tsvector,

@@ -162,7 +162,7 @@ def test_values_are_those_of_postgres(judge):
 
 
 def test_a_run_of_operators_is_not_read_piece_by_piece():
-    """It is longer than any real one; the scanner must not examine each sign again."""
+    """The run is longer than any real one; the scanner must not examine each sign again."""
     assert len([*scan("+-" * 299 + "1")]) == 599
     for run in ("+-" * 32_000, "@-" * 32_000, "-/" * 301 + "1"):
         with pytest.raises(Unreadable):

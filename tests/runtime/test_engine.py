@@ -377,7 +377,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     running.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert files.views()
-    # Their marks were forgotten; one has its own column family.
+    # Views whose marks were forgotten; one has its own column family.
     files.disk.own("v999")
     files.disk.write([(files.disk.place("v998").section("s"), [b"k"], [b"v"])], {}, sync=True)
     assert {998, 999} <= files.views()
@@ -482,7 +482,7 @@ def test_million_row_transaction_is_spooled(source, start, database):
 
 
 def test_e24_large_batches_are_taken_up_as_memory_allows(source, start, database, monkeypatch):
-    """They are processed in pieces; two concurrent views never use more than the budget."""
+    """Large batches are processed in pieces; two views together never exceed the budget."""
     running = start(batch_memory_bytes=GRANT_BYTES_MIN)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     query = "SELECT id % 7 AS p, count(*) AS n, min(name) AS least FROM items GROUP BY 1"

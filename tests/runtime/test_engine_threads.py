@@ -104,7 +104,7 @@ def received_bytes(commander: psycopg.Connection) -> int:
 
 
 def test_e16_a_collection_that_waits_holds_up_no_loop(engine):
-    """Its statement waits; the worker answers, and reads on, before it has ended."""
+    """One view's statement waits; the worker answers, and reads on, before it has ended."""
     queries = {
         "waits": "SELECT id, gated(x) AS x FROM items",
         "counts": "SELECT count(*) FROM items",

@@ -130,7 +130,7 @@ def test_what_follows_a_txid_that_was_not_written_is_not_written(conn, owner, si
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE v1 IN SHARE MODE")
         sink.write(owner, job(1, a.part(1), b.part(1)))
-    # It is free again, but txid 1 is missing.
+    # The table is free again, but txid 1 is missing.
     answer = sink.write(owner, job(2, a.part(2), b.part(2)))
     assert set(answer.progress) == {2}
     assert answer.failed == {}

@@ -474,7 +474,7 @@ def test_the_power_goes(source, database, start, gone):
 
 
 def test_the_state_is_older_than_what_is_kept(source, database, start):
-    """It has lost more than a crash may lose: views report it, or are right."""
+    """The state has lost more than a crash may lose: views report it, or are right."""
     running = start(**LOCAL)
     views(running, database, source)
     rng = random.Random(43)

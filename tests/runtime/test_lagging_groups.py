@@ -376,7 +376,7 @@ def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, e
 
 
 def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
-    """It stops at the row that fails; the rest of its coalesced batch goes on without it."""
+    """The view stops at the row that fails; the rest of its coalesced batch goes on without it."""
     running = start(lane_ms=MS)
     bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
     failing = grouped(running, source, database, "reports", "bad", bad)

@@ -123,7 +123,7 @@ def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(source, start, data
     assert set(range(hold.txid + 1, txids[0] + 1)) <= set(txids[1])
     assert confirmed(source, running) <= hold.lsn
     running.stop()
-    # It outlives the worker, until the builder releases it.
+    # The pin outlives the worker, until the builder releases it.
     running = start(feedback_interval_ms=20)
     assert running.book.holds.jobs() == {"job": hold}
     before = change(running, source, 4)

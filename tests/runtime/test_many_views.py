@@ -111,7 +111,7 @@ def test_a_view_that_stands_still_costs_no_visit_of_others(source, database, sta
 
 
 def test_the_index_agrees_with_the_units(source, database, start):
-    """This holds after each kind of change, and after views are dropped."""
+    """The index is right after each kind of change, and after views are dropped."""
     running = start(**_STILL)
     many(running, database, source, 3)
     book, engine = running.book, running.engine

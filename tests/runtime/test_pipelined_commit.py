@@ -73,7 +73,7 @@ def test_what_a_table_is_known_for_takes_one_round_trip(conn, owner, sink, caref
 
 
 def test_what_is_large_is_written_view_by_view(conn, owner, sink, careful, monkeypatch):
-    """This holds for all views: the batch need not be in memory as a whole."""
+    """All parts of a large batch are written so: the batch need not be in memory as a whole."""
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
     parts = [a.part(*range(100)), b.part(*range(100))]
@@ -166,7 +166,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
     assert "changed by somebody else" in failed[1].message
     assert (a.rows, b.rows) == ([2], [1, 2])
     assert careful == [1, 2]
-    # It is removed, and the others use the pipelined commit again.
+    # The failed view is removed, and the others use the pipelined commit again.
     write(sink, owner, 3, changed(a, a2=-1), b.part(3))
     assert careful == [1, 2]
     assert (a.rows, b.rows) == ([2], [1, 2, 3])

@@ -286,7 +286,7 @@ def test_T_24_a_failure_takes_all_later_ones_back():
     c.processed(2, 0)
     c.processed(3, 0)
     assert words(c.failed(1, 0)) == "batch 1.1 2.1 3.1"
-    # Their results depended on the batch that failed.
+    # Results of later txids depended on the batch that failed.
     assert {f.state for f in c.flights()} == {FlightState.PROCESSING}
     assert c.processed(2, 0) == []
 

@@ -249,7 +249,7 @@ def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatc
 
 
 def test_T_29_a_row_lost_on_the_way_to_the_dataflows(source, start, database, monkeypatch):
-    """This happens in every attempt: the view stops, the others go on."""
+    """The row is lost in every attempt: the view stops, the others go on."""
     running = start()
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)

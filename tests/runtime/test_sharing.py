@@ -348,7 +348,7 @@ def _remove(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_flip, _remove], ids=["flipped", "removed"])
 def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
-    """It reports the loss and shows its last contents, never wrong rows; the other one goes on."""
+    """The view reports the loss and keeps its last contents; the other one goes on."""
     running = start()
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
@@ -391,7 +391,7 @@ def test_nobody_joins_before_the_stream_has_reached_the_snapshot(source, databas
     change(source, rng, 5)
     running.stop()
     change(source, rng, 20)
-    # Its state is ahead of the stream, but not of the stream's txids.
+    # The new view's state is ahead of the stream, but not of the stream's txids.
     create(Stopped(running), database, "two", ROWS, adopt=False)
     change(source, rng, 20)
     running = start(batch_rows_max=1)

@@ -300,7 +300,7 @@ def test_publication_changed(source, start, database, ddl, why):
 
 
 def test_facts_of_a_version_that_kept_no_rights(source):
-    """Their owners are unknown: such views are populated again."""
+    """The owner's rights are unknown: such a view is populated again."""
     owner = names.role(source, None).oid
     uses = Uses(frozenset(), frozenset(), frozenset(), owner)
     taken = fingerprint.take(source, uses, "none", results.revisions)

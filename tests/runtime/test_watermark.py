@@ -33,7 +33,7 @@ def book(monkeypatch) -> Any:
 
 
 def test_a_known_lag_stays_known(book):
-    """It stays known although other WAL, which no batch covers, is always written."""
+    """The lag stays known although other WAL, which no batch covers, is always written."""
     watermark = Watermark(book)
     assert watermark.text() == "", "it has not looked"
     watermark.sample(COMMITTED + 1, 500)

@@ -1,4 +1,4 @@
-"""A commander in front of a real server, and a role on it that may log in and no more."""
+"""A commander in front of a real server, and a role without rights that may log in."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tests.server.conftest import start as start
 
 @dataclass
 class Nobody:
-    """A role without rights, and the port it comes through."""
+    """A role without rights, and the commander through which it connects."""
 
     commander: Running
     name: str
     database: str
 
     def wire(self, **parameters: str) -> Wire:
-        """A session of its own."""
+        """Open a new session of the role."""
         given = {"user": self.name, "database": self.database} | parameters
         return Wire(self.commander.port, **given)
 
     def callers(self) -> set[str]:
-        """Who the commander took its callers for."""
+        """Return the roles that the commander took as its callers."""
         return {params["caller"] for _, params in self.commander.builder.calls}
 
 
 @pytest.fixture
 def server(shared_engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
-    """A superuser's direct connection."""
+    """A direct connection of a superuser."""
     with psycopg.connect(shared_engine.source, autocommit=True) as conn:
         yield conn
 
@@ -50,7 +50,7 @@ def commander(start: Callable[..., Running]) -> Running:
 
 @pytest.fixture
 def nobody(commander: Running, database: str) -> Iterator[Nobody]:
-    """A role that owns a schema to play in."""
+    """A role that owns only its own schema."""
     with _nobody(commander, database) as one:
         yield one
 
@@ -59,7 +59,7 @@ def nobody(commander: Running, database: str) -> Iterator[Nobody]:
 def running_nobody(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Nobody]:
-    """One for a whole module; tests use it through ``shared_nobody``."""
+    """One such role for a whole module; tests use it through ``shared_nobody``."""
     name = databases.take()
     database = psycopg.conninfo.make_conninfo(databases.server, dbname=name)
     with psycopg.connect(database, autocommit=True) as conn:
@@ -75,7 +75,7 @@ def running_nobody(
 
 @pytest.fixture
 def shared_nobody(running_nobody: Nobody) -> Nobody:
-    """The module's, whose calls are forgotten."""
+    """The module's role, with its recorded calls cleared."""
     running_nobody.commander.builder.calls.clear()
     return running_nobody
 
@@ -90,7 +90,7 @@ def _nobody(commander: Running, database: str) -> Iterator[Nobody]:
         conn.execute(sql.SQL("CREATE SCHEMA play AUTHORIZATION {}").format(role))
     yield Nobody(commander, name, str(dbname))
     with psycopg.connect(database, autocommit=True) as conn:
-        # A session that a failed test has left would keep its locks for ever.
+        # A session that a failed test left open would keep its locks for ever.
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,)
         )

@@ -1,4 +1,4 @@
-"""Roles for tests of security: without any right that nobody gave them, dropped at the end.
+"""Roles for tests of security: without any right that was not granted, and dropped at the end.
 
 Roles belong to the whole server, so they are named after the test's database.
 """
@@ -17,7 +17,7 @@ PASSWORD = "known to the test"
 
 @contextlib.contextmanager
 def role(server: psycopg.Connection, name: str, options: str = "") -> Iterator[str]:
-    """A login role with a schema of its own name; its name, which needs no quotes."""
+    """Create a login role with a schema of its own name; yield the name, which needs no quotes."""
     full = f"{server.info.dbname}_{name}"
     identifier = sql.Identifier(full)
     server.execute(
@@ -35,7 +35,7 @@ def role(server: psycopg.Connection, name: str, options: str = "") -> Iterator[s
 
 
 def connect(dsn: str, name: str) -> psycopg.Connection:
-    """A session of role ``name``, whose schema comes first."""
+    """Open a session of role ``name``, whose schema is first in the search path."""
     return psycopg.connect(
         make_conninfo(dsn, user=name, password=PASSWORD, options=f"-csearch_path={name},public"),
         autocommit=True,

@@ -1,6 +1,6 @@
-"""An engine for all tests of a module, with settings that let a view be tried again soon.
+"""An engine for all tests of a module, with short retry intervals for views.
 
-Of one view's trouble another one notices nothing: there is a healthy one beside those under test.
+Trouble of one view must not affect another: a healthy view runs beside those under test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIVE = "SELECT id, v FROM t"
 def running(
     databases: Databases, folders: pytest.TempPathFactory, schema: str, **settings: str
 ) -> Iterator[EmbeddedEngine]:
-    """An engine on a database of its own, in which ``schema`` was carried out."""
+    """Start an engine on a new database in which ``schema`` was executed."""
     name = databases.take()
     dsn = make_conninfo(databases.server, dbname=name)
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -54,7 +54,7 @@ def running(
 def innocent(
     engine: EmbeddedEngine, request: pytest.FixtureRequest
 ) -> Iterator[psycopg.Connection]:
-    """A connection to an engine on ``TABLE``, with one healthy view of it, ``alive``."""
+    """Yield a connection to an engine on ``TABLE``, with one healthy view of it, ``alive``."""
     request.node.stash.setdefault(ENGINES, []).append(engine)
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         create(conn, "alive", ALIVE)
@@ -70,12 +70,12 @@ def create(conn: psycopg.Connection, name: str, query: str, **options: int | str
 
 
 def poison(conn: psycopg.Connection) -> None:
-    """The row that hostile views cannot stand."""
+    """Insert the row at which hostile views misbehave."""
     conn.execute("INSERT INTO t VALUES (2, 'poison')")
 
 
 def follows(conn: psycopg.Connection) -> None:
-    """Wait until the healthy view has everything."""
+    """Wait until the healthy view is up to date."""
     wait_until(lambda: not differs(conn, "alive", ALIVE), "the other view follows")
     assert status_of(conn, "alive")[0] == "running"
 

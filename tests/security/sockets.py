@@ -1,7 +1,8 @@
-"""What the kernel has of somebody else's socket: bytes not yet read, and not yet there.
+"""The kernel's queues of a socket of another process: bytes not yet read, and bytes not yet
+received.
 
-Asked for one socket (sock_diag of Linux) this takes microseconds; where it may not be asked,
-/proc/net/tcp lists all of them, and a machine that has closed thousands lists them slowly.
+Asking for one socket (sock_diag of Linux) takes microseconds. Where that is not allowed,
+/proc/net/tcp lists all sockets, slowly on a machine that has closed thousands.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _ANY: Final = 0xFFFFFFFF
 
 
 def queues(local: Address, remote: Address) -> tuple[int, int] | None:
-    """Bytes that the owner of ``local`` has not read, and those that ``remote`` lacks.
+    """Return the bytes that the owner of ``local`` has not read, and those that ``remote`` lacks.
 
     None: there is no such socket.
     """
     try:
         return _asked(local, remote)
     except OSError:
-        # There is no such socket, or it may not be asked for: the list tells.
+        # There is no such socket, or asking is not allowed: the list shows which.
         return _listed(local, remote)
 
 

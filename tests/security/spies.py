@@ -1,7 +1,7 @@
-"""A user without rights, whose ``spy()`` stands wherever code of users might be run.
+"""A user without rights, whose function ``spy()`` is placed wherever user code might be run.
 
-Where it finds itself as somebody else it moves his sequence ``caught``, which no rollback takes back;
-each module has its own.
+If it runs as another role, it advances the owner's sequence ``caught``, which no rollback undoes.
+Each module has its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.security.roles import connect, role
 
 @contextlib.contextmanager
 def spying(server: psycopg.Connection, schema: str) -> Iterator[psycopg.Connection]:
-    """A session of role ``low``, who has carried out ``schema``; views are gone afterwards."""
+    """Yield a session of role ``low``, which has executed ``schema``; drop all views afterwards."""
     with role(server, "low") as name, connect(server.info.dsn, name) as conn:
         conn.execute(schema.format(low=name))
         yield conn
@@ -27,7 +27,7 @@ def spying(server: psycopg.Connection, schema: str) -> Iterator[psycopg.Connecti
 
 
 def caught(server: psycopg.Connection, low: psycopg.Connection) -> bool:
-    """Whether the spy was somebody else."""
+    """Return whether the spy ran as another role."""
     called = f"SELECT is_called FROM {low.info.user}.caught"
     row = server.execute(called).fetchone()
     assert row is not None
@@ -35,7 +35,7 @@ def caught(server: psycopg.Connection, low: psycopg.Connection) -> bool:
 
 
 def ask(conn: psycopg.Connection, call: str, *values: str) -> str:
-    """SQLSTATE of a call; "" where it was carried out; or what a spy has said."""
+    """Return the SQLSTATE of a call, "" on success, or the error message of the spy."""
     try:
         conn.execute(call, values)
     except psycopg.Error as error:

@@ -1,8 +1,8 @@
-"""Planning a query runs nobody's code but the caller's, and that with no rights but his.
+"""Planning a query runs only code of the caller, and only with the caller's rights.
 
-``spy()`` belongs to a user without rights and stands wherever analysis might call it.  Called as
-anybody but himself (or the role that has no rights at all) it moves a sequence, which no
-rollback takes back; where it finds the engine's own rights, it leaves a file.
+``spy()`` belongs to a user without rights and stands wherever analysis might call it. Called as any
+other role (but the role without any right) it advances a sequence, which no rollback undoes; if it
+finds the engine's rights, it writes a file.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def low(server):
 
 
 def test_the_spy_can_be_caught(server, low):
-    """Else no test here could fail: it is, when a superuser runs such a query himself."""
+    """The spy can be caught, so these tests can fail: here a superuser runs such a query."""
     with contextlib.suppress(psycopg.Error):
         server.execute(f"SELECT '(1)'::{low.info.user}.nested")
     assert caught(server, low)
@@ -144,7 +144,7 @@ def test_a_superuser_plans_what_others_have_set(shared_engine, server, low):
 
 
 def test_strings_that_end_otherwise_hide_nothing(shared_engine, server, low):
-    """With standard_conforming_strings off a backslash escapes the quote behind it."""
+    """With standard_conforming_strings off, a backslash escapes the quote after it."""
     name = low.info.user
     for setting, query in (
         ("off", "SELECT '\\x281)'::{low}.nested AS x"),
@@ -178,7 +178,7 @@ def test_the_owner_himself_gets_no_rights_by_it(shared_engine, server, low):
 
 
 def test_harmless_literals_are_read_as_ever(server, low):
-    """With brackets in front, by who owns nothing of it, as they would be without a rehearsal."""
+    """Literals with brackets keep their values for a role that owns nothing in the query."""
     with role(server, "other") as other, connect(server.info.dsn, other) as conn:
         conn.execute(f"SET search_path = {other}, {low.info.user}")
         low.execute("INSERT INTO t VALUES (1, 1, NULL, '{ok}', NULL, NULL, NULL)")
@@ -191,7 +191,7 @@ def test_harmless_literals_are_read_as_ever(server, low):
 
 
 def test_errors_stand_where_they_stand(server, low):
-    """A rehearsal in front of the analysis changes neither words nor places."""
+    """The check before the analysis changes neither messages nor error positions."""
     for query in (
         "SELECT '(a)' AS a, nothing FROM {low}.t",
         "SELECT '(a)' AS a, '(1)'::int AS b",
@@ -220,7 +220,7 @@ CREATE DOMAIN {low}.kind AS text CHECK ({low}.spy());
 
 
 def test_a_name_that_means_something_else_by_now(database, start_engine):
-    """A type of a stored query is dropped, and a trap put under its name."""
+    """A type of a stored query is dropped, and a trap is created under its name."""
     engine = start_engine(database, HEADRACE_CATALOG_POLL_MS="3600000")
     with (
         psycopg.connect(engine.source, autocommit=True) as server,
@@ -267,7 +267,7 @@ def test_an_index_evaluates_nothing_of_others(server, low):
 
 
 def test_views_over_views_whose_literals_are_looked_at(shared_engine, low):
-    """Each query is rehearsed apart, also while that of the reader is being analysed."""
+    """Each query is checked separately, also while the query of the reading view is analysed."""
     name = low.info.user
     query = f"SELECT id, '{{}}'::json AS j, '[1]'::jsonb AS b, '{{1}}'::int[] AS a FROM {name}.t"
     over = f"SELECT id, j, '{{2}}'::int[] || a AS a FROM {name}.v WHERE b @> '1'::jsonb"

@@ -1,4 +1,4 @@
-"""One view's time and memory: whoever exceeds his bounds leaves, and the others follow meanwhile."""
+"""Bounds on a view's time and memory: a view that exceeds them leaves the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.security.servers import TABLE, create, follows, innocent, poison
 from tests.waiting import wait_until
 
 TRIES_MAX = 3
-"""How often a view may catch up alone."""
+"""Number of times that a view may catch up alone."""
 BUILDER = "headrace.views.builder"
 SCHEMA = f"""{TABLE}{ENDLESS};
 CREATE TABLE many (n int PRIMARY KEY);
@@ -66,7 +66,7 @@ def conn(running: EmbeddedEngine, request) -> Iterator[psycopg.Connection]:
 
 
 def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
-    """All at once: none of them holds up the innocent view, or another one's end."""
+    """All at once: no hostile view delays the healthy view, or the end of another one."""
     before = running.child(WORKER)
     for number, query in enumerate(HOSTILE.values()):
         create(conn, f"v{number}", query)
@@ -74,13 +74,13 @@ def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
     follows(conn)
     for number, name in enumerate(HOSTILE):
         wait_until(lambda n=number: status_of(conn, f"v{n}")[1] == "54H01", f"{name} leaves")
-    # Where a step of the population is cheap enough, they catch up by themselves and are right.
+    # If a step of the population is cheap enough, they catch up by themselves and are right.
     for number, name in enumerate(HOSTILE):
         status, code, message = status_of(conn, f"v{number}")
         if status == "error":
             assert code == "54H01", name
             assert message is not None
-            # Or what Postgres would not end for it yet keeps it from trying.
+            # Or no retry is possible, because Postgres has not ended a cancelled query.
             ours = "the view " in message and "_max" in message
             assert ours or "though they were canceled" in message, name
     conn.execute("INSERT INTO t VALUES (3, 'three')")
@@ -89,7 +89,7 @@ def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
 
 
 def test_who_leaves_catches_up_alone(conn, running):
-    """A transaction that is too much for the batch is not too much for a population."""
+    """A transaction that is too large for the batch is not too large for a population."""
     before = running.child(WORKER)
     query = "SELECT t.id, s.n FROM t, generate_series(1, length(t.v)) AS s(n)"
     create(conn, "v", query, view_rows_max=2000)
@@ -114,7 +114,7 @@ def test_who_leaves_again_and_again_stops(conn):
         )
     conn.execute("INSERT INTO t VALUES (10, repeat('x', 2500))")
     wait_until(lambda: status_of(conn, "v")[0] == "error", "it leaves")
-    # Each look of the resumer asks for the last one's transaction.
+    # Further transactions cause no other try.
     for number in range(11, 14):
         conn.execute("INSERT INTO t VALUES (%s, 'more')", (number,))
         follows(conn)
@@ -127,7 +127,7 @@ def test_who_leaves_again_and_again_stops(conn):
 
 @pytest.mark.parametrize("verb", ["drop_view", "pause_view"])
 def test_a_verb_interrupts_what_runs(conn, running, verb):
-    """With a limit that would let it run on for ten seconds, of which the verb waits for none."""
+    """The limit would let the function run for ten seconds; the verb does not wait for it."""
     before = running.child(WORKER)
     create(conn, "v", HOSTILE["an endless function"], commit_group="slow", view_time_ms_max=10_000)
     poison(conn)
@@ -164,7 +164,7 @@ def test_a_cancel_ends_a_population(conn, running):
 
 
 def evaluating(conn: psycopg.Connection) -> int:
-    """How many backends run code of users."""
+    """Return the number of backends that run the endless function."""
     row = conn.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name = 'headrace eval' AND query ~ 'endless'"

@@ -1,4 +1,4 @@
-"""A process that dies of one view again and again finds out which, and does without it."""
+"""A process that repeatedly dies of one view finds out which, and continues without it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever SQLSTATE code of a user raises, wherever it runs: one view stops, with its words.
+"""User code may raise any SQLSTATE anywhere: one view stops, with the message that was raised.
 
-"Transient" is what the server says of itself; a user who says it is believed a few times, and his
-view then stops like any other.  Worker, builder and commander live on, other views keep following.
+"Transient" codes describe trouble of the server. If user code raises one, its view is retried a few
+times, then stops like any other. Worker, builder and commander survive; other views go on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EVERY = sorted(
 )
 SAMPLE = ["40001", "54000", "57P01", "XX000"]
 GROUP = 16
-"""Views at once: each has a connection for evaluation."""
+"""Number of views at once: each has a connection for evaluation."""
 
 SCHEMA = """
 CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL);
@@ -68,7 +68,7 @@ def running(
 
 @pytest.fixture
 def conn(running: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A connection; at the end the processes are those of the beginning."""
+    """A connection; at the end the engine must have the same processes as at the beginning."""
     request.node.stash.setdefault(ENGINES, []).append(running)
     with psycopg.connect(running.dsn, autocommit=True) as conn:
         conn.execute("CALL headrace.create_view('alive', 'SELECT id, code FROM t')")
@@ -85,7 +85,7 @@ def pids(engine: EmbeddedEngine) -> list[int | None]:
 
 
 def follow(conn: psycopg.Connection) -> None:
-    """The view that has nothing to do with it shows a new row."""
+    """Wait until the unrelated view shows a new row."""
     row = conn.execute("INSERT INTO t SELECT max(id) + 1, 'x' FROM t RETURNING id")
     number = row.fetchone()[0]
     wait_until(
@@ -110,7 +110,7 @@ def throw(conn: psycopg.Connection, states: Sequence[str]) -> None:
 
 
 def stopped(conn: psycopg.Connection, states: Sequence[str]) -> None:
-    """Each view stops, with the SQLSTATE that was raised in it and its message."""
+    """Wait until each view stops, with the SQLSTATE and the message that were raised in it."""
     for state in states:
 
         def told(name: str = name_of(state)) -> bool:
@@ -128,7 +128,7 @@ def test_in_an_expression(conn: psycopg.Connection, states: list[str]) -> None:
     throw(conn, states)
     stopped(conn, states)
     for state in states:
-        # As a user would: it finds the same row, and the view is as before.
+        # A resync by the user meets the same row, and the view stays as it was.
         with pytest.raises(psycopg.Error) as caught:
             conn.execute(f"CALL headrace.resync_view('{name_of(state)}')")
         assert caught.value.sqlstate == state
@@ -137,7 +137,7 @@ def test_in_an_expression(conn: psycopg.Connection, states: list[str]) -> None:
 
 @each
 def test_in_the_write(conn: psycopg.Connection, states: list[str]) -> None:
-    """An index on a function, made by whoever may."""
+    """An index on a function, created by a role with the right to do so."""
     make_views(conn, states, "SELECT id, code FROM t")
     for state in states:
         conn.execute(f"CREATE INDEX ON {name_of(state)} (boom(code, '{state}'))")
@@ -158,7 +158,7 @@ def test_in_a_population(conn: psycopg.Connection, states: list[str]) -> None:
 
 @each
 def test_at_the_commander(conn: psycopg.Connection, states: list[str]) -> None:
-    """Raised in a statement that it passes on, and while a query is analysed."""
+    """The error is raised in a statement that the commander relays, and during an analysis."""
     backend = conn.info.backend_pid
     for state in states:
         with pytest.raises(psycopg.Error, match=f"boom {state}") as caught:

@@ -1,8 +1,8 @@
-"""Rows of an attacker are never taken for the answer to the commander's own question.
+"""Rows of an attacker are never taken for the answer to the commander's own query.
 
-Each attack makes the commander count the source's answers wrongly, then lets it ask who is
-calling while rows of the attacker's are on their way.  Whatever happens to the session: no
-call is made in anybody's name but the attacker's.
+Each attack makes the commander miscount the source's answers. Then the commander asks for the
+caller while rows of the attacker arrive. The session may fail, but every call is made in the
+attacker's own name.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def nobody(shared_nobody: Nobody, prepared: None) -> Nobody:
 
 
 def drain(conn: w.Wire) -> None:
-    """Read until the session has ended, or is seen to be idle."""
+    """Read until the session has ended, or is idle."""
     conn.send(w.query("SELECT 'the end'"))
     for _ in conn.rest(lambda m: m[0] == "D" and b"the end" in m[1]):
         pass
@@ -115,7 +115,7 @@ def test_what_is_skipped_after_an_error_is_not_counted(nobody, error, forged):
 
 
 def test_the_name_of_our_portal_can_be_taken_by_nobody(nobody):
-    """A cursor or a statement of the attacker's is not what the commander executes."""
+    """The commander never executes a cursor or a prepared statement of the attacker."""
     name = '"__headrace_context"'
     with nobody.wire() as conn:
         conn.send(
@@ -131,7 +131,7 @@ def test_the_name_of_our_portal_can_be_taken_by_nobody(nobody):
 @pytest.mark.parametrize("data", [(), (w.copy_data(b"1\n"), w.SYNC)], ids=["", "data"])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_call_amid_a_copy_ends_the_session(nobody, several, data):
-    """As any statement there does: it is no step of the copy, and nobody waits for its end."""
+    """A call during a copy ends the session at once, as any other statement does."""
     text = "COPY play.t FROM STDIN"
     text = f"SELECT 1; {text}; SELECT 2" if several else text
     direct = conninfo_to_dict(nobody.commander.source)["port"]

@@ -1,4 +1,4 @@
-"""Who may read a view may read its changes, and nobody else; a feed is whose it is."""
+"""Only a role that may read a view may read its changes; a feed belongs to its creator."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_stranger_reads_nothing(server, people):
             stranger.execute(statement)
     with pytest.raises(psycopg.errors.DuplicateObject):
         reader.execute("CALL headrace.create_feed('f', 'public.v', 0)")
-    # A function that talks about every row it is shown sees none.
+    # A function that reports every row passed to it reports none.
     stranger.execute(
         "CREATE FUNCTION tell(x anyelement) RETURNS bool COST 0.0001 LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE EXCEPTION 'seen %', x; END $$"
@@ -93,7 +93,8 @@ def test_whoever_has_become_another_is_the_other(server, people):
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         reader.execute(READ[0])
     reader.execute("RESET ROLE")
-    # Inside of a function of the stranger's the reader is the stranger; of his own, himself.
+    # A function of the stranger runs with the stranger's rights, one of the reader with the
+    # reader's.
     for owner, of, allowed in ((stranger, reader, False), (reader, stranger, True)):
         owner.execute(
             "CREATE FUNCTION mine() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS"

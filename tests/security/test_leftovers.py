@@ -1,7 +1,7 @@
-"""What a user's function leaves behind where it is evaluated: for the next statement, and for good.
+"""Side effects of a user's function in the session that evaluates it, now and later.
 
-``f(n)`` says that it is immutable, and calls ``sly(n)``, which is not.  Only where it runs as the role
-that evaluates does it do anything.
+``f(n)`` is declared immutable, but calls ``sly(n)``, which is not. ``sly`` acts only if it runs as
+the evaluating role.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def sly(low: psycopg.Connection, body: str) -> None:
 
 
 def follows(low: psycopg.Connection) -> None:
-    """Each transaction is a statement of its own, or more, with values that are new."""
+    """Update the rows in several transactions, with new values, and check the view."""
     for _ in range(3):
         low.execute("UPDATE t SET n = n + 1000")
         low.execute("CALL headrace.wait_for('v')")
@@ -106,7 +106,7 @@ def test_nothing_is_written_whatever_was_set_before(server, low):
 
 @pytest.mark.parametrize("query", SWAPPED.values(), ids=SWAPPED)
 def test_a_function_that_exchanges_our_statements(engine, server, low, query):
-    """Prepared statements have no owner: one of that name may answer anything."""
+    """Prepared statements have no owner: user code may replace ours by any other."""
     before = engine.child(WORKER)
     sly(low, SWAPS.replace("{query}", query))
     low.execute("CALL headrace.create_view('v', %s)", (QUERY,))

@@ -1,4 +1,4 @@
-"""What one client may cost: memory, time of the event loop, sockets, lines of the log."""
+"""Limits for one client: memory, time of the event loop, sockets, lines of the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the other side has closed it."""
+    """Return whether the peer has closed the connection."""
     sock.settimeout(PATIENCE_S)
     try:
         return sock.recv(1) == b""
@@ -50,7 +50,7 @@ def test_silent_sockets_are_no_sessions_and_make_room(start):
             assert conn.execute("SELECT 1").fetchone() == (1,)
         with pytest.raises(psycopg.OperationalError, match="too many clients"):
             connect(commander)
-        # The oldest had to make room.
+        # The oldest connection had to make room.
         assert closed(silent[0])
         assert len(commander.listener.port.sessions) == 3
         assert len(commander.listener.port.admission) <= 10
@@ -98,7 +98,7 @@ def test_what_a_session_has_prepared_is_bounded(commander, database, what):
                 conn.send(w.parse("COPY t FROM STDIN" + padding, f"c{number}"), w.FLUSH)
                 conn.until("1")
             assert client.session._queries._calls.size <= 2 * BYTES_MAX
-        # Forgotten calls are the database's, which carries them out by the command table.
+        # Forgotten calls are executed by the database, by way of the command table.
         last = {"statements": "s99", "portals": "s", "copies": "s"}[what]
         conn.send(w.SYNC)
         conn.until("Z")
@@ -111,7 +111,7 @@ def test_what_a_session_has_prepared_is_bounded(commander, database, what):
 
 
 def test_texts_beyond_the_limit_are_not_read(commander):
-    """(A call that is too long is made by the database.)"""
+    """A call that is too long is executed by the database."""
     with connect(commander) as conn:
         query = "SELECT 1 /*" + "x" * 100_000 + "*/"
         conn.execute(f"CALL headrace.create_view('v', $${query}$$)")
@@ -160,10 +160,10 @@ WORST = {
 
 @pytest.mark.parametrize("what", WORST)
 def test_a_text_is_read_in_few_steps(what):
-    """Whatever it has in it: more is left to the database.
+    """Any text is read in a bounded number of steps; longer ones are left to the database.
 
-    What Python does is counted, several events for each step.  (On one busy core of 2020 the
-    most that is allowed here takes 4 ms.)
+    The test counts profiling events, several for each step. (On one busy core of 2020 the allowed
+    maximum takes 4 ms.)
     """
     text = WORST[what][:LONG]
     for standard in (True, False):
@@ -183,7 +183,7 @@ def test_a_text_is_read_in_few_steps(what):
 
 
 def test_a_call_of_many_pieces_is_read_up_to_the_limit():
-    """(One step is for what each lexeme begins with.)"""
+    """One of the steps is spent on the beginning of each lexeme."""
 
     def call(pieces: int) -> str:
         return "CALL headrace.create_view('v', '" + "''" * pieces + "')"
@@ -245,7 +245,7 @@ def test_noise_counts_what_it_does_not_tell():
 
 @pytest.mark.parametrize("size", [70_000, 1_000_000, 8_000_000])
 def test_the_last_word_of_a_source_that_stops_listening_arrives(commander, database, size):
-    """Postgres gives up a connection amid our writing: what it said before is there to be read."""
+    """Postgres may close a connection while we still write: its last message can still be read."""
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE c (t text)")
         name, role, source = conn.info.dbname, conn.info.user, conn.info.port

@@ -1,4 +1,4 @@
-"""Tokens and passwords are in no log of a server that logs everything, and in no table for long."""
+"""Tokens and passwords appear in no log of a server that logs everything, and stay in no table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
 
 def log_of(conn: psycopg.Connection) -> str:
-    """Everything that the server has logged."""
+    """Return the whole log of the server."""
     [(data,)] = conn.execute("SELECT current_setting('data_directory')").fetchall()
     path = Path(data).parent / f"{Path(data).name}.log"
     if not path.exists():
@@ -33,7 +33,7 @@ def log_of(conn: psycopg.Connection) -> str:
 
 
 def log_everything(conn: psycopg.Connection) -> None:
-    """Have later sessions of the database log statements, parameters and durations."""
+    """Make later sessions of the database log statements, parameters and durations."""
     for name, value in (("log_statement", "all"), ("log_min_duration_statement", "0")):
         conn.execute(
             psycopg.sql.SQL("ALTER DATABASE {} SET {} = {}").format(
@@ -75,7 +75,7 @@ def test_secrets_are_neither_logged_nor_kept(
         assert "headrace.join_worker($1" in log
         for secret in (*tokens, PASSWORD, carrier):
             assert secret not in log
-        # On a direct connection the statement itself is the caller's to log.
+        # On a direct connection the statement itself may be logged: it is the caller's.
         with pytest.raises(psycopg.errors.DuplicateObject):
             direct.execute(f"CALL headrace.add_source('eu', '{dsn}', 'orders')")
         kept = str(direct.execute("SELECT c::text FROM headrace.commands c").fetchall())
@@ -128,7 +128,7 @@ def test_a_proof_is_good_for_its_message_and_once(catalog: psycopg.Connection, s
         ("w2", now, b"", "a:1", "c"),
         ("w2", now, bytes(65), "a:1", "c"),
         ("w2", now, proof(now, secret + "x"), "a:1", "c"),
-        ("w2", now, proof(now, digest), "a:1", "c"),  # what the catalog has is not enough
+        ("w2", now, proof(now, digest), "a:1", "c"),  # the digest in the catalog is not enough
     ):
         assert joined(*given) == "28000", given
     assert joined("w2", now, good, "a:1", "c") == ""

@@ -1,4 +1,4 @@
-"""Who the source lets in without asking is not let in through the port."""
+"""Roles that the source admits without a password are not admitted through the port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ host all all 127.0.0.1/32 trust
 
 
 def certificate(folder: Path, name: str, key: str = "rsa:2048") -> tuple[str, str]:
-    """A certificate for localhost that signs itself, and its key."""
+    """Create a self-signed certificate for localhost; return the paths of it and its key."""
     cert, secret = folder / f"{name}.pem", folder / f"{name}.key"
     words = ["-newkey", key] if key.startswith("rsa") else [
         "-newkey", "ec", "-pkeyopt", f"ec_paramgen_curve:{key}"]  # fmt: skip
@@ -46,7 +46,7 @@ def certificate(folder: Path, name: str, key: str = "rsa:2048") -> tuple[str, st
 
 
 class Source:
-    """A server of our own, whose pg_hba.conf and TLS a test decides on."""
+    """A server of the test, with its own pg_hba.conf and TLS settings."""
 
     def __init__(self, server: EmbeddedPostgres, folder: Path) -> None:
         self.server = server
@@ -70,7 +70,7 @@ class Source:
         return self.server.dsn()
 
     def configure(self, *, ssl: bool = False, joe: str = "scram-sha-256") -> None:
-        """TLS on or off, and what joe is asked for."""
+        """Switch TLS on or off, and set the authentication method of joe."""
         text = HBA.format(joe=joe)
         (self.server.data_dir / "pg_hba.conf").write_text(text)
         names = f"us {getpass.getuser()} all\nus {getpass.getuser()} joe\n"
@@ -88,7 +88,7 @@ def _owner(path: Path) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    """(The servers of the wheels are built without TLS; the system's has it.)"""
+    """A source with TLS: the wheels' servers are built without it, the system's has it."""
     if not SYSTEM.exists():
         pytest.skip(f"no Postgres with TLS here: there is no {SYSTEM}")
     if shutil.which("openssl") is None:
@@ -100,7 +100,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 
 @pytest.fixture
 def begin(source: Source, tmp_path: Path) -> Iterator[object]:
-    """Start a commander on the source."""
+    """A function that starts a commander on the source."""
     running: list[Running] = []
 
     def start(dsn: str = "", **settings: object) -> Running:
@@ -162,7 +162,7 @@ def test_a_question_answered_is_a_login(source, begin, method):
 
 
 def test_a_source_on_a_unix_socket_with_peer(source, begin, tmp_path):
-    """The commander's own user has a name on the source: it is not lent to anybody."""
+    """The commander's own user has a name on the source, which clients must not borrow."""
     folder = Path("/tmp") / f"headrace-peer-{tmp_path.name}"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
@@ -298,7 +298,7 @@ def test_a_source_that_gives_up_tls_is_not_spoken_to_in_the_clear(source, begin)
 
 
 def test_direct_tls_needs_the_name_of_the_protocol(source, begin, tls):
-    """(Another service's client could be led here: an ALPACA attack.)"""
+    """Otherwise a client of another service could be led here: an ALPACA attack."""
     import socket
     import ssl
 
@@ -318,7 +318,7 @@ def test_direct_tls_needs_the_name_of_the_protocol(source, begin, tls):
 
 
 def test_direct_tls_may_come_in_any_pieces(source, begin, tls):
-    """Whatever is read before it is known to be a handshake is part of one."""
+    """Any bytes read before the connection is known to be TLS belong to the handshake."""
     import socket
     import ssl
 
@@ -338,6 +338,6 @@ def test_direct_tls_may_come_in_any_pieces(source, begin, tls):
             conn.sendall(said[:size])
             wait_until(lambda: commander.listener.port._tasks, "the handshake begins")
             conn.sendall(said[size:])
-            # A record of a handshake: the server's part of it.
+            # A handshake record: the server's part of the handshake.
             assert conn.recv(1) == b"\x16"
         wait_until(lambda: not commander.listener.port.connections, "it is gone")

@@ -1,4 +1,4 @@
-"""Trouble that has no SQLSTATE to tell it by, or comes late: it stays with the view it is of."""
+"""Trouble without a telling SQLSTATE, or at a late point: it stays with its view."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def conn(running: EmbeddedEngine, request) -> Iterator[psycopg.Connection]:
 
 
 def waits(conn: psycopg.Connection, name: str) -> tuple[str, str | None, str | None] | None:
-    """Status, SQLSTATE and message of a view that waits; None: it does not."""
+    """Return status, SQLSTATE and message of a waiting view; None if it does not wait."""
     found = status_of(conn, name)
     return found if found[0] == "sink_error" else None
 
 
 def stops(conn: psycopg.Connection, name: str) -> tuple[str, str]:
-    """Wait until the view has stopped and the other one follows; its SQLSTATE and message."""
+    """Wait until the view has stopped and the other follows; return its SQLSTATE and message."""
     wait_until(lambda: status_of(conn, name)[0] == "error", f"{name} stops")
     follows(conn)
     _, code, message = status_of(conn, name)
@@ -85,7 +85,7 @@ def test_an_index_that_ends_the_connection_that_writes(conn, running):
 @pytest.mark.parametrize("size", [200_000, pytest.param(14_000_000, marks=pytest.mark.slow)])
 def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
     before = running.child(WORKER)
-    # So much takes a while to be said, of which this is not about.
+    # Raising such a long message takes time, and this test is not about the time limit.
     create(
         conn, "v", "SELECT id, shout(v) AS v FROM t", commit_group="slow", view_time_ms_max=10_000
     )
@@ -130,7 +130,7 @@ def test_a_row_that_is_too_large_for_an_index(conn, running):
 
 
 def test_a_publication_for_all_tables(conn, running):
-    """Deletes may fail while it is there; nobody is harmed, and a resync mends it afterwards."""
+    """Deletes may fail while it exists; other views go on, and a resync repairs the view later."""
     before = running.child(WORKER)
     create(conn, "v", "SELECT v, count(*) AS n FROM t GROUP BY v")
     conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -155,11 +155,11 @@ def test_a_publication_for_all_tables(conn, running):
 
 
 def test_no_connection_is_left_to_evaluate_with(conn, running):
-    """However long that takes: the views that need one wait, the other one does not."""
+    """The views that need a connection wait, for any time; the other view goes on."""
     before = running.child(WORKER)
     query = "SELECT suicide(v) AS v, count(*) AS n FROM t GROUP BY 1"
     create(conn, "v", query)
-    create(conn, "w", query)  # what they have in common is kept once
+    create(conn, "w", query)  # their common subplan is retained once
     (database,) = conn.execute("SELECT quote_ident(current_database())").fetchone()
     conn.execute(f"ALTER DATABASE {database} CONNECTION LIMIT 0")
     try:
@@ -175,7 +175,7 @@ def test_no_connection_is_left_to_evaluate_with(conn, running):
             "they were tried again and again",
         )
         wait_until(lambda: not differs(conn, "alive", ALIVE), "the other follows")
-        # Each try begins with a view that runs, for a moment.
+        # Each retry sets the view to running for a moment.
         _, _, told = wait_until(lambda: waits(conn, "v"), "it waits still")
         assert "too many connections" in told
     finally:
@@ -188,7 +188,7 @@ def test_no_connection_is_left_to_evaluate_with(conn, running):
 
 
 def test_a_function_that_ends_its_own_connection(conn, running):
-    """Its owner may not run code for a while, and so the test comes last."""
+    """The view's owner may not run code for a while, so this test comes last."""
     before = running.child(WORKER)
     create(conn, "v", "SELECT id, suicide(v) AS v FROM t")
     poison(conn)

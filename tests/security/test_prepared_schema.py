@@ -1,8 +1,8 @@
-"""What stands ready for us before we come is not adopted: it could be a trap.
+"""Objects that stand ready before our start are not adopted: they could be traps.
 
-Whoever may create a schema in the database, or was once trusted with ours, prepares it before the
-first start (or between two).  Start and ``headrace check`` refuse and say what it is; nothing
-of it has run by then.
+A role that may create a schema in the database, or once had rights on ours, prepares objects before
+the first start or between two starts. Start and ``headrace check`` refuse and name the object; no
+code of it has run by then.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def low(server):
 
 
 def run(server: psycopg.Connection, tmp_path, *words: str) -> tuple[int, str]:
-    """Exit status and words of ``headrace …`` as the superuser."""
+    """Run ``headrace …`` as the superuser; return exit status and output."""
     done = subprocess.run(
         [sys.executable, "-m", "headrace.server.cli", *words,
          "--source", server.info.dsn, "--slot-name", f"s_{server.info.dbname}"],
@@ -65,7 +65,7 @@ def run(server: psycopg.Connection, tmp_path, *words: str) -> tuple[int, str]:
 
 
 def refused(server: psycopg.Connection, low: psycopg.Connection, tmp_path) -> str:
-    """What check and start say; neither goes on, and no code of ``low`` has run."""
+    """Check that check and start refuse and that no code of ``low`` ran; return the output."""
     status, checked = run(server, tmp_path, "check")
     assert status == 1, checked
     begin = ("start", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
@@ -82,7 +82,7 @@ def refused(server: psycopg.Connection, low: psycopg.Connection, tmp_path) -> st
 
 @pytest.fixture
 def here(server, capsys) -> Callable[[str], tuple[int, str]]:
-    """As ``run``, in this process: one of its own takes a second to start."""
+    """A function like ``run``, in this process: a new process takes a second to start."""
 
     def run(word: str) -> tuple[int, str]:
         slot = ("--slot-name", f"s_{server.info.dbname}") if word != "status" else ()
@@ -95,7 +95,7 @@ def here(server, capsys) -> Callable[[str], tuple[int, str]]:
 
 @pytest.fixture
 def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
-    """As ``refused``, by the same code in this process."""
+    """A function like ``refused``, with the same code in this process."""
 
     def judged() -> str:
         status, checked = here("check")
@@ -117,7 +117,7 @@ def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     low.execute(prepared.format(low=low.info.user))
     said = refused_here()
     assert f'schema "headrace" belongs to role "{low.info.user}"' in said
-    # Nor is it touched when it is to be removed, or asked.
+    # The commands that remove or query it do not touch it either.
     for word in ("uninstall", "status"):
         status, said = here(word)
         assert status == 1
@@ -207,7 +207,7 @@ def test_objects_of_somebody_else_in_our_schema(server, low, refused_here, prepa
     ],
 )
 def test_what_hangs_on_our_objects(server, low, refused_here, prepared, named):
-    """Left by who had our rights once, or handed over with REASSIGN OWNED."""
+    """Objects left by a role that once had our rights, or handed over with REASSIGN OWNED."""
     low.execute("CREATE FUNCTION pure(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1'")
     install.install(server)
     server.execute(prepared.format(low=low.info.user))
@@ -215,7 +215,7 @@ def test_what_hangs_on_our_objects(server, low, refused_here, prepared, named):
 
 
 def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
-    """As by default privileges; who may write a view's row may say for whom it is read."""
+    """As default privileges grant them; a role with them could change a view's owner."""
     install.install(server)
     server.execute("GRANT ALL ON ALL TABLES IN SCHEMA headrace TO PUBLIC")
     server.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA headrace TO {low.info.user}")
@@ -258,7 +258,7 @@ def test_the_commands_refuse_and_end(server, low, tmp_path):
 
 
 def test_what_we_made_is_ours(server, tmp_path):
-    """The other way round: install after install, and check, find nothing wrong."""
+    """Repeated installs, and the check after them, accept our own objects."""
     install.install(server)
     install.install(server)
     status, said = run(server, tmp_path, "check")

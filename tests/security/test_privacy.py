@@ -1,4 +1,4 @@
-"""What a view's owner and his members see of it, and what everybody else does."""
+"""Privacy: a view as its owner and the owner's members see it, and as other roles see it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server(engine):
 
 @pytest.fixture
 def people(server):
-    """Owner, member, stranger: their names."""
+    """The names of an owner, a member and a stranger."""
     with (
         role(server, "owner") as owner,
         role(server, "member") as member,
@@ -38,7 +38,7 @@ def people(server):
 
 
 def everything(conn: psycopg.Connection, view: str) -> str:
-    """All that a role gets to see of a view, errors included."""
+    """Return all that a role can see of a view, errors included."""
     seen = []
     for statement in (
         "SELECT * FROM headrace.list_views()",
@@ -90,7 +90,7 @@ def test_a_view_is_its_owners(engine, server, people):
     view = f"{owner}.v"
     for dsn in (engine.source, engine.dsn):
         with connect(dsn, stranger) as conn:
-            # (What the table itself holds, its readers see.)
+            # (The contents of the result table are visible to its readers.)
             conn.execute(f"SELECT count(*) FROM {view}")
             assert SECRET not in everything(conn, view)
             seen = everything(conn, view)
@@ -147,7 +147,7 @@ def test_a_value_in_an_error_is_its_owners(engine, server, people):
 
 
 def test_who_reads_a_view_does_not_read_its_query(engine, server, people):
-    """A view over somebody's result table is planned over its query."""
+    """A view over the result table of another role is planned over the query of that view."""
     owner, _, stranger = people
     with connect(engine.source, owner) as conn:
         conn.execute("CREATE TABLE ledger_rows (id int PRIMARY KEY, note text)")

@@ -1,4 +1,4 @@
-"""What one role may have of what is for all: views, calls under way, calls that wait."""
+"""The share of one role in common resources: views, running calls, waiting calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def refused(conn: psycopg.Connection, call: str, setting: str) -> None:
 
 
 def test_a_role_has_its_share_and_no_more(running, request):
-    """On the port and on direct connections; others are not concerned."""
+    """The limits hold on the port and on direct connections; other roles are not affected."""
     request.node.stash.setdefault(ENGINES, []).append(running)
     explain = "CALL headrace.check_view('SELECT id FROM t', NULL)"
     with (
@@ -71,7 +71,7 @@ def test_a_role_has_its_share_and_no_more(running, request):
     ):
         server.execute(f"GRANT SELECT ON t TO {low}")
         ways = [roles.connect(dsn, low) for dsn in (running.dsn, running.source)]
-        # No snapshot is taken while a transaction is open that writes: the calls wait for it.
+        # A snapshot waits for open transactions that write, and so do these calls.
         with psycopg.connect(running.source) as writer:
             writer.execute("INSERT INTO t VALUES (2)")
             sessions = [roles.connect(running.dsn, low) for _ in range(VIEWS_MAX)]
@@ -107,7 +107,7 @@ def test_a_role_has_its_share_and_no_more(running, request):
 
 
 def test_a_view_is_given_to_nobody_who_has_his_share(running, request):
-    """Else roles that may act as one another have as many as they have views in all."""
+    """Otherwise roles that may act as one another could pool their shares."""
     request.node.stash.setdefault(ENGINES, []).append(running)
     with (
         psycopg.connect(running.source, autocommit=True) as server,
@@ -158,7 +158,7 @@ def test_populations_of_one_role_leave_places_for_others(tmp_path: Path):
 
 
 def call(size: int) -> str:
-    """A row of the command table with ``size`` bytes of arguments, that is never carried out."""
+    """Return the insert of a command with ``size`` bytes of arguments that is never executed."""
     return (
         "INSERT INTO headrace.commands (procedure, arguments, settings) SELECT 'explain_view',"
         f" jsonb_build_object('q', repeat('x', {size} - 11)), '{{}}'"
@@ -166,7 +166,7 @@ def call(size: int) -> str:
 
 
 def test_the_text_of_a_roles_calls_is_bounded(database):
-    """However it is written: by a call, a row, many rows, or as a compressed value of a table."""
+    """The text is bounded in any form: a call, a row, many rows, or a compressed value."""
     with psycopg.connect(database, autocommit=True) as server:
         install.install(server)
         with roles.role(server, "low") as low, roles.connect(database, low) as conn:
@@ -197,7 +197,7 @@ def test_the_text_of_a_roles_calls_is_bounded(database):
 
 
 def test_the_commander_counts_the_text_of_calls_that_came_at_once():
-    """The command table cannot: transactions do not see each other's rows."""
+    """The command table cannot count them: transactions do not see each other's rows."""
     asked, answer = [], asyncio.Event()
 
     class Builder:
@@ -226,7 +226,7 @@ def test_the_commander_counts_the_text_of_calls_that_came_at_once():
             await asyncio.sleep(0)
         answer.set()
         ends = await asyncio.gather(*work, return_exceptions=True)
-        # Once they have ended there is room again.
+        # When they have ended, there is room again.
         await commands.run(
             Invocation("explain_view", {"name_or_query": query}),
             CallContext("a", {}),
@@ -243,7 +243,7 @@ def test_the_commander_counts_the_text_of_calls_that_came_at_once():
 
 @pytest.mark.shared_engine
 def test_a_raised_time_limit_is_for_a_group_of_ones_own(engine):
-    """Views of one group wait for each other: nobody may join or make a slow one for others."""
+    """Views of a group wait for each other: no role may join or make a slow one of another role."""
     raised = '{"commit_group": "%s", "view_time_ms_max": 60000}'
     with (
         psycopg.connect(engine.source, autocommit=True) as server,

@@ -1,7 +1,7 @@
-"""Statements of ours that could run somebody's code: found by reading each of them (docs/statements.md).
+"""Our own statements that could run code of users, found by reading them (docs/statements.md).
 
-``spy()`` belongs to a user without rights.  Called as anybody but himself, or where it can become
-somebody else, it moves a sequence, which no rollback takes back, and raises an error.
+``spy()`` belongs to a user without rights. If it runs as another role, or can become another role,
+it advances a sequence, which no rollback undoes, and raises an error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def low(server):
 
 
 def test_names_on_the_callers_path(shared_engine, server, low):
-    """Operators and types of the caller's, in the place of those that our statements name."""
+    """The caller has operators and types with the names that our statements use."""
     name = low.info.user
     for number, (operator, left, right) in enumerate(TRAPPED):
         trap = f"trap{number}"
@@ -109,7 +109,7 @@ def test_names_on_the_callers_path(shared_engine, server, low):
 
 
 def test_what_analyses_is_altered_by_what_it_analyses(shared_engine, server, low):
-    """The functions in which a query is analysed belong to the caller: his code may alter them."""
+    """The functions that analyse a query belong to the caller, whose code may alter them."""
     name = low.info.user
     low.execute(
         f"""
@@ -141,7 +141,7 @@ CREATE TYPE holder AS (n swapping);
 
 
 def test_what_planning_computes(shared_engine, server, low):
-    """Constants in expressions of indexes and statistics are computed whenever a query is planned."""
+    """Planning a query computes constants in the expressions of indexes and statistics."""
     name = low.info.user
     low.execute(
         f"""
@@ -154,7 +154,7 @@ ALTER TABLE t ADD CHECK (n > {name}.sly(-1));
 ANALYZE t;
 """
     )
-    # Else no test here could fail: it is seen when a superuser plans such a query himself.
+    # The spy can be caught, so these tests can fail: here a superuser plans such a query.
     with pytest.raises(psycopg.errors.RaiseException):
         server.execute(f"SELECT FROM {name}.t")
     low.execute("SELECT setval('caught', 1, false)")
@@ -171,7 +171,7 @@ ANALYZE t;
 
 
 def test_a_schema_named_like_the_engines_role(shared_engine, server, low):
-    """It is on that role's search path; what is in it is in nobody's way."""
+    """The schema is on that role's search path, but its objects are never used."""
     name, ours = low.info.user, server.info.user
     server.execute(f"GRANT CREATE ON DATABASE {server.info.dbname} TO {name}")
     low.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
@@ -190,7 +190,7 @@ def test_a_schema_named_like_the_engines_role(shared_engine, server, low):
                 made = made.replace("RETURNS boolean", "RETURNS text")
                 made = made.replace("RETURN true", "RETURN ''running''")
             other.execute(made)
-    # Stops the view; who looks for such views fills it anew.
+    # Stops the view; the engine finds it and populates it again.
     low.execute("ALTER TABLE t ALTER n TYPE bigint")
     low.execute("UPDATE t SET n = n + 1")
     wait_until(
@@ -208,7 +208,7 @@ def test_a_schema_named_like_the_engines_role(shared_engine, server, low):
 
 
 def test_locks_that_anybody_may_take(shared_engine, server, low):
-    """Advisory locks have no owner: one that somebody keeps is nobody's way to stop all others."""
+    """Advisory locks have no owner: a role that holds one must not block other roles."""
     name = low.info.user
     server.execute(f"GRANT CREATE ON DATABASE {server.info.dbname} TO {name}")
     taken = (install._INSTALL_LOCK, publication._LOCK, publish._SCHEMA_LOCK)
@@ -222,7 +222,7 @@ def test_locks_that_anybody_may_take(shared_engine, server, low):
 
 
 def test_no_statement_waits_for_an_advisory_lock():
-    """It would wait as long as any role likes: ``postgres.statements.alone`` does not."""
+    """A wait would last as long as any role likes; ``postgres.statements.alone`` does not wait."""
     waiting = re.compile(r"pg_advisory(_xact)?_lock(_shared)?\b")
     root = Path(headrace.__file__).parent
     for path in [*root.rglob("*.py"), *root.rglob("*.sql")]:
@@ -243,7 +243,7 @@ def test_an_engine_starts_while_another_role_holds_its_lock(database, start_engi
 
 
 def test_an_index_definition_is_one_statement(shared_engine, server, low):
-    """Whatever a tokenizer takes for a blank, or a text: to Postgres it is a name."""
+    """A character may be blank or a quote for a tokenizer, but part of a name for Postgres."""
     column = "a\u00a0$b$"
     low.execute(f'CREATE TABLE odd (id int PRIMARY KEY, "{column}" int)')
     low.execute("CALL headrace.create_view('v', 'SELECT * FROM odd')")
@@ -268,7 +268,7 @@ def test_a_view_in_the_place_of_a_table_that_is_verified(shared_engine, server, 
         writer.execute("BEGIN")
         writer.execute("INSERT INTO t VALUES (100, 100)")
         thread.start()
-        # What is verified has been found; the snapshot waits for this transaction.
+        # The table to verify was looked up already; the snapshot waits for this transaction.
         wait_until(
             lambda: (
                 server.execute(
@@ -283,14 +283,14 @@ def test_a_view_in_the_place_of_a_table_that_is_verified(shared_engine, server, 
         low.execute(f"CREATE VIEW v AS SELECT id, n FROM t WHERE {name}.spy()")
         writer.execute("ROLLBACK")
     thread.join(PATIENCE_S)
-    # Its table is not there any more, or that was seen before and the view has stopped.
+    # The table is gone, or this was noticed before and the view has stopped.
     assert said in (["42P01"], ["55000"])
     assert not caught(server, low)
     low.execute("DROP VIEW v")
 
 
 def test_a_type_under_the_name_of_another(shared_engine, server, low):
-    """What is written names no type: its name may be another's by now, with a check of a user's."""
+    """The sink names no type: the name may now belong to a domain with a user's check."""
     name = low.info.user
     low.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
     oid = server.execute(f"SELECT '{name}.mood'::regtype::oid").fetchone()[0]

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 
 def get(port: str, path: str) -> tuple[int, str]:
-    """Status and body."""
+    """Return status and body."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
             return answer.status, answer.read().decode()

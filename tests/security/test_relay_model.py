@@ -1,12 +1,12 @@
-"""The relay's idea of the source is the source's own, after every random step.
+"""After every random step, the relay's model of the source's state equals the actual state.
 
-A step sends a few random messages at once: both protocols, COPY in and out, errors, messages
-beyond the limits, calls of ours, cancel requests.  When nothing moves any more (every byte was
-read by Postgres, which waits for the next), Postgres says what state the session is in, and the
-relay's model of it must say the same.  Postgres may end a session; the relay may not.
+A step sends a few random messages at once: both protocols, COPY in and out, errors, messages beyond
+the limits, calls of headrace, cancel requests. When all is quiet (Postgres has read every byte and
+waits for the next), Postgres reports the state of the session, and the relay's model must agree.
+Postgres may end a session; the relay may not.
 
-``HEADRACE_RELAY_SEED`` repeats what a run sends, as far as the answers are the same ones: when a
-cancel request comes, nobody can repeat.  The seed is printed.
+``HEADRACE_RELAY_SEED`` repeats the messages of a run as far as the answers are the same; the time
+of a cancel request cannot be repeated. The seed is printed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ LONG = " " * 70_000
 
 
 class Script:
-    """Random messages; a little less random where the state makes some more telling."""
+    """Random messages; the state of the session makes the more telling ones more likely."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -96,13 +96,14 @@ class Script:
         return self.random.choice(["", "", "a", "b"])
 
     def burst(self, pipeline: OwedAnswers) -> list[bytes]:
-        """What is sent at once.
+        """Return the messages to send at once.
 
-        In a transaction that has failed nothing is executed but what was just bound: Execute
-        of a portal from before it failed is a segmentation fault in Postgres 16 (whoever
-        sends it; the commander itself executes only what it has just bound, outside of any
-        transaction).  So an Execute by itself is sent alone, when all before it is answered
-        and no transaction has failed: nothing can fail between the choice and the Execute.
+        In a failed transaction, only a portal that was just bound is executed. An Execute of an
+        older portal crashes Postgres 16. (The commander executes only portals that it has just
+        bound, outside any transaction.)
+
+        So an Execute of an old portal is sent alone, when all before it is answered and no
+        transaction has failed. Then nothing can fail between the choice and the Execute.
         """
         count = self.random.choice([1, 1, 1, 2, 3])
         executes = count == 1 and pipeline.status != b"E"
@@ -112,7 +113,7 @@ class Script:
         ]
 
     def message(self, *, copying: bool, ignoring: bool, executes: bool) -> bytes:
-        """One message, or a few that belong together."""
+        """Return one message, or a few that belong together."""
         pick = self.random.random()
         if copying and pick < 0.9:
             ending = [w.COPY_DONE, w.COPY_DONE + w.SYNC, w.message("f", b"no\0")]
@@ -143,16 +144,16 @@ class Script:
 
 
 class Calls(Script):
-    """Calls of ours, and little else."""
+    """Mostly calls of headrace."""
 
     def message(self, *, copying: bool, ignoring: bool, executes: bool) -> bytes:
-        """One message, or a few that belong together."""
+        """Return one message, or a few that belong together."""
         call = w.run(CALL)
         return self.random.choice([w.query(CALL), call, call + w.SYNC, call + call, w.SYNC])
 
 
 class Observed:
-    """A session through the port, and what Postgres says of it."""
+    """A session through the port, and its state according to Postgres."""
 
     def __init__(self, nobody: Nobody, monitor: psycopg.Connection) -> None:
         self._nobody = nobody
@@ -166,23 +167,23 @@ class Observed:
         self._ends = inner.getpeername(), inner.getsockname()
 
     def cancel(self) -> None:
-        """Ask for whatever runs to be cancelled."""
+        """Send a cancel request."""
         with socket.create_connection(("127.0.0.1", self._nobody.commander.port)) as s:
             s.sendall(struct.pack("!ii", 8 + len(self.key), 80877102) + self.key)
             while s.recv(1):
                 pass
 
     def settle(self, *, strict: bool = False) -> dict[str, Any] | None:
-        """Wait until nothing moves; what Postgres says, or None if the session ended.
+        """Wait until all is quiet; return Postgres's view of the session, or None if it ended.
 
-        ``strict``: wait for acknowledgements too, which takes 40 ms.  Without, what is on
-        its way inside the kernel may be overlooked.
+        ``strict``: also wait for acknowledgements, which takes 40 ms. Without it, bytes in transit
+        inside the kernel may be overlooked.
         """
         self._unsent = termios.TIOCOUTQ if strict else SIOCOUTQNSD
         return wait_until(self._settled, self._told)[0]
 
     def _told(self) -> str:
-        """Where a session is that does not come to rest."""
+        """Describe a session that does not become quiet."""
         relay, call = self.client.session, self.client.call
         owed = bytes(relay.pipeline._owed).decode()
         known = "SELECT state, wait_event, query FROM pg_stat_activity WHERE pid = %s"
@@ -196,14 +197,14 @@ class Observed:
         first = self._look()
         if first is None:
             return None
-        # What came back meanwhile may have let the relay send more: look again.
+        # Answers that arrived meanwhile may have let the relay send more: look again.
         return first if first == (None,) else self._look()
 
     def _look(self) -> tuple[dict[str, Any] | None] | None:
-        """Follow the way of a byte there and back; None if any is seen to be under way."""
+        """Check every place on the way there and back; return None if any byte is in transit."""
         self._read_all()
         if self.client._closed:
-            # What was written before is on its way.
+            # Bytes written before are still in transit.
             for _ in self.wire.rest():
                 pass
             return (None,)
@@ -235,13 +236,13 @@ class Observed:
             self.wire.socket.setblocking(True)
 
     def _read_by_postgres(self) -> bool:
-        """Whether Postgres has read all it was sent, and what it sent has arrived."""
+        """Return whether Postgres has read all bytes sent to it, and its own bytes have arrived."""
         strict = self._unsent == termios.TIOCOUTQ
         found = queues(*self._ends)
         return found is not None and not found[0] and not (strict and found[1])
 
     def _relay_is_busy(self) -> bool:
-        """Whether the relay has bytes to read or to write on either side, or a call."""
+        """Return whether the relay has bytes to read or to write on either side."""
         client = self.client
 
         async def look() -> bool:
@@ -283,7 +284,7 @@ def check(session: Observed, truth: dict[str, Any] | None) -> None:
     assert pipeline.copying == truth["copying"]
     assert owed == 0 or (truth["copying"] and owed == 1)
     if relay.state is SessionState.RELAY:
-        # Nothing answers after the error until a Sync is sent.
+        # After an error nothing is answered until a Sync is sent.
         assert pipeline.ignoring == (kinds.rfind("E") > kinds.rfind("Z"))
     if not truth["copying"]:
         assert not pipeline.gated
@@ -294,7 +295,7 @@ def check(session: Observed, truth: dict[str, Any] | None) -> None:
 
 
 def walk(nobody: Nobody, source: str, steps: int, script: Script, cancels: float = 0.03) -> None:
-    """Take ``steps`` random steps, so many of them followed by a cancel request."""
+    """Take ``steps`` random steps; follow the fraction ``cancels`` by a cancel request."""
     seed = script.seed
     ended = 0
     with nobody.wire() as first:
@@ -307,7 +308,7 @@ def walk(nobody: Nobody, source: str, steps: int, script: Script, cancels: float
             burst = script.burst(session.client.session.pipeline)
             trail = [*trail, b" ".join(b[:120].strip() for b in burst)][-12:]
             try:
-                # (A Flush, so that Postgres does not keep its answers to itself.)
+                # With a Flush, so that Postgres does not hold back its answers.
                 session.wire.send(*burst, w.FLUSH)
                 if script.random.random() < cancels:
                     session.cancel()
@@ -327,7 +328,7 @@ def walk(nobody: Nobody, source: str, steps: int, script: Script, cancels: float
             if truth is None:
                 ended += 1
                 errors = [w.fields(b) for k, b in session.wire.seen if k == "E"]
-                # File and line are told by Postgres, never by us.
+                # Only Postgres's own errors have a file and a line.
                 assert errors, f"{seed=} {trail}"
                 assert "F" in errors[-1], f"{seed=} {trail} {errors[-1]}"
                 session.wire.close()
@@ -342,7 +343,7 @@ def walk(nobody: Nobody, source: str, steps: int, script: Script, cancels: float
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
-    """(That is what crashes Postgres 16; see ``Script.burst``.)"""
+    """An Execute of an old portal crashes Postgres 16; see ``Script.burst``."""
     script = Script(seed)
     pipeline = OwedAnswers()
     alone = 0

@@ -1,6 +1,7 @@
-"""A view is its owner's as long as he may read what it reads: rights that end, roles that go.
+"""A view needs its owner's right to read its sources: rights that are revoked, roles that are
+dropped.
 
-What he may read is asked of Postgres: his query, run by him.
+Postgres itself is the reference for these rights: it runs the query as the owner.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.shared_engine,
-    # It looks at the catalog more often, so that a view goes on sooner.
+    # A short poll interval of the catalog lets a view go on sooner.
     pytest.mark.engine_with(HEADRACE_CATALOG_POLL_MS="300", HEADRACE_SINK_RETRY_MS="50"),
 ]
 
@@ -31,7 +32,7 @@ SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views
 
 @contextlib.contextmanager
 def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[list]:
-    """Roles of these names; views go before them."""
+    """Create roles of these names; drop the views before the roles."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(role(server, n)) for n in names] + [
             stack.enter_context(role(server, n, o)) for n, o in options.items()
@@ -47,7 +48,7 @@ def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[
 def reading(
     engine: EmbeddedEngine, server: psycopg.Connection, options: str = "{}"
 ) -> Iterator[tuple[str, str, psycopg.Connection]]:
-    """``boss`` has a table ``t``, and ``reader`` a view ``v`` of it: both, and his session."""
+    """Create a table ``t`` of ``boss`` and a view ``v`` of ``reader``; yield names and session."""
     with people(server, "boss", "reader") as (boss, reader):
         server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
         server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
@@ -63,7 +64,7 @@ def state(server: psycopg.Connection, view: str) -> tuple:
 
 
 def stopped(server: psycopg.Connection, view: str) -> tuple:
-    """SQLSTATE and message of a view, once it has stopped."""
+    """Return SQLSTATE and message of a view, once it has stopped."""
     wait_until(lambda: state(server, view)[0] == "error", f"{view} goes on")
     return state(server, view)[1:]
 
@@ -76,9 +77,9 @@ def running(server: psycopg.Connection, view: str) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """A right of {r}: how it is given and taken away, and the hint that gives it back.
+    """A right of {r}: the statements that grant and revoke it, and the hint that restores it.
 
-    {t} is a table of {b}, or of {u} if it is ``deep``; {g} is a role with members.
+    {t} is a table of {b}, or of {u} if ``deep``; {g} is a role with members.
     """
 
     give: str
@@ -147,7 +148,7 @@ WAYS = {
 
 @dataclass
 class Case:
-    """A way, with its names, and a view of its reader."""
+    """A way with its names, and a view of its reader."""
 
     server: psycopg.Connection
     way: Way
@@ -188,7 +189,7 @@ class Case:
         self.server.execute(self.say(self.way.take))
 
     def write(self, number: int) -> None:
-        """A row that the view shows."""
+        """Insert a row that the view shows."""
         self.server.execute(f"INSERT INTO {self.table} VALUES (%s, %s)", (number, number))
 
     def shown(self) -> list:
@@ -248,7 +249,7 @@ def test_a_right_that_ends_stops_the_view_until_it_is_back(engine, server, cases
         assert code == "42501", (case.name, message)
         assert case.say(case.way.hint) in message, (case.name, message)
         assert [key for key, _ in case.shown()] == [1, 2], case.name
-        # As Postgres sees it.
+        # The query as Postgres sees it.
         with connect(engine.source, case.names["r"]) as conn:
             conn.execute("SET row_security = off")
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -264,13 +265,13 @@ def test_a_right_that_ends_stops_the_view_until_it_is_back(engine, server, cases
 
 
 def test_what_is_committed_after_a_right_ended_is_not_seen(engine, server):
-    """Not only within the interval of the catalog's watch."""
+    """Changes after the revocation are never shown, even before the next poll of the catalog."""
     with reading(engine, server) as (boss, reader, _):
         view = f"{reader}.v"
         for number in range(0, 9, 3):
             server.execute(f"INSERT INTO {boss}.t VALUES ({number}, 0)")
             server.execute("CALL headrace.wait_for(%s)", (view,))
-            # It reads what is committed before.
+            # A row committed before the revocation may be shown.
             server.execute(f"INSERT INTO {boss}.t VALUES ({number + 1}, 0)")
             server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
             server.execute(f"INSERT INTO {boss}.t VALUES ({number + 2}, 1)")
@@ -286,7 +287,7 @@ def test_nothing_is_tried_while_a_right_is_missing(engine, server):
     with reading(engine, server) as (boss, reader, conn):
         view = f"{reader}.v"
         server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
-        # What the server would fill it anew for by itself.
+        # A change that normally makes the server populate the view again.
         server.execute(f"ALTER TABLE {boss}.t ALTER v TYPE bigint")
         assert stopped(server, view)[0] in ("42501", "55H01")
         wait_until(lambda: state(server, view)[1] == "42501", str(state(server, view)))
@@ -313,7 +314,7 @@ def test_a_view_that_is_not_to_be_filled_by_itself_waits_for_its_owner(engine, s
 
 
 def test_what_a_row_raises_is_no_right(engine, server):
-    """Code of a user may raise the SQLSTATE that rights have."""
+    """User code may raise the SQLSTATE of a missing right."""
     with people(server, "boss") as (boss,):
         server.execute(
             f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int);"
@@ -327,7 +328,7 @@ def test_what_a_row_raises_is_no_right(engine, server):
         server.execute(f"INSERT INTO {boss}.t VALUES (1, -1)")
         code, message = stopped(server, f"{boss}.v")
         assert code == "42501"
-        for number in range(2, 4):  # the watch has looked meanwhile
+        for number in range(2, 4):  # by then the rights have been checked again
             server.execute(f"INSERT INTO {boss}.t VALUES ({number}, 1)")
             server.execute(f"REVOKE SELECT ON {boss}.t FROM {boss}")
             stopped(server, f"{boss}.healthy")
@@ -337,7 +338,7 @@ def test_what_a_row_raises_is_no_right(engine, server):
 
 
 def test_views_of_headrace_under_a_view(engine, server):
-    """Read with the rights of their owners, who may lose them, and with those of the reader."""
+    """A lower view needs its owner's rights, which may end, and those of the upper view's owner."""
     with people(server, "boss", "middle", "reader") as (boss, middle, reader):
         server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
         server.execute(f"GRANT SELECT ON {boss}.t TO {middle}")
@@ -357,7 +358,7 @@ def test_views_of_headrace_under_a_view(engine, server):
         server.execute(f"REVOKE SELECT ON {boss}.t FROM {middle}")
         code, message = stopped(server, lower)
         assert (code, f"{boss}.t" in message) == ("42501", True)
-        # What that view reads is not for its readers to know.
+        # The sources of the lower view are hidden from its readers.
         code, message = stopped(server, upper)
         assert (code, boss in message, lower in message) == ("42501", False, True)
         server.execute(f"INSERT INTO {boss}.t VALUES (1, 1)")
@@ -366,7 +367,7 @@ def test_views_of_headrace_under_a_view(engine, server):
             running(server, view)
             server.execute("CALL headrace.wait_for(%s)", (view,))
         assert rows(server, f"SELECT * FROM {upper}") == [(1,)]
-        # It is read with the rights of its new owner then.
+        # From then on, the rights of the new owner count.
         server.execute(f"ALTER TABLE {boss}.t OWNER TO {boss}")
         server.execute(f"CALL headrace.set_owner('{lower}', '{boss}')")
         server.execute(f"REVOKE SELECT ON {boss}.t FROM {middle}")
@@ -394,7 +395,7 @@ def test_the_next_role_of_a_name_owns_nothing(engine, server):
             server.execute(f"DROP ROLE {late}")
         assert "privileges for table side.a" in str(caught.value)
         server.execute(f"DROP OWNED BY {late}; DROP ROLE {late}")
-        # At once, whatever the worker knows.
+        # At once, before the worker has noticed.
         listed = server.execute(
             "SELECT status, message FROM headrace.list_views() WHERE name = 'side.a'"
         ).fetchone()
@@ -414,7 +415,7 @@ def test_the_next_role_of_a_name_owns_nothing(engine, server):
                 conn.execute("SELECT * FROM side.a")
         assert stopped(server, "side.a")[0] == "42704"
         server.execute(f"INSERT INTO {boss}.t VALUES (2, 2)")
-        # A superuser does with them what he likes.
+        # A superuser may do anything with them.
         server.execute("CALL headrace.drop_view('side.a')")
         server.execute("CALL headrace.resync_view('side.b')")
         server.execute(f"CALL headrace.set_owner('side.c', '{late}')")
@@ -480,22 +481,22 @@ def test_set_owner_asks_what_postgres_asks(engine, server):
             server.execute("CALL headrace.wait_for(%s)", (view,))
             for reader in (other, server):
                 assert rows(reader, f"SELECT * FROM {view}") == [(1, 1)]
-            # What the old owner granted stays; what he had himself does not.
+            # Grants by the old owner stay; the old owner's own rights are gone.
             with connect(engine.source, friend) as third:
                 assert rows(third, f"SELECT * FROM {view}") == [(1, 1)]
             server.execute(f"REVOKE {heir} FROM {boss}")
-            assert rows(conn, f"SELECT id FROM {view}") == [(1,)]  # as everybody
+            assert rows(conn, f"SELECT id FROM {view}") == [(1,)]  # granted to PUBLIC
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 conn.execute(f"SELECT v FROM {view}")
             refused(conn, boss, "must be owner of view v")
-            # From now on the rights of the new one count.
+            # From now on the rights of the new owner count.
             conn.execute(f"REVOKE SELECT ON t FROM {heir}")
             assert stopped(server, view)[0] == "42501"
 
 
 @pytest.mark.slow
 def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
-    """What was written meanwhile is in the stream, but not for him."""
+    """Changes of that time are in the stream, but the owner may not read them."""
     with psycopg.connect(database, autocommit=True) as server:
         engine = start_engine(database)
         with people(server, "boss", "reader", "late") as (boss, reader, late):
@@ -510,7 +511,7 @@ def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
                 server.execute(f"ALTER TABLE {boss}.t OWNER TO {boss}")
                 conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
             engine.kill9()
-            # As a version has left it that kept no rights.
+            # As left by a version that stored no rights.
             server.execute(
                 "UPDATE headrace.views SET watched = watched - 'rights' WHERE schema_name = %s",
                 (boss,),
@@ -559,7 +560,7 @@ OVER = {
 
 
 class Walk:
-    """Rights and rows that change; each row has the next number."""
+    """Random changes of rights and rows; each row has the next number."""
 
     def __init__(self, engine, server, names: dict[str, str], seed: int) -> None:
         self.engine, self.server, self.names = engine, server, names
@@ -571,7 +572,7 @@ class Walk:
             for view, query in OVER.items()
         }
         self.allowed = dict.fromkeys(self.views, 0)
-        """The last row that was there when the owner was last seen to be allowed."""
+        """View -> number of the last row when its owner was last allowed to read."""
 
     def make(self) -> None:
         b, g, r0, r1 = (self.names[k] for k in ("b", "g", "r0", "r1"))
@@ -587,7 +588,7 @@ class Walk:
                 conn.execute("CALL headrace.create_view(%s, %s)", (view, query))
 
     def refused(self, view: str) -> str | None:
-        """Why Postgres does not answer the owner, all of it."""
+        """Return why Postgres refuses the owner the full result; None if it does not."""
         reader, query = self.views[view]
         with connect(self.engine.source, reader) as conn:
             conn.execute("SET row_security = off")
@@ -631,7 +632,7 @@ class Walk:
         return wanted == rows(self.server, f"SELECT * FROM {view}")
 
     def check(self, done: list[str]) -> set[str]:
-        """Wait for each view to be as it must; which states there were."""
+        """Wait until each view has the expected state; return the states seen."""
         found = set()
         for view in self.views:
             try:

@@ -1,6 +1,7 @@
-"""What a view lacks is what Postgres refuses: random rights, each query run by its reader.
+"""The rights that a view lacks are those that Postgres refuses: random rights, queries run by
+readers.
 
-``row_security = off`` makes Postgres refuse what it would answer in part.
+``row_security = off`` makes Postgres refuse a query that it would answer only in part.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ CHANGES = (
 
 
 def refused(conn: psycopg.Connection, reader: str, query: str) -> str | None:
-    """Why Postgres does not answer; None if it does."""
+    """Return why Postgres refuses the query; None if it does not."""
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(f"SET LOCAL row_security = off; SET LOCAL ROLE {reader}")
@@ -120,7 +121,7 @@ def test_what_lacks_is_what_postgres_refuses(database, tmp_path):
 
 
 def take(conn, database, path, readers, named) -> list:
-    """(reader, query, facts) of what can be planned while all rights are there."""
+    """Return (reader, query, facts) of the queries that can be planned while all rights exist."""
     eval_dsn = install.ensure_eval_role(conn, path, database)
     settings = Settings(source=database, data_dir=path, eval_dsn=eval_dsn or "")
     out = []
@@ -135,7 +136,7 @@ def take(conn, database, path, readers, named) -> list:
 
 @pytest.mark.parametrize("right", ["EXECUTE ON FUNCTION {b}.f", "USAGE ON SCHEMA {b}"])
 def test_what_lacks_at_first_is_refused(database, tmp_path, right):
-    """Postgres does not ask for EXECUTE when a query is analysed."""
+    """Postgres itself does not require EXECUTE when a query is analysed."""
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
         with role(conn, "b") as boss, role(conn, "r") as reader:

@@ -1,4 +1,4 @@
-"""The role that a session says it has is checked against the one that logged in."""
+"""The role that a session claims is checked against the role that logged in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def admin(nobody: Nobody) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def boss(nobody: Nobody, admin: psycopg.Connection) -> Iterator[str]:
-    """A role that the nobody may not become unless a test grants it."""
+    """A role that ``nobody`` may not become unless a test grants it."""
     name = f"{nobody.name}_boss"
     run(admin, "CREATE ROLE {}", name)
     yield name
@@ -44,7 +44,7 @@ def connect(nobody: Nobody, user: str = "") -> psycopg.Connection:
 
 
 def refused(conn: psycopg.Connection, login: str, caller: str) -> None:
-    """A call is refused, in both protocols, and the session goes on."""
+    """Check that a call is refused in both protocols, and the session goes on."""
     for arguments in (None, ["v"]):
         text = CALL if arguments is None else CALL.replace("'v'", "%s")
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
@@ -83,7 +83,7 @@ def test_a_superuser_that_is_none_any_more_is_nobody_else(nobody, admin, boss):
 
 
 def test_a_role_with_a_new_name_has_to_connect_again(nobody, admin):
-    """(Its old name may be somebody else's by now.)"""
+    """The old name may belong to another role by now."""
     old, new = f"{nobody.name}_old", f"{nobody.name}_new"
     run(admin, "CREATE ROLE {} LOGIN", old)
     with connect(nobody, old) as conn:

@@ -1,4 +1,4 @@
-"""Files with secrets that other users may read, or have made, are refused by name."""
+"""Files with secrets that other users may read, or have created, are refused by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from headrace.runtime import joined
 from headrace.server import cli, doctor, main, tls
 
 OTHER = 4711
-"""A user ID that is neither root's nor ours."""
+"""A user ID that is neither root's nor that of the tests."""
 NAMED = {"token_file", "console_token_file", "tls_key"}
 """Settings that name a file with a secret."""
 
 
 @pytest.fixture
 def other_user(monkeypatch):
-    """Let root's files belong to another user than this process."""
+    """Make files of root belong to another user than this process."""
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
 
 
@@ -80,7 +80,7 @@ def test_all_settings_with_secrets_are_known_here():
 
 
 def uses(settings: Settings, name: str) -> None:
-    """Do what a start does with the file that setting ``name`` names."""
+    """Use the file of setting ``name`` as a start does."""
     match name:
         case "token_file":
             joined.token(settings)
@@ -100,7 +100,7 @@ def test_each_setting_refuses_an_exposed_file(tmp_path, name):
     settings = Settings(data_dir=tmp_path, **paths)
     with pytest.raises(PrerequisiteError, match="group or world access"):
         uses(settings, name)
-    if name != "token_file":  # `check` is the engine's, and this one a worker's
+    if name != "token_file":  # `check` runs on the engine, a token file is used by a worker
         [found] = [f for f in doctor._machine(settings) if f.name == "secret files"]
         assert "group or world access" in str(found.problem)
     path.chmod(0o600)
@@ -160,7 +160,7 @@ def test_service_file_with_a_password(tmp_path, monkeypatch):
 
 
 def test_no_service_file_is_no_error(tmp_path, monkeypatch):
-    """As where the user has no home, or may not look into the directory."""
+    """A missing home, or a directory that may not be read, is no error."""
     monkeypatch.delenv("PGSERVICEFILE", raising=False)
     monkeypatch.setattr(Path, "home", classmethod(lambda _: (_ for _ in ()).throw(RuntimeError)))
     password_files.check("service=s")

@@ -1,4 +1,4 @@
-"""Passwords are where only their owner looks: not in arguments, logs, words or statements."""
+"""Passwords are in no argument, log, message or statement that another user can see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "sesame-4711"
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started, as the system knows them."""
+    """Return a process and all its descendants, according to the operating system."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -130,9 +130,9 @@ def test_settings_hide_all_of_them():
 
 
 def test_the_password_of_the_powerless_role_never_crosses_the_wire(database, tmp_path):
-    """Statements are logged, and shown while they run: a verifier lets nobody in."""
+    """Statements are logged and visible while they run; a verifier does not allow a login."""
     with psycopg.connect(database, autocommit=True) as conn, tempfile.TemporaryFile() as trace:
-        # One of its own, whatever other databases of the server have.
+        # Each database has its own role.
         oid = conn.execute(
             "SELECT oid FROM pg_database WHERE datname = current_database()"
         ).fetchone()[0]
@@ -166,6 +166,6 @@ def test_spark_shows_none_either(database, start_engine):
     assert not [text for text in shown if SECRET in text]
     assert not [text for text in shown if "spark.authenticate.secret" in text]
     assert [text for text in shown if "spark.authenticate=true" in text]
-    # What the JVM writes comes into the log, line by line.
+    # Output of the JVM is logged line by line.
     lines = [line for line in engine.log.splitlines() if line[:8] not in ("headrace", "  Hint: ")]
     assert "spark" in {json.loads(line)["event"] for line in lines}

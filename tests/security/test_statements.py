@@ -1,6 +1,6 @@
 """``docs/statements.md`` names every place that sends a statement, and nothing else.
 
-Places are functions, found in the source: whoever adds one says in the table as whom it runs, and whose
+Places are functions, found in the source. The table says as which role each one runs, and whose
 code it can run.
 """
 
@@ -28,7 +28,7 @@ SENDING = frozenset(
         *("exchange", "one_statement"),
     }
 )
-"""Calls of these send a statement, on a connection or through a function of our own."""
+"""Functions that send a statement, on a connection or through a function of our own."""
 BY_LIBPQ = ("prepare", "exec_", "exec_params", "exec_prepared", "send_prepare")
 OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
 PINNED = "conninfo"
@@ -48,7 +48,7 @@ NO_CODE = re.compile(r"--[^\n]*|E?'(?:[^']|'')*'|OPERATOR\(pg_catalog\.[^)]*\)")
 BARE_CALL = re.compile(r"(?<![\w.])([a-z_]{2,})\s*\(")
 OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|?]+")
 KEYWORDS = frozenset({"exists", "array", "row", "in", "any", "and", "or", "coalesce"})
-"""What may stand before a parenthesis and is no function that is looked for."""
+"""Words that may stand before a parenthesis and are not checked as functions."""
 FILE = re.compile(r"`([\w/]+\.(?:py|sql))`")
 NAME = re.compile(r"`([\w.<>]+)`")
 
@@ -57,7 +57,7 @@ Place = tuple[str, str]
 
 
 def sources() -> Iterator[Path]:
-    """The modules that run in the server; servers of our own are not the user's."""
+    """Yield the modules that run in the server, without ``embedded``."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] != "embedded":
             yield path
@@ -65,7 +65,7 @@ def sources() -> Iterator[Path]:
 
 @functools.cache
 def walk(path: Path) -> tuple[tuple[str, ast.AST], ...]:
-    """Every node of a module, with the function or method that it stands in."""
+    """Return every node of a module, with the function or method that contains it."""
 
     def below(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -78,12 +78,12 @@ def walk(path: Path) -> tuple[tuple[str, ast.AST], ...]:
 
 
 def _complete(scope: tuple[str, ...]) -> bool:
-    """Whether it is a function, or a method: what is nested in one belongs to it."""
+    """Return whether the scope is a function or a method; nested functions belong to it."""
     return len(scope) > 1 or (bool(scope) and scope[0].lstrip("_")[:1].islower())
 
 
 def name_of(call: ast.Call) -> str:
-    """The last part of what is called."""
+    """Return the last part of the name of the called function."""
     match call.func:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
@@ -91,16 +91,16 @@ def name_of(call: ast.Call) -> str:
 
 
 def is_sending(call: ast.Call) -> bool:
-    """Whether a call sends a statement."""
+    """Return whether a call sends a statement."""
     name = name_of(call)
     if name in BY_LIBPQ:
         return ast.unparse(call.func).endswith(f"pgconn.{name}")
-    # Others of these names are without arguments: copies of lists.
+    # Without arguments, these names are other functions: copies of lists.
     return name in SENDING and bool(call.args or call.keywords)
 
 
 def is_text(node: ast.AST) -> bool:
-    """Whether it puts something into the text of a statement that is neither value nor name."""
+    """Return whether the node puts text other than values and names into a statement."""
     match node:
         case ast.JoinedStr(values=values):
             fixed = "".join(str(v.value) for v in values if isinstance(v, ast.Constant))
@@ -111,7 +111,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 def places(sought: Callable[[ast.AST], bool]) -> set[Place]:
-    """Every place with a node that is ``sought``."""
+    """Return every place with a node that is ``sought``."""
     return {
         (str(path.relative_to(PACKAGE)), scope)
         for path in sources()
@@ -121,12 +121,12 @@ def places(sought: Callable[[ast.AST], bool]) -> set[Place]:
 
 
 def sending() -> set[Place]:
-    """Every place that sends a statement."""
+    """Return every place that sends a statement."""
     return places(lambda node: isinstance(node, ast.Call) and is_sending(node))
 
 
 def scripts() -> Iterator[tuple[str, str]]:
-    """(file, text) of all that is installed: the SQL files, and what is generated."""
+    """Yield (file, text) of all SQL that is installed: the SQL files and the generated text."""
     for path in sorted((PACKAGE / "sql").glob("*.sql")):
         yield str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
     for text in calls.texts():
@@ -134,7 +134,7 @@ def scripts() -> Iterator[tuple[str, str]]:
 
 
 def routines() -> set[Place]:
-    """Every routine, trigger, policy and block of the SQL files."""
+    """Return every routine, trigger, policy and block of the SQL files."""
     return {
         (file, found)
         for file, text in scripts()
@@ -144,7 +144,7 @@ def routines() -> set[Place]:
 
 
 def unpinned() -> set[Place]:
-    """Every place that opens a connection whose settings are not pinned from its start."""
+    """Return every place that opens a connection without pinned settings."""
     out = set()
     for path in sources():
         pinned: set[str] = set()
@@ -164,12 +164,12 @@ def unpinned() -> set[Place]:
 
 
 def texts() -> set[Place]:
-    """Every place that puts more than values and names into a statement."""
+    """Return every place that puts more than values and names into a statement."""
     return places(is_text)
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of the table of a section of the page."""
+    """Return the cells of the table in a section of the page."""
     text = PAGE.read_text(encoding="utf-8")
     body = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in body.splitlines() if line.startswith("|")]
@@ -177,7 +177,7 @@ def rows(section: str) -> list[list[str]]:
 
 
 def told(section: str) -> list[Place]:
-    """The places that a table names, as often as it does."""
+    """Return the places that a table names, with repetitions."""
     out = []
     for where, *_ in rows(section):
         for part in where.split(" · "):
@@ -211,7 +211,7 @@ def test_each_row_says_everything(section, find):
 
 
 def test_a_procedure_that_runs_as_somebody_else_pins_its_path():
-    """Or on whatever path its caller has: then every name in it is qualified."""
+    """Any other procedure runs with its caller's path, and every name in it is qualified."""
     for file, text in scripts():
         assert text.count("SECURITY DEFINER") == text.count(
             "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
@@ -219,7 +219,7 @@ def test_a_procedure_that_runs_as_somebody_else_pins_its_path():
 
 
 def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
-    """Its functions and operators are qualified; CASE x WHEN y would look for one, too."""
+    """Functions and operators are qualified; CASE x WHEN y would look up an operator, too."""
     seen = 0
     for _, text in scripts():
         for name, head, body in BODY.findall(text):
@@ -228,7 +228,7 @@ def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
             seen += 1
             code = NO_CODE.sub(" ", body.replace(":=", ";"))
             assert sorted(set(BARE_CALL.findall(code)) - KEYWORDS) == [], name
-            # What is assigned in USING is no operator.
+            # The ``=`` in USING is an assignment, no operator.
             plain = re.sub(r"RAISE EXCEPTION USING.*?;", "", code, flags=re.DOTALL)
             assert OPERATOR.findall(plain.replace("::", " ")) == [], name
             assert not re.search(r"\bCASE\b(?!\s*WHEN\b)", plain), name
@@ -237,7 +237,7 @@ def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
 
 
 def test_what_is_found(tmp_path):
-    """The finder sees what it is for, in the shapes that it comes in."""
+    """The finder finds statements in all the usual shapes."""
     path = tmp_path / "module.py"
     path.write_text(
         """

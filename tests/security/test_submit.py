@@ -1,7 +1,7 @@
-"""Commands of direct connections: nobody sends one in the name of somebody else.
+"""Commands of direct connections: no role can send one in the name of another.
 
-Whatever runs code of a user inside a session of another one (an index function under ANALYZE or
-autovacuum, a view's function) may send commands: as its owner, and as nobody else.
+Code of one user may run inside a session of another (an index function under ANALYZE or autovacuum,
+a view's function). It may send commands, but only as its owner.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_upkeep_by_a_superuser_sends_nothing_in_his_name(server, low, task):
     assert senders(server) == {schema}
 
 
-@pytest.mark.slow  # autovacuum comes once a minute; ANALYZE does the same in the quick ones
+@pytest.mark.slow  # autovacuum runs once a minute; the quick tests use ANALYZE
 def test_autovacuum_sends_nothing_in_the_name_of_a_superuser(server, low):
     low.execute(FORGE)
     low.execute(
@@ -126,7 +126,7 @@ def test_who_may_insert_anything_sends_in_his_own_name(server, low):
 
 
 def test_a_subscription_brings_no_commands(server, low):
-    """What was called in the publisher's database is not called here."""
+    """Calls made in the publisher's database are not executed here."""
     server.execute("SET session_replication_role = replica")
     server.execute(
         "INSERT INTO headrace.commands (procedure, arguments, settings, caller)"
@@ -153,7 +153,7 @@ def test_a_role_without_rights_has_no_way_around(server, low):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             low.execute(statement)
         low.rollback()
-    # Nor by what stands in the way of names.
+    # Objects with the same names cannot catch the insert either.
     low.execute("CREATE TEMPORARY TABLE commands (LIKE headrace.commands)")
     low.execute("CREATE TEMPORARY TABLE views (n int)")
     low.execute("CREATE DOMAIN pg_temp.text AS int")
@@ -180,7 +180,7 @@ def test_commands_are_seen_by_who_sent_them_only(server, low):
             conn.execute("SELECT * FROM headrace.await_command(%s, NULL)", (number,))
         found = conn.execute("SELECT headrace.command_result(%s)", (number,))
         assert found.fetchone() == (None,)
-        # A function that looks at each row before the policy does would tell.
+        # A function that sees rows before the policy filters them would leak.
         conn.execute(
             "CREATE FUNCTION leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001"
             " AS $f$ BEGIN RAISE NOTICE 'leaked %', $1; RETURN true; END $f$"
@@ -209,7 +209,7 @@ def test_a_command_is_carried_out_for_the_current_role(server, low):
 
 
 def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
-    """Commands wait while no engine takes them; roles are known by OID."""
+    """Commands wait while there is no engine; their callers are identified by OID."""
     name = f"{server.info.dbname}_gone"
     server.execute(f"CREATE ROLE {name} LOGIN")
     server.execute(f"SET ROLE {name}")
@@ -220,7 +220,7 @@ def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
     server.execute("RESET ROLE")
     server.execute(f"DROP ROLE {name}; CREATE ROLE {name} LOGIN")
     try:
-        # As it was when the engine comes back.
+        # The state at the return of the engine.
         server.execute("UPDATE headrace.commands SET status = 'pending'")
         server.execute("NOTIFY headrace_commands")
         wait_until(lambda: server.execute(UNFINISHED).fetchone() == (0,), "it is done with")

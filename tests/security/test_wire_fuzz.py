@@ -1,4 +1,4 @@
-"""Random bytes and mutated messages at the port: it lives on, and nobody else notices.
+"""Random bytes and mutated messages at the port: it survives, and other clients notice nothing.
 
 ``HEADRACE_FUZZ_SEED`` repeats a run; the seed is printed.
 """
@@ -33,7 +33,7 @@ SEEDS = [
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """``data`` with a few bytes changed, cut out, put in or repeated."""
+    """Return ``data`` with a few bytes changed, removed, inserted or repeated."""
     out = bytearray(data)
     for _ in range(rng.choice([0, 1, 1, 2, 5])):
         at = rng.randrange(len(out) + 1)
@@ -50,7 +50,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def attack(port: int, name: str, rng: random.Random) -> None:
-    """One connection with a few messages that are wrong somewhere."""
+    """Open a connection and send a few messages with errors."""
     with socket.create_connection(("127.0.0.1", port)) as conn:
         hello = w.startup(user="postgres", database=name)
         kind = rng.random()

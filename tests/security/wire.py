@@ -1,6 +1,6 @@
-"""A client that says what it likes: messages of the protocol, one by one, over a socket.
+"""A client that sends arbitrary protocol messages one by one over a socket.
 
-Drivers are polite; an attacker is not.  Nothing here understands more than framing.
+Drivers follow the protocol; an attacker does not. Only framing is implemented here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Message = tuple[str, bytes]
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
-    """A message with type byte and length."""
+    """Return a message with type byte and length."""
     return kind.encode("latin-1") + struct.pack("!i", len(body) + 4) + body
 
 
 def startup(**parameters: str) -> bytes:
-    """A StartupMessage of version 3.0."""
+    """Return a StartupMessage of version 3.0."""
     body = struct.pack("!i", 0x30000)
     for name, value in parameters.items():
         body += f"{name}\0{value}\0".encode()
@@ -30,17 +30,17 @@ def startup(**parameters: str) -> bytes:
 
 
 def query(text: str) -> bytes:
-    """Query."""
+    """Return a Query message."""
     return message("Q", text.encode() + b"\0")
 
 
 def parse(text: str, name: str = "") -> bytes:
-    """Parse without declared types."""
+    """Return a Parse message without declared types."""
     return message("P", f"{name}\0{text}\0".encode() + b"\0\0")
 
 
 def bind(*values: bytes, portal: str = "", name: str = "") -> bytes:
-    """Bind with values in text format."""
+    """Return a Bind message with values in text format."""
     body = f"{portal}\0{name}\0".encode() + b"\0\0" + struct.pack("!h", len(values))
     for value in values:
         body += struct.pack("!i", len(value)) + value
@@ -48,12 +48,12 @@ def bind(*values: bytes, portal: str = "", name: str = "") -> bytes:
 
 
 def execute(portal: str = "") -> bytes:
-    """Execute without a limit of rows."""
+    """Return an Execute message without a row limit."""
     return message("E", portal.encode() + b"\0\0\0\0\0")
 
 
 def describe(what: str = "P") -> bytes:
-    """Describe the unnamed portal (P) or statement (S)."""
+    """Return a Describe message for the unnamed portal (P) or statement (S)."""
     return message("D", what.encode() + b"\0")
 
 
@@ -63,42 +63,42 @@ COPY_DONE = message("c")
 
 
 def copy_data(data: bytes) -> bytes:
-    """CopyData."""
+    """Return a CopyData message."""
     return message("d", data)
 
 
 def run(text: str) -> bytes:
-    """One statement in the extended protocol, without Sync."""
+    """Return one statement in the extended protocol, without Sync."""
     return parse(text) + bind() + describe() + execute()
 
 
 def fields(body: bytes) -> dict[str, str]:
-    """Fields of an ErrorResponse."""
+    """Return the fields of an ErrorResponse."""
     parts = [p for p in body.split(b"\0") if p]
     return {chr(p[0]): p[1:].decode("utf-8", "replace") for p in parts}
 
 
 class Wire:
-    """One connection; what it reads is kept in ``seen``."""
+    """One connection; the messages received are kept in ``seen``."""
 
     def __init__(self, port: int, **parameters: str) -> None:
-        """Connect, and log in (without password) when parameters are given."""
+        """Connect, and log in without a password if parameters are given."""
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.settimeout(PATIENCE_S)
         self._buffer = b""
         self._at = 0
-        """How much of it has been read."""
+        """Number of bytes of the buffer that were parsed."""
         self.seen: list[Message] = []
         if parameters:
             self.send(startup(**parameters))
             self.until("Z")
 
     def send(self, *data: bytes) -> None:
-        """Send all of it at once."""
+        """Send all the data at once."""
         self.socket.sendall(b"".join(data))
 
     def read(self) -> Message | None:
-        """The next message; None at the end of the connection."""
+        """Return the next message; None at the end of the connection."""
         while not self._whole():
             try:
                 part = self.socket.recv(1 << 16)
@@ -118,7 +118,7 @@ class Wire:
         return have >= 5 and have > struct.unpack_from("!i", self._buffer, self._at + 1)[0]
 
     def until(self, kind: str, count: int = 1) -> list[Message]:
-        """Messages up to the ``count``-th of ``kind``; fails when the connection ends."""
+        """Return the messages up to the ``count``-th of ``kind``; fail if the connection ends."""
         out: list[Message] = []
         for found in self.rest():
             out.append(found)
@@ -128,14 +128,14 @@ class Wire:
         raise AssertionError(f"the connection ended: {out}")
 
     def rest(self, stop: Callable[[Message], bool] = lambda _: False) -> Iterator[Message]:
-        """Messages until ``stop`` or the end of the connection."""
+        """Yield messages until ``stop`` or the end of the connection."""
         while (found := self.read()) is not None:
             yield found
             if stop(found):
                 return
 
     def close(self) -> None:
-        """Close at once."""
+        """Close the socket."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -146,7 +146,7 @@ class Wire:
 
 
 def kinds(messages: list[Message]) -> str:
-    """Their types in a row."""
+    """Return the types of the messages as a string."""
     return "".join(k for k, _ in messages)
 
 

@@ -1,7 +1,7 @@
-"""A commander without worker: real listener, real Postgres, and a builder that is ours.
+"""A commander without worker: a real listener, a real Postgres, and a fake builder.
 
-The builder here is a peer of our own control protocol on a real socket, so that a test
-decides what it answers; Postgres is never faked.
+The builder speaks our own control protocol on a real socket, so that a test decides its answers;
+Postgres is never faked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S, time_passes
 
 
 class FakeBuilder:
-    """Answers create_view by what the view is called; remembers what it was asked."""
+    """A builder that answers create_view depending on the view's name, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -40,7 +40,7 @@ class FakeBuilder:
         self._may_go_on = threading.Event()
 
     def go_on(self) -> None:
-        """Let views be made that are called held."""
+        """Let views called held be created."""
         self._may_go_on.set()
 
     def handlers(self) -> dict[str, rpc.Handler]:
@@ -87,7 +87,7 @@ class FakeBuilder:
 
 
 class Running:
-    """A listener in a thread of its own, on the kind of loop that the commander has."""
+    """A listener in its own thread, on the same kind of event loop as in the commander."""
 
     def __init__(self, source: str, folder: Path, **settings: Any) -> None:
         self.source = source
@@ -137,7 +137,7 @@ class Running:
         await asyncio.sleep(0)
 
     def cancel_when_started(self, conn: psycopg.Connection) -> threading.Thread:
-        """Cancel what ``conn`` runs, once the builder is at it."""
+        """Cancel the statement of ``conn`` once the builder works on it."""
 
         def cancel() -> None:
             assert self.builder.started.wait(PATIENCE_S)
@@ -155,7 +155,7 @@ class Running:
 
 @pytest.fixture
 def start(database: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Start a commander on a fresh database that has our objects."""
+    """A function that starts a commander on a fresh database with schema headrace."""
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
     running: list[Running] = []

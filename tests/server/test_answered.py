@@ -1,4 +1,4 @@
-"""Whatever becomes of a call, nobody waits for its answer for ever."""
+"""Every call is answered, even if it fails or is cancelled; no client waits for ever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def session(commander, database) -> w.Wire:
 
 
 def has_come(number: int) -> bool:
-    """Whether there is anything to read."""
+    """Return whether there is data to read."""
     return fcntl.ioctl(number, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
@@ -36,9 +36,9 @@ def has_come(number: int) -> bool:
     ids=["simple", "extended"],
 )
 def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, database, sent, kinds):
-    """What lets it begin and its cancel request are read in the same round of the loop.
+    """The answer that lets the call begin and the cancel request are read in one round of the loop.
 
-    (The loop is held for a moment so that they are.)
+    The test blocks the loop for a moment to achieve that.
     """
     port = commander.listener.port
     with (
@@ -55,7 +55,7 @@ def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, databa
         begun = threading.Event()
 
         async def meet() -> None:
-            """Hold the loop from the question who calls until a cancel request has come too."""
+            """Block the loop from the query for the caller until a cancel request arrives."""
             begun.set()
             while client.session.state is not SessionState.CONTEXT:
                 await asyncio.sleep(0)
@@ -78,7 +78,7 @@ def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, databa
 
 
 def test_an_answer_that_cannot_be_said_ends_the_session(commander, database):
-    """As a bug does that meets bytes of a socket."""
+    """An answer that cannot be encoded, as after a bug, ends the session."""
 
     async def runner(*_) -> ResultSet:
         return ResultSet((("plan", TEXT),), [("two values", "for one column")])

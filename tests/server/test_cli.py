@@ -1,4 +1,4 @@
-"""The command line against its enemies: it says what is wrong, in words, and ends."""
+"""The command line with wrong input: it reports the error clearly, and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
 
 
 def run(*words: str, program: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """``headrace`` in a process of its own; ``program`` is run before it begins."""
+    """Run ``headrace`` in a new process; ``program`` is executed before it starts."""
     code = f"{program}\nimport sys\nfrom headrace.server.cli import main\nsys.exit(main({words!r}))"
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -52,7 +52,7 @@ def source(database: str) -> str:
 
 @pytest.fixture
 def words(database: str, tmp_path: Path) -> list[str]:
-    """Arguments with which it would start."""
+    """Arguments with which the engine would start."""
     slot = f"headrace_{conninfo_to_dict(database)['dbname']}"
     return [
         *("--source", database, "--data-dir", str(tmp_path / "d")),
@@ -61,7 +61,7 @@ def words(database: str, tmp_path: Path) -> list[str]:
 
 
 def but(words: list[str], flag: str, value: str) -> list[str]:
-    """``words`` with another value of a flag."""
+    """Return ``words`` with another value of a flag."""
     out = list(words)
     out[out.index(flag) + 1] = value
     return out
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken(words):
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         refused(run("start", *but(words, "--listen", where)), f"nobody can listen on {where}")
         refused(run("start", *words, "--http", where), f"nobody can listen on {where}", "--http")
-        # Taken after it was looked at.
+        # The address is taken after it was checked.
         blind = "from headrace.server import doctor\ndoctor.look = lambda settings: []"
         done = run("start", *but(words, "--listen", where), program=blind)
         refused(done, "ddress already in use")
@@ -179,7 +179,7 @@ def test_a_role_without_rights(words, source):
 
 
 class Older:
-    """A server as it is, that says it is of another version."""
+    """A proxy of a server that reports another version."""
 
     def __init__(self, dsn: str, version: bytes) -> None:
         found = conninfo_to_dict(dsn)

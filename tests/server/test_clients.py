@@ -1,4 +1,4 @@
-"""Calls about clients of the port: what they show, whom they end, and who may do what."""
+"""Calls about clients of the port: output, sessions that they end, and rights."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def running(databases, tmp_path_factory) -> Iterator[Running]:
 
 @pytest.fixture
 def commander(running) -> Running:
-    """One for all tests, which leave no session."""
+    """One commander for all tests; no test leaves a session."""
     wait_until(lambda: not running.listener.port.connections, "nobody is left of before")
     return running
 
 
 @pytest.fixture
 def database(request, databases) -> str:
-    """The commander's, where there is one."""
+    """The commander's database, if the test uses one."""
     if "commander" in request.fixturenames:
         return request.getfixturevalue("commander").source
     return make_conninfo(databases.server, dbname=request.getfixturevalue("fresh"))
@@ -252,7 +252,7 @@ def test_an_ordinary_role_sees_and_ends_its_own_clients_only(commander, database
             for text in (
                 *("SELECT * FROM headrace.settings()", "CALL headrace.reload()"),
                 f"CALL headrace.end_client({number(other, pid)})",
-                "CALL headrace.end_client(123456789)",  # nor whether there is one
+                "CALL headrace.end_client(123456789)",  # nor is its existence revealed
             ):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     conn.execute(text)
@@ -278,7 +278,7 @@ def test_members_of_the_engines_role_see_all(commander, database):
 
 
 def test_names_are_nothing_but_values(commander, database):
-    """A role called like SQL, an application called like a terminal's escape."""
+    """A role with a name like SQL, an application with a name like an escape sequence."""
     wild = "x'; DROP TABLE t; --\n\"é"
     with connect(database) as server:
         server.execute(
@@ -296,7 +296,7 @@ def test_names_are_nothing_but_values(commander, database):
 
 
 def test_a_name_that_is_only_claimed_is_nobodys():
-    """Before its login a client claims a name; what it does is not shown to the role it names."""
+    """Before its login a client only claims a name; the role of that name must not see it."""
     facts = Facts(
         id=1, let_in=False, user="some", database="d", application="", state="login",
         transaction=None, call=None, call_ms=None, since=clock.now(), quiet_ms=0, pid=None,

@@ -93,7 +93,7 @@ def test_caller_cannot_be_forged(commander):
                 plain.execute("RESET ROLE")
                 plain.execute("CALL headrace.drop_view('v')")
                 assert plain.execute("SELECT * FROM headrace.list_views()").fetchall() == []
-                # Somebody else's command cannot be looked at.
+                # The command of another role is invisible.
                 conn.execute("CALL headrace.drop_view('mine')")
                 number = conn.execute("SELECT max(id) FROM headrace.commands").fetchone()[0]
                 with pytest.raises(psycopg.errors.UndefinedObject):
@@ -146,7 +146,7 @@ HOSTILE = {
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("column", ["arguments", "settings"])
 def test_a_row_that_cannot_be_read(commander, column, value):
-    """Anybody may write one: it fails, and all others are carried out."""
+    """Any role may insert a malformed row: it fails, and all other commands are executed."""
     other = {"arguments": "settings", "settings": "arguments"}[column]
     with direct(commander) as conn:
         number = conn.execute(
@@ -163,7 +163,7 @@ def test_a_row_that_cannot_be_read(commander, column, value):
 
 
 def test_a_command_that_was_taken_when_the_connection_broke(commander):
-    """Its row says that it runs, and nobody runs it: it waits again."""
+    """The row of the command says running, but no engine runs it: it becomes pending again."""
     with direct(commander) as conn:
         number = conn.execute(
             "WITH made AS (INSERT INTO headrace.commands (procedure, arguments, settings)"
@@ -172,7 +172,7 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
         ).fetchone()[0]
         wait_until(lambda: commander.builder.calls, "it is carried out")
         wait_until(lambda: state(conn, number) == "done", "its outcome is written")
-        # By then it is known there that it is, too: else it is written again.
+        # After this call the engine knows that the outcome is written, and does not repeat it.
         conn.execute("CALL headrace.drop_view('v')")
         commander.builder.calls.clear()
         conn.execute(
@@ -190,7 +190,7 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
 
 
 def test_an_outcome_that_was_not_told_is_told_by_the_next_connection(commander, monkeypatch):
-    """At once, not when the writer looks again."""
+    """The outcome is written at once, not at the writer's next poll."""
     monkeypatch.setattr(direct_of_server, "IDLE_S", 3600.0)
     with direct(commander) as conn, direct(commander) as other:
         number = conn.execute(
@@ -206,7 +206,7 @@ def test_an_outcome_that_was_not_told_is_told_by_the_next_connection(commander, 
                 "SELECT pid, wait_event_type FROM pg_stat_activity WHERE datname ="
                 " current_database() AND application_name = 'headrace commands'"
             )
-            for _ in range(2):  # the first may be at its progress
+            for _ in range(2):  # the first attempt may be writing the progress
                 (waits,) = wait_until(
                     lambda: [pid for pid, what in conn.execute(sessions) if what == "Lock"],
                     "it is being told",
@@ -228,7 +228,7 @@ def test_a_command_that_runs_when_the_connection_breaks_runs_once(commander):
             " WHERE application_name = 'headrace commands'"
             " AND datname = current_database()"
         )
-        # Both connections are there again when another one is carried out.
+        # When another command is executed, both connections exist again.
         wait_until(
             lambda: conn.execute("SELECT headrace.engine_running()").fetchone()[0],
             "it has connected again",

@@ -1,4 +1,4 @@
-"""``headrace check`` and ``status``: what is missing is said with what mends it, and all at once."""
+"""``headrace check`` and ``status`` report all that is missing at once, with remedies."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_what_a_role_lacks(settings, database):
             mend = told["rights"].problem
             assert mend.hint == f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {poor};"
             assert "public.theirs" in str(told["tables"].warning)
-            # What it says is what helps.
+            # The hint solves the problem.
             conn.execute(mend.hint)
             assert found(settings.replace(source=source))["rights"].problem is None
             conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM {poor}")
 
 
 def test_what_a_later_version_has_made_is_not_begun_with(settings, capsys):
-    """Neither is its catalog touched, nor are its states set aside; whose they are does not count."""
+    """A later version's catalog is not touched, and its states are not set aside."""
     for path in (settings.state_dir, settings.of_worker("w1").state_dir):
         path.mkdir(parents=True)
         (path / "FORMAT").write_text("4\n")
@@ -108,7 +108,7 @@ def test_check_and_status_in_words(engine, commander_less, capsys):
 
 @pytest.fixture
 def commander_less(engine):
-    """A view, and nobody connected."""
+    """A view, with no client connected."""
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")

@@ -1,4 +1,4 @@
-"""Children are forked by the fork server: how they end is told, and nobody outlives it."""
+"""The fork server forks children and reports their exit; they never outlive the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROCESSES = ("fork server", "worker", "builder")
 
 
 def test_how_children_end_is_told(tmp_path):
-    # Nobody is there: the worker tries again and again.
+    # There is no server: the worker retries until it is killed.
     settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
 
     async def main(fork_server: ForkServer) -> None:
@@ -25,9 +25,9 @@ def test_how_children_end_is_told(tmp_path):
         both = await asyncio.gather(*(fork_server.begin("worker", settings) for _ in numbers))
         assert both[0].pid != both[1].pid
         for born, number in zip(both, numbers, strict=True):
-            born.signal(number)  # at once: it waits until somebody takes it
+            born.signal(number)  # at once: the signal waits until the process can take it
             await born.wait()
-            born.signal(number)  # maybe somebody else's number by now: nothing is sent
+            born.signal(number)  # the pid may belong to another process: nothing is sent
         assert both[0].returncode == -signal.SIGKILL
         assert both[1].returncode in (0, -signal.SIGTERM)
 
@@ -81,7 +81,7 @@ def test_engine_goes_on_without_its_nursery(database, start_engine):
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
             conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
             before = [engine.child(name) for name in PROCESSES]
-            # Not of the group's Ctrl-C, and not of somebody's kill.
+            # The fork server survives Ctrl-C of the group, and SIGTERM.
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(engine.child("fork server"), number)
             source.execute("INSERT INTO t VALUES (1)")
@@ -89,7 +89,7 @@ def test_engine_goes_on_without_its_nursery(database, start_engine):
             wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
             assert [engine.child(name) for name in PROCESSES] == before
             os.kill(engine.child("fork server"), signal.SIGKILL)
-            # They hear of it a moment later: a call in between would die with them, as it may.
+            # The children notice a moment later; a call in between may fail with them.
             wait_until(
                 lambda: not {engine.child(name) for name in PROCESSES} & {*before, None},
                 "new children",

@@ -1,4 +1,4 @@
-"""Prometheus text (the port: tests/console)."""
+"""Metrics in Prometheus text format (the HTTP port: tests/console)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_what_names_have_is_escaped():
     page.put("view_rows", 1, 'x"\\\n')
     page.put("batches_total", 2.5)
     page.put("view_rows", 12_345_678_901, "y")
-    # In the order of the table, each name once; a value is as exact as a double.
+    # In the order of the table, each name once; a value has the precision of a double.
     assert page.render() == (
         "# HELP headrace_batches_total Batches that are in the tables.\n"
         "# TYPE headrace_batches_total counter\nheadrace_batches_total 2.5\n"
@@ -33,7 +33,7 @@ def test_a_histogram_counts_what_is_below_each_bound():
     page = Page()
     page.count("sink_transaction_seconds", msgspec.structs.asdict(told.told()))
     buckets = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', page.render()))
-    # A bound is part of its bucket, as Prometheus has it.
+    # A bound belongs to its bucket, as in Prometheus.
     assert [buckets[le] for le in ("0.001", "0.0025", "0.25", "0.5", "60.0", "+Inf")] == [
         *("1.0", "2.0", "2.0", "3.0", "3.0", "4.0"),
     ]

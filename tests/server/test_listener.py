@@ -87,9 +87,9 @@ with psycopg.connect(sys.argv[1], autocommit=True) as conn:
 
 
 def test_call_after_copy_in_extended_protocol(commander):
-    """libpq sends a Sync that the server ignores: the count of answers must not slip.
+    """libpq sends a Sync that the server ignores; the count of answers must stay right.
 
-    (A process of its own: libpq's blocking calls would stop the commander's thread.)
+    A separate process, because libpq's blocking calls would stop the commander's thread.
     """
     subprocess.run(
         [sys.executable, "-c", COPY_EXTENDED, commander.dsn], check=True, timeout=PATIENCE_S
@@ -173,7 +173,7 @@ def test_slow_login_is_ended_and_hurts_nobody(start):
     commander = start(login_timeout_ms=300)
 
     def connected():
-        # Our own login may be too slow as well, on a machine that is busy.
+        # On a busy machine the test's own login may be too slow as well.
         with contextlib.suppress(psycopg.OperationalError):
             return connect(commander)
         return None
@@ -283,7 +283,7 @@ def test_psql_call_progress_and_error_with_caret(commander):
     assert done.stdout.splitlines() == ["CALL", "5"]
     done = psql(commander, "CALL headrace.create_view('refused', $$SELECT * FROM a$$)")
     lines = done.stderr.splitlines()
-    # Planning is no progress: an error comes without a notice before it.
+    # Planning reports no progress: its error comes without a notice before it.
     assert lines[0] == "ERROR:  LEFT JOIN is not supported"
     assert lines[1].startswith("LINE 1: ")
     # Position 8 of the query is its asterisk.
@@ -358,7 +358,7 @@ def test_transaction_block_is_refused_and_stays_as_postgres_has_it(commander):
 
 
 def test_a_transaction_that_nobody_asked_for_is_told_how_to_leave(commander):
-    """Several statements in one text, and a driver that begins by itself."""
+    """Several statements in one text, and a driver that begins a transaction by itself."""
     call = "CALL headrace.create_view('v', 'SELECT 1')"
     for autocommit, text, params in (
         (True, f"SELECT 1; {call}", None),
@@ -518,7 +518,7 @@ def test_bytes_before_the_tls_handshake_end_the_session(start, certificate):
         conn.sendall(struct.pack("!ii", 8, 80877103))
         assert conn.recv(1) == b"S"
         with context.wrap_socket(conn) as secure:
-            # SSLRequest again, inside: answered N.
+            # Another SSLRequest inside TLS: answered N.
             secure.sendall(struct.pack("!ii", 8, 80877103))
             assert secure.recv(1) == b"N"
 

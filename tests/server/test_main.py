@@ -1,4 +1,4 @@
-"""The whole commander process: start, stop, its children's deaths, the command line."""
+"""The whole commander process: start, stop, deaths of its children, the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_life_of_an_engine(database, start_engine):
-    """One engine, several questions: it takes seconds to start."""
+    """One engine for several checks, because it takes seconds to start."""
     with psycopg.connect(database, autocommit=True) as source:
         source.execute("CREATE TABLE t (id int PRIMARY KEY)")
         engine = start_engine(database, "--http", "127.0.0.1:0")
@@ -42,7 +42,7 @@ def test_life_of_an_engine(database, start_engine):
             text = answer.read().decode()
         assert 'headrace_view_state{state="running",view="public.v"} 1.0' in text
         assert 'headrace_process_restarts_total{process="worker"} 1' in text
-        # The data directory is ours alone.
+        # The data directory is locked.
         done = subprocess.run(
             [sys.executable, "-m", "headrace.server.cli", "start", "--source", database,
              "--listen", "127.0.0.1:0", "--data-dir", str(engine.data_dir)],
@@ -50,7 +50,7 @@ def test_life_of_an_engine(database, start_engine):
         )  # fmt: skip
         assert done.returncode == 1
         assert "another headrace uses data directory" in done.stderr
-        # Nothing of the secrets on the way.
+        # The data directory is private.
         assert engine.data_dir.stat().st_mode & 0o077 == 0
         children = [engine.child("headrace.runtime.worker"), engine.child("headrace.views.builder")]
         assert engine.stop() == 0
@@ -137,7 +137,7 @@ def test_wrong_usage(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_source_that_hangs_does_not_keep_a_stop_up(database, start_engine):
-    """SIGTERM amid a call, with a source that does not answer any more."""
+    """SIGTERM during a call, while the source does not answer."""
     parts = psycopg.conninfo.conninfo_to_dict(database)
     proxy = Proxy(parts["host"], int(parts["port"]))
     try:

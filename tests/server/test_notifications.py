@@ -1,4 +1,4 @@
-"""Notifications that any role may send do not delay the commands of others."""
+"""Notifications, which any role may send, do not delay the commands of other roles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.server.direct import Direct
 
 
 def test_notifications_of_any_role_delay_no_command(request, monkeypatch):
-    """The connection that listens may be busy with a flood of them for any time."""
+    """A flood of notifications may keep the listening connection busy for any time."""
 
     async def busy(self, conn):
         await asyncio.Event().wait()

@@ -14,7 +14,7 @@ def conn(commander, database):
     with w.Wire(commander.port, user="postgres", database=name) as one:
         one.seen.clear()
         yield one
-        # Whatever happened, nothing is owed, and the next call is seen.
+        # After any test, no answer is owed, and the next call is seen.
         before = len(commander.builder.calls)
         one.send(w.query("SELECT 5") + w.query(call("last")))
         assert w.kinds(one.until("Z", 2)) == "TDCZNNCZ"
@@ -26,12 +26,12 @@ def call(name: str) -> str:
 
 
 def made(commander) -> list[str]:
-    """The views that were asked for, in order."""
+    """Return the names of the requested views, in order."""
     return [params["name"] for _, params in commander.builder.calls]
 
 
 def answers(messages: list[w.Message]) -> str:
-    """Types of the answers, without notices."""
+    """Return the types of the answers, without notices."""
     return w.kinds(messages).replace("N", "")
 
 
@@ -52,7 +52,7 @@ def test_segments_in_one_go(conn, commander):
 
 
 def test_calls_in_one_segment_are_made_one_after_the_other(conn, commander):
-    """Each commits for itself, as a procedure that commits does."""
+    """Each call commits by itself, like a procedure that commits."""
     conn.send(w.run(call("a")) + w.run(call("b")) + w.run(call("c")) + w.SYNC)
     assert answers(conn.until("Z")) == "12nC" * 3 + "Z"
     assert made(commander) == ["a", "b", "c"]
@@ -68,9 +68,9 @@ def test_a_failed_call_skips_the_rest_of_its_segment(conn, commander):
 
 
 def test_a_call_behind_a_statement_of_its_segment_is_left_to_postgres(conn, commander):
-    """The same transaction may hold changes, which the view has to see.
+    """The same transaction may contain changes that the view has to see.
 
-    Postgres 18 calls it a transaction block; those before let the procedure commit.
+    Postgres 18 treats it as a transaction block; earlier versions let the procedure commit.
     """
     conn.send(w.run("SELECT 1") + w.run(call("a")) + w.run(call("b")) + w.SYNC)
     found = conn.until("Z")
@@ -99,7 +99,7 @@ def test_a_call_in_front_of_a_statement_of_its_segment(conn, commander):
     ids=["parse", "bind", "execute", "bind of a call"],
 )
 def test_a_query_ends_a_segment_without_sync(conn, commander, begun, want):
-    """Nothing but the Query makes Postgres send what it has answered."""
+    """Only the Query makes Postgres send its earlier answers."""
     conn.send(begun + w.query(call("a")))
     assert answers(conn.until("Z")) == f"{want}CZ"
     assert made(commander) == ["a"]
@@ -112,7 +112,7 @@ def test_a_query_behind_an_error_is_skipped(conn, commander):
 
 
 def test_one_portal_executed_twice(conn, commander):
-    """Postgres' procedure would run once: the portal is done, or gone, after it."""
+    """Postgres's procedure would run once: its portal is done, or gone, after it."""
     conn.send(w.run(call("a")) + w.execute() + w.SYNC)
     assert answers(conn.until("Z")).startswith("12nC")
     assert made(commander) == ["a"]

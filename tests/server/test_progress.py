@@ -1,4 +1,4 @@
-"""Progress in words, and how often."""
+"""Progress messages: their text and their frequency."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.server.progress import Reporter, describe
          'writing "v": 5 of 10 rows (50 %), 2 min 10 s left'),
         ({"phase": "snapshot", "rows": 0, "total": 0}, 'waiting for a snapshot for "v"'),
         ({"message": "schema made"}, "schema made"),
-        # An estimate that was too low says nothing any more.
+        # An estimate that was too low is no longer shown.
         ({"phase": "reading", "rows": 561, "total": 560, "percent": 99, "eta_s": 0.1},
          'populating "v": 561 rows'),
         ({"phase": "reading", "rows": 560, "total": 560, "percent": 100},

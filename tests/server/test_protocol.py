@@ -79,9 +79,9 @@ def session(**options) -> Session:
 
 
 class Harness:
-    """Feeds a session in pieces of ``step`` bytes and gathers what comes out.
+    """Feeds a session in pieces of ``step`` bytes and collects its output.
 
-    As the listener does, by the short way where there is one, unless ``short`` is false.
+    Like the listener, it uses the fast path where possible, unless ``short`` is false.
     """
 
     def __init__(self, step: int = 10**9, *, short: bool = True, **options) -> None:
@@ -103,7 +103,7 @@ class Harness:
                 self.others.append(action)
 
     def from_client(self, data: bytes) -> bytes:
-        """What the source got because of it."""
+        """Return the bytes that the source got in response."""
         before = len(self.server)
         for at in range(0, len(data), self.step):
             part = data[at : at + self.step]
@@ -115,7 +115,7 @@ class Harness:
         return self.server[before:]
 
     def from_server(self, data: bytes) -> bytes:
-        """What the client got because of it."""
+        """Return the bytes that the client got in response."""
         before = len(self.client)
         for at in range(0, len(data), self.step):
             part = data[at : at + self.step]
@@ -349,7 +349,7 @@ def test_simple_call(h):
 
 
 def test_a_running_call_keeps_the_source_awake(h):
-    """The client does not see the Sync that is answered, nor its answer; the end waits for it."""
+    """The client does not see the answer to a keep-alive Sync; the call's end waits for it."""
     h.login()
     later = m.query("SELECT 2")
     h.from_client(m.query(CALL) + later)
@@ -387,7 +387,7 @@ def test_client_bytes_wait_for_the_call(h):
 def test_call_waits_for_what_the_source_still_owes(h):
     h.login()
     first = m.query("SELECT pg_sleep(1)")
-    # (The Flush: what is owed may be answers that only a Query would have brought.)
+    # The Flush makes the source send answers that only a Query would have brought otherwise.
     assert h.from_client(first + m.query(CALL)) == first + m.FLUSH
     assert h.session.state is SessionState.BARRIER
     answer = m.command_complete("SELECT 1") + m.ready_for_query(b"I")
@@ -417,7 +417,7 @@ def test_call_in_a_transaction_block_goes_to_postgres(h):
     got = h.from_server(error + m.ready_for_query(b"E"))
     assert kinds(got) == "EZ"
     assert m.read_report(got[5:])["C"] == "25001"
-    # Only that error, and only once.
+    # Only this error is replaced, and only once.
     h.from_client(m.query("SELECT 1"))
     assert h.from_server(error + m.ready_for_query(b"E")) == error + m.ready_for_query(b"E")
 
@@ -496,7 +496,7 @@ def test_error_of_the_source_before_the_execute(h):
     error = m.error_response({"C": "08P01", "M": "bind message supplies 1 parameters"})
     h.server = b""
     got = h.from_server(m.message(b"1") + error + m.ready_for_query(b"I"))
-    # Not a call: one parameter is missing, so Postgres was asked.
+    # Not a call: a parameter is missing, so Postgres was asked.
     assert kinds(got) in ("1EZ", "1E")
     assert not h.others
 
@@ -507,10 +507,10 @@ def test_parse_error_of_the_source_skips_the_execute(h):
     error = m.error_response({"C": "42P05", "M": 'prepared statement "s" already exists'})
     h.server = b""
     assert h.from_server(error) == error
-    # The source skips it, as it skips everything up to the Sync.
+    # The source skips it, like everything up to the Sync.
     assert h.server == execute(b"") + m.SYNC
     assert h.from_server(m.ready_for_query(b"I")) == m.ready_for_query(b"I")
-    # The name is not ours any more.
+    # The name no longer belongs to our statement.
     again = bind(b"", b"s") + execute(b"") + m.SYNC
     assert h.from_client(again) == again
 
@@ -586,7 +586,7 @@ MESSAGES = st.sampled_from(
 
 @given(st.lists(MESSAGES, max_size=12), st.lists(st.integers(1, 200), max_size=10))
 def test_splitting_makes_no_difference(sequence, cuts):
-    """The same bytes in other pieces give the same bytes out, while no answer comes."""
+    """The same bytes in other pieces give the same output, as long as no answer arrives."""
     data = b"".join(sequence)
     whole, split = Harness().login(), Harness().login()
     whole.from_client(data)

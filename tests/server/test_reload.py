@@ -1,4 +1,4 @@
-"""reload(): what counts at once, what later, and nothing at all where something is wrong."""
+"""reload(): settings that change at once, later, or not at all if the file has an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def connect(dsn: str, **options: str) -> psycopg.Connection:
 
 @pytest.fixture
 def certificate(tmp_path):
-    """Makes a certificate for a name; (its file, its key's)."""
+    """A function that creates a certificate for a name and returns both paths."""
 
     def make(name: str) -> tuple[str, str]:
         files = str(tmp_path / f"{name}.crt"), str(tmp_path / f"{name}.key")
@@ -77,7 +77,7 @@ def test_what_changes_at_once_and_what_does_not(start_engine, database, tmp_path
 
     wait_until(debugged, "the builder logs what it decides")
 
-    # Wrong: nothing of it counts.
+    # A wrong file: none of its settings changes.
     file.write_text("connections_max = 9\nlog_level = 'loud'\n")
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="loud"):
         reload()
@@ -95,7 +95,7 @@ def test_another_certificate(start_engine, database, tmp_path, certificate):
     file.write_text(words)
     source = make_conninfo(database, sslmode="disable")
     engine = start_engine(source, "--config", str(file))
-    # The commander does not keep it: the file has another one now, and nobody has started anew.
+    # The commander still has its first certificate.
     other, other_key = certificate("two.example")
     dsn = make_conninfo(engine.dsn, host="two.example", hostaddr="127.0.0.1")
     proven = {"sslmode": "verify-full", "sslrootcert": other}

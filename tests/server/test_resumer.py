@@ -1,4 +1,4 @@
-"""What a stopped view's message says of the reason; and that the rules name what there is."""
+"""The reason in a stopped view's message; and the rules name only existing options."""
 
 from __future__ import annotations
 

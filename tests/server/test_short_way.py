@@ -1,7 +1,7 @@
-"""The short way of a session beside the long one: the same bytes, and the same is known after.
+"""The fast path of a session compared with the slow one: the same bytes and the same state.
 
-Two sessions get the same bytes in the same pieces; one of them has no short way.  What is sent is
-random, and what the source answers is what Postgres might, or what it never would.
+Two sessions get the same bytes in the same pieces; one of them has no fast path. The messages of
+the client are random. The source answers as Postgres may, or as it never would.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ USUAL = {"Q": b"TDCZ", "P": b"1", "B": b"2", "D": b"T", "E": b"DC", "C": b"3", "
 
 
 def asked() -> st.SearchStrategy[bytes]:
-    """One message of a client, or a few that belong together."""
+    """Generate one message of a client, or a few that belong together."""
     text, name = st.sampled_from(TEXTS), st.sampled_from(NAMES)
     return st.one_of(
         st.builds(m.query, text),
@@ -57,7 +57,7 @@ def asked() -> st.SearchStrategy[bytes]:
 
 
 def usual(data: bytes) -> bytes:
-    """What Postgres says to plain messages."""
+    """Return Postgres's answer to plain messages."""
     return b"".join(_usual(data))
 
 
@@ -69,7 +69,7 @@ def _usual(data: bytes) -> Iterator[bytes]:
 
 
 def alike(short: Harness, long: Harness) -> None:
-    """Both have said the same, and know the same."""
+    """Check that both sessions have the same output and the same state."""
     assert (short.server, short.client, short.others) == (long.server, long.client, long.others)
     ours, theirs = short.session, long.session
     assert ours.state is theirs.state
@@ -123,9 +123,9 @@ ONE = (parse(b"s", CALL), bind(b"", b"s"), execute(b""))
     [
         ONE,
         (ONE[0] + m.SYNC, *ONE[1:]),
-        # What was bound to a call does not outlive the Sync, though the call has been replaced.
+        # The portal of a call ends at the Sync, also if its statement was replaced before.
         (ONE[0] + m.SYNC, ONE[1], parse(b"s", "SELECT 1"), m.SYNC, ONE[0], execute(b"")),
-        # What was executed before counts, up to a Sync or a Query.
+        # Statements executed before matter until a Sync or a Query.
         (FETCH, m.FLUSH, *ONE),
         (FETCH + m.SYNC, *ONE),
         (FETCH + m.query("SELECT 1"), *ONE),
@@ -155,11 +155,11 @@ SPLIT = m.message(b"E", b"Mno\0" + m.message(b"N", b"\0\0"))
 @pytest.mark.parametrize(
     "steps",
     [
-        # (What is sent, what comes back): pieces of answers, errors, copies and what ends them.
+        # (Bytes sent, bytes received): pieces of answers, errors, copies and their ends.
         [(m.query("SELECT 1"), ERROR), (b"", m.ready_for_query(b"I")), (m.query(CALL), b"")],
         [(m.query("SELECT 1"), BIG), (b"", bytes(956)), (b"", usual(m.query("")))],
         [(m.query("SELECT 1"), BIG), (b"", m.ready_for_query(b"I") * 2)],
-        # What looks like an answer is a part of a row, or of an error.
+        # Bytes that look like an answer are a part of a row or an error.
         [(m.query("SELECT 1"), BIG), (b"", m.ready_for_query(b"T")), (m.query("BEGIN"), b"")],
         [(m.query("SELECT 1"), SPLIT[:9]), (b"", SPLIT[9:]), (b"", m.ready_for_query(b"I"))],
         [(m.query("SELECT 1"), m.ready_for_query(b"I")[:3]), (b"", m.ready_for_query(b"I")[3:])],
@@ -240,7 +240,7 @@ def test_an_answer_to_nothing_ends_the_session_on_either_way():
 @pytest.mark.parametrize("size", range(LIMIT - 2, LIMIT + 3))
 @pytest.mark.parametrize("begun", [m.query(""), parse(b"s", "")], ids=["query", "parse"])
 def test_what_is_too_long_to_look_at_goes_the_long_way(begun, size):
-    """It may be a copy, so nothing follows before it is answered, or its name is kept."""
+    """A longer Query may be a COPY, so the client waits for its answer; a Parse stores its name."""
     text = "x" * (size - len(begun))
     said = m.query(text) if begun[:1] == b"Q" else parse(b"s", text)
     assert len(said) == size

@@ -1,4 +1,4 @@
-"""The tokenizer against Postgres' own reading, and the two statements that are ours."""
+"""The tokenizer compared with Postgres's own, and the two kinds of statements that we execute."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ PIECES = st.lists(
 
 
 def test_strings_are_what_postgres_reads(database):
-    """Random lexemes: wherever we read one string constant, Postgres reads the same."""
+    """Random lexemes: every string constant found here has the same value in Postgres."""
     with psycopg.connect(database, autocommit=True) as conn:
 
         @given(
@@ -185,7 +185,7 @@ def test_positions_and_intervals_are_for_postgres_to_read():
     statement = parse("CALL headrace.wait_for($1, $2, $3)")
     texts = [Given(0, b"v", 0), Given(0, b"0/1F", 3220), Given(0, b"00:00:02", 1186)]
     assert bind(statement, texts, "utf-8").arguments["timeout"] == "00:00:02"
-    # Their binary forms, and expressions, go to the procedure in the database.
+    # Binary forms and expressions are left to the procedure in the database.
     binary = [*texts[:1], Given(1, bytes(8), 3220), texts[2]]
     assert bind(statement, binary, "utf-8") is None
     assert parse("CALL headrace.wait_for('v', pg_current_wal_lsn())") is None

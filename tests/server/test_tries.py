@@ -1,4 +1,4 @@
-"""How often a stopped view is filled anew by itself: a clock that is told, and what then is due."""
+"""Automatic retries of stopped views: a simulated clock, and the tries that are due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BOUND = 3
 
 
 def at_once_and_later(tries: Tries, now: float, mark: str = "m") -> float:
-    """When the next try is due, looked for second by second."""
+    """Return when the next try is due, searched second by second."""
     end = now + 2 * WINDOW_S
     while not tries.due(now, mark):
         now += 1
@@ -62,7 +62,7 @@ def test_what_does_not_last_is_given_up():
 
 
 def test_a_fight_by_alterations_is_bounded_too():
-    """Each alteration is another mark: so many tries in a while are all there are."""
+    """Each alteration is a new mark; their number within the window is bounded."""
     tries, now, begun = Tries(BOUND), 0.0, []
     for number in range(40):
         mark = f"altered {number}"
@@ -72,7 +72,7 @@ def test_a_fight_by_alterations_is_bounded_too():
             assert not tries.due(now, f"altered {number} by us"), "our own is none"
         now += 30
     assert len([at for at in begun if at < WINDOW_S]) == BOUND
-    # In the end it is let alone: it is not left stopped for ever.
+    # After a quiet time, retries are due again: the view is not left stopped for ever.
     assert at_once_and_later(tries, now, "last") < float("inf")
 
 

@@ -1,8 +1,8 @@
-"""Read by an engine under test whose views are to be made in another way (``tests/spread.py``).
+"""Loaded by an engine under test whose views are created in another way (``tests/spread.py``).
 
-HEADRACE_TEST_PLACES: each view that says nothing of it is placed on the next one of these.
-HEADRACE_TEST_ALTERED: each view is altered, to one with a column more and back, as soon as it is
-there; if there are such views: what the query of one does not stand, or bears no column, is left.
+HEADRACE_TEST_PLACES: each view without a placement is placed on the next of these workers.
+HEADRACE_TEST_ALTERED: each view is altered, to one with another column and back, right after it was
+created. A step that is refused is skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _altering(create_view: Any) -> Any:
             except BugError:
                 raise
             except HeadraceError:
-                continue  # two of its columns have one name, say
+                continue  # for example, two of its columns have the same name
             answer |= {"view_id": done["view_id"]}
         return answer
 

@@ -27,7 +27,7 @@ def write(database: RocksDatabase, store, keys: list[bytes], meta) -> None:
 
 
 def few_logs(database: RocksDatabase) -> None:
-    # It flushes in the background.
+    # RocksDB flushes in the background.
     wait_until(lambda: count(database, "*.log") <= LOGS_MAX, "few logs are left")
 
 
@@ -75,7 +75,7 @@ def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_pa
 def test_what_rocksdb_tells_of_itself_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its event log and its list of files, which each new column family makes longer."""
+    """Each new column family makes RocksDB's event log and its list of files longer."""
     monkeypatch.setattr(columns, "EVENTS_S_MAX", 1)
     monkeypatch.setattr(columns, "MANIFEST_BYTES_MAX", 4 * 1024)
     database = RocksDatabase(tmp_path / "db")

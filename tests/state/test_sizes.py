@@ -72,7 +72,7 @@ def test_what_is_on_disk_is_estimated(tmp_path, monkeypatch):
 
 
 def test_a_group_that_is_not_seen_to_its_end(tmp_path, monkeypatch):
-    """Its total is estimated from the files of the column family."""
+    """The group's total is estimated from the files of the column family."""
     path = tmp_path / "db"
     database = RocksDatabase(path)
     store = database.view(1)

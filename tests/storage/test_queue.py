@@ -293,7 +293,7 @@ def test_a_flipped_bit_is_noticed(storage: Storage, where: float) -> None:
 
 
 def test_a_queue_that_was_dropped_leaves_nothing(storage: Storage) -> None:
-    """Its blocks and its name are free, also for the next process."""
+    """The queue's blocks and its name are free, also for the next process."""
     storage.make("a")
     ends(storage.make("b"), 1, 5 * PER_BLOCK)
     storage.drop("b")
@@ -369,7 +369,7 @@ def test_what_was_sent_at_a_txid(storage: Storage) -> None:
 
 
 def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Storage) -> None:
-    """Its next frame is the one after the last earlier txid with rows."""
+    """The successor's next frame is the one after the last earlier txid with rows."""
     queue = storage.make("q")
     queue.begin_after(4)
     for txid in (5, 9):
@@ -407,7 +407,7 @@ def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> No
 
 
 def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
-    """Its blocks are not used again while a reader holds a batch that lies there."""
+    """The queue's blocks are not reused while a reader holds a batch in them."""
     queue = storage.make("q")
     queue.open("s")
     diffs(queue, 1, [5] * 1000)
@@ -591,7 +591,7 @@ def test_a37_what_somebody_holds_is_not_left_to_the_disk(small: Storage) -> None
 
 
 def test_what_comes_back_from_the_disk_is_checked(small: Storage) -> None:
-    """This includes frames that were read before they left memory."""
+    """Frames that were read before they left memory are checked again."""
     queue = small.make("q")
     queue.open("late")
     fill(queue, 1, 60)

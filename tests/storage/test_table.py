@@ -118,7 +118,7 @@ def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
 
 
 def test_a17_a_successor_runs_exactly_during_the_call() -> None:
-    """This includes a successor that is new to the storage manager, and one that fails."""
+    """A successor that is new to the storage manager runs as well, and one that fails."""
     table = SharedTable()
     table.follow("q", ["s"], 100)
 
@@ -241,7 +241,7 @@ def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
 
 
 def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> None:
-    """Its own blocks that it has read go first; read-ahead evicts none of the more urgent."""
+    """A reader first evicts blocks that it has read; read-ahead evicts none of the more urgent."""
     storage = opened(2)
     low = filled(storage, "low", 3, 1)
     out(storage, low)
@@ -267,7 +267,7 @@ def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
         assert percent(storage) == {"A": 100, "B": 0, "C": 33}
         with table.running("C", ["s"]):
             read(c, 1)
-            # It evicts its own block, which it has read, and none of another working reader.
+            # C evicts its own block, which it has read, and none of another working reader.
             assert percent(storage) == {"A": 100, "B": 0, "C": 33}
             assert storage.pool.overdrawn == 0
             held = c.read("s", BLOCK)

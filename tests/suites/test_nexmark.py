@@ -51,7 +51,7 @@ def test_the_queries_are_there():
 
 
 def test_the_data_shows_something(source):
-    """Every query has rows, so that equality says something."""
+    """Every query has rows, so that equality proves something."""
     for name in QUERIES:
         assert source.execute(f"SELECT count(*) FROM {name}").fetchone() > (0,), name
 

@@ -26,7 +26,7 @@ def tables(running_engine):
 
 
 def test_every_query_stays_equal(tables):
-    """And every query but a few has rows at some time, so that equality says something."""
+    """Nearly every query has rows at some time, so that equality proves something."""
     conn, data = tables
     shown = check(conn, "population")
     for number in range(STREAMS):
@@ -38,7 +38,7 @@ def test_every_query_stays_equal(tables):
 
 
 def check(conn: psycopg.Connection, where: str) -> set[str]:
-    """Every view equals its query; which have rows."""
+    """Check that every view equals its query; return the names of the views that have rows."""
     shown = set()
     for name, query in queries().items():
         want, got = multiset(conn, query), multiset(conn, f"SELECT * FROM {name}")

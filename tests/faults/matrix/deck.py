@@ -1,7 +1,7 @@
-"""The faults, and which of them a seed deals: one of each kind, in an order of its own.
+"""Decks of faults by kind; a seed deals one fault of each kind, in its own order.
 
-Each kind has a deck of cards, and seeds take one after the other from each, so that all cards
-are played when there are enough seeds; what is random in a card comes from the seed.
+Seeds take the cards of each deck in turn, so enough seeds play all cards. The seed also determines
+the random choices in a card.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Deed = Callable[[World], None]
 
 @dataclass(frozen=True)
 class Card:
-    """A fault: its name, and what brings it about and waits until it has landed."""
+    """A fault: its name, and the action that causes it and waits until it has taken effect."""
 
     name: str
     do: Deed
@@ -71,7 +71,7 @@ def worker_cards(rng: random.Random) -> list[Card]:
 
 
 def attempt_create(world: World, name: str, query: str) -> Exception | None:
-    """create_view of which nothing is known: it succeeds, or fails."""
+    """Call create_view, which may succeed or fail; return its error."""
     error = world.attempt_create(name, query)
     world.say(f"create_view {name}: {describe(error)}")
     return error
@@ -88,7 +88,7 @@ def describe(error: Exception | None) -> str:
 
 
 def decide(world: World, name: str, query: str) -> bool:
-    """Whether the view is there in the end, once that is decided; remembers it."""
+    """Wait until the view is either created or gone; record and return which."""
 
     def status() -> str | None:
         with contextlib.suppress(psycopg.OperationalError), connect(world.dsn) as conn:
@@ -141,14 +141,14 @@ def at_drop_point(point: str, how: str) -> Card:
 
 
 def at_move_point(point: str, how: str) -> Card:
-    """A view moves to another worker, or back; whoever dies, it is at one of both and goes on."""
+    """Move a view to another worker and back; after any kill it is on one of them and goes on."""
 
     def do(world: World) -> None:
         if not world.placed:
             error = world.call(f"CALL headrace.add_worker('{OTHER}')")
             assert error is None, error
             world.placed = True
-        # One whose states are its own, and who may stand still for a moment.
+        # A view whose states are not shared, and which may stop for a moment.
         name, query = "moved", "SELECT tag, count(*) AS n, sum(size) AS s FROM notes GROUP BY tag"
         error = world.attempt_create(name, query, sharing=False, placement="main")
         assert error is None, error
@@ -166,7 +166,7 @@ def at_move_point(point: str, how: str) -> Card:
 
 
 def at_alter_point(point: str, how: str) -> Card:
-    """A view becomes another that keeps its states, and again; whoever dies, it is one of both."""
+    """Alter a view, reusing its states, and back; after any kill it has one of the two queries."""
 
     def do(world: World) -> None:
         name, query = "altered", "SELECT tag, count(*) AS n, sum(size) AS s FROM notes GROUP BY tag"
@@ -200,7 +200,7 @@ DROP_POINTS = (faults.BEFORE_DROP, faults.DROPPED, faults.WORKER_FORGOT)
 
 
 def churn(victim: str | None) -> Card:
-    """Views come and go, several at once, and somebody may be killed meanwhile."""
+    """Create and drop several views at once, and kill the victim meanwhile."""
 
     def do(world: World) -> None:
         threads = []
@@ -231,7 +231,7 @@ def builder_cards(rng: random.Random) -> list[Card]:
         at_create_point(point, how.format(rng.choice((0.1, 2))))
         for point in CREATE_POINTS
         for how in ("kill:1", "alarm:1:{}", "raise:1")
-        # What may fail after the commit handles its own failures.
+        # Steps after the commit handle their own failures.
         if how != "raise:1" or point not in (faults.PUBLISHED, faults.ADOPTED)
     ]
     cards += [
@@ -253,17 +253,17 @@ def builder_cards(rng: random.Random) -> list[Card]:
 
 
 def a_worker(world: World) -> str:
-    """The worker that writes, or another one if there is one."""
+    """Return the worker that writes, or another one if there is one."""
     return world.rng.choice((WORKER, f"worker {OTHER}")) if world.placed else WORKER
 
 
 def kill(world: World, victim: str) -> None:
-    """kill -9; the commander's death takes the others along."""
+    """Kill a process with kill -9; if the commander dies, the other processes end."""
     if victim in ("engine", "commander"):
         if victim == "engine":
             world.engine.kill9()
         else:
-            # Alone: its children see that by themselves.
+            # Only the commander: its children notice by themselves.
             pid = world.engine.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not world.engine.running, "the commander is dead")
@@ -302,7 +302,7 @@ def worker_terminated(world: World) -> None:
 
 
 def stopped(world: World) -> None:
-    """A process that sleeps for a while and goes on as if nothing had happened."""
+    """Stop a worker with SIGSTOP for a while, then continue it."""
     module = a_worker(world)
     pid = wait_until(lambda: world.child(module), "a worker")
     os.kill(pid, signal.SIGSTOP)
@@ -338,7 +338,7 @@ def server_stopped(mode: Literal["kill", "smart", "fast", "immediate"]) -> Card:
         time_passes(world.rng.choice((0.0, 0.0, 0.4)))
         world.server.start()
         if mode == "fast":
-            # A server stops only when everything was confirmed to it.
+            # A server stops only when every position was confirmed to it.
             said = log.read_bytes()[begin:]
             assert b"immediate shutdown" not in said, "it had to be forced"
 
@@ -346,7 +346,7 @@ def server_stopped(mode: Literal["kill", "smart", "fast", "immediate"]) -> Card:
 
 
 def sessions_ended(world: World) -> None:
-    """Some of the engine's sessions, or all, are ended by an administrator."""
+    """End some or all of the engine's sessions, as an administrator may."""
     part = world.rng.choice((1, 1, 2, 3))
     with connect(world.dsn) as conn:
         rows = conn.execute(
@@ -387,7 +387,7 @@ def half_closed(world: World) -> None:
 
 
 def commits_unanswered(world: World) -> None:
-    """The answers of some COMMITs are lost with their connections."""
+    """Lose the answers of some COMMITs together with their connections."""
     before = world.proxy.dropped
     world.proxy.drop_commit_every = world.rng.randint(1, 3)
     wait_until(lambda: world.proxy.dropped > before, "a COMMIT lost its answer")
@@ -408,9 +408,9 @@ def network_cards(rng: random.Random) -> list[Card]:
 
 
 def slot_dropped(world: World) -> None:
-    """Every view stops, its table stays; then all are filled anew, without a call."""
+    """Drop the slot: every view stops with its table intact, then is populated again."""
     ids = "SELECT id FROM headrace.views ORDER BY id"
-    world.witness.absent.set()  # one after the other: views disagree meanwhile
+    world.witness.absent.set()  # populated one after the other: views disagree meanwhile
     with connect(world.dsn) as conn:
         lost = conn.execute(ids).fetchall()
 
@@ -455,7 +455,7 @@ def rebuild(world: World) -> None:
 
 
 def second_engine(world: World) -> None:
-    """Another engine is started by mistake: it says why it does not run."""
+    """Start another engine by mistake: it must report why it does not run."""
     program = (
         "import sys; from headrace.runtime import ownership;"
         " ownership._LOCK_WAIT_S = 0.2; from headrace.server.cli import main;"
@@ -478,7 +478,7 @@ def second_engine(world: World) -> None:
 
 
 def table_locked(world: World) -> None:
-    """A view leaves its group while its table is locked, and catches up."""
+    """Lock a view's table: the view leaves its group, and catches up afterwards."""
     name = world.rng.choice(list(world.views))
     with psycopg.connect(world.dsn) as blocker:
         blocker.execute(f"LOCK TABLE {name} IN SHARE MODE")
@@ -489,7 +489,7 @@ def table_locked(world: World) -> None:
 
 
 def disk_full(world: World) -> None:
-    """The state's disk is full for a while: that is said, and nothing is lost."""
+    """Fill the disk of the state for a while: the engine reports it, and nothing is lost."""
     assert world.disk is not None, "mounted"
     begin = len(world.engine.log)
     ballast = world.disk / "ballast"
@@ -509,7 +509,7 @@ def disk_full(world: World) -> None:
 
 
 def hardly_writing(world: World) -> None:
-    """Many rows come while the sink's sessions are stopped most of the time; its worker may die."""
+    """Insert many rows while the sink's sessions are mostly stopped; the worker may be killed."""
     with connect(world.dsn) as conn:
         conn.execute(
             "INSERT INTO notes SELECT 2000000 + i, 'burst ' || i % 7, i, repeat('x', 50)"
@@ -532,10 +532,10 @@ def hardly_writing(world: World) -> None:
 
 
 def bits_flipped(world: World) -> None:
-    """A bit is flipped in every block of the queues, which somebody has to read, and nobody runs.
+    """Flip a bit in every block of the intake queue while the engine is down.
 
-    What a source or a state still has is had from there; a view that needs what only a block had
-    says so.
+    Batches that the source or a state still has are read from there. A view that needs a batch
+    which only the damaged queue had stops with an error.
     """
     assert world.load is not None, "opened"
     behind = world.rng.choice([n for n in world.views if n not in load.CORE])
@@ -568,20 +568,20 @@ def bits_flipped(world: World) -> None:
         ).fetchall()
     world.load.resume()
     world.say(f"{behind} was paused; stopped: {stopped}")
-    # 55H02: of the stream; 55000: of a subplan that it shares.
+    # 55H02: the stream lost batches; 55000: a subplan that the view shares lost them.
     assert {state for _, state, _ in stopped} <= {"55H02", "55000"}, stopped
     if stopped:
         wait_until(lambda: _mended(world), "the views are filled anew", PATIENCE_S)
 
 
 def _mended(world: World) -> bool:
-    """Whether no view has stopped; those that have are filled anew, as far as they are not yet."""
+    """Return whether no view has stopped; resync those that have."""
     world.witness.absent.set()
     with connect(world.dsn) as conn:
         stopped = [name for name, said in world.statuses(conn).items() if said[0] != "running"]
     for name in stopped:
         error = world.call(f"CALL headrace.resync_view('{name}')")
-        # It may be under way by itself.
+        # The view may already be populated again automatically.
         if error is not None and not isinstance(error, psycopg.errors.ObjectInUse):
             raise error
     if not stopped:
@@ -592,7 +592,7 @@ def _mended(world: World) -> bool:
 def _flip(blocks: Path, rng: random.Random) -> None:
     with blocks.open("r+b", buffering=0) as file:
         begin = 0
-        # Past what is there begins a hole, which has no next byte.
+        # Past the data is a hole, in which SEEK_DATA fails.
         with contextlib.suppress(OSError):
             while True:
                 begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
@@ -603,7 +603,7 @@ def _flip(blocks: Path, rng: random.Random) -> None:
 
 
 def paused(world: World) -> None:
-    """A view is paused, its engine killed, and the view resumed."""
+    """Pause a view, kill the engine or the worker, and resume the view."""
     name = world.rng.choice([n for n in world.views if n not in ("seen", "entries")])
     error = world.call(f"CALL headrace.pause_view('{name}')")
     world.say(f"pause_view {name}: {describe(error)}")
@@ -611,7 +611,7 @@ def paused(world: World) -> None:
     if error is None:
 
         def resumed() -> bool:
-            # Until there is a worker again.
+            # Fails as long as there is no worker.
             error = world.call(f"CALL headrace.resume_view('{name}')")
             return not isinstance(error, psycopg.OperationalError)
 
@@ -619,7 +619,7 @@ def paused(world: World) -> None:
 
 
 def paused_for_long(world: World) -> None:
-    """A view is paused while others go on; what it lacks holds up the source, or is kept here."""
+    """Pause a view while other views go on; the source or the local queue retains its changes."""
     name = world.rng.choice([n for n in world.views if n not in ("seen", "entries")])
     with connect(world.dsn) as conn:
         world.settle()
@@ -640,8 +640,8 @@ def paused_for_long(world: World) -> None:
 
 
 def resync_killed(world: World) -> None:
-    """A view is repopulated while it runs; somebody is killed meanwhile."""
-    # Of a view that may step back to the snapshot of its resync for a moment.
+    """Resync a view while it runs, and kill a process meanwhile."""
+    # A view that may return to the snapshot of its resync for a moment.
     name = world.rng.choice([n for n in world.views if n not in load.CORE])
     victim = world.rng.choice(("worker", "builder", "engine"))
     errors: list[Exception | None] = []
@@ -657,7 +657,7 @@ def resync_killed(world: World) -> None:
 
 
 def first_checkpoint(world: World) -> None:
-    """The worker has the states of a new view and is killed before their first checkpoint."""
+    """Kill the worker after it took the states of a new view, before their first checkpoint."""
     name, query = world.rng.choice(list(world.spare.items()))
     point = world.rng.choice(
         (faults.STATES_TAKEN, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN)
@@ -675,14 +675,14 @@ def first_checkpoint(world: World) -> None:
 
 
 def killed_by_a_row(world: World) -> None:
-    """One view's row kills the worker whenever it comes: that view stops, by itself."""
+    """Insert a row that kills the worker whenever one view processes it: only that view stops."""
     assert world.load is not None, "opened"
     name, query = "poisoned", "SELECT id, tag FROM notes"
     world.create(name, query)
     with connect(world.dsn) as conn:
         row = conn.execute("SELECT id FROM headrace.views WHERE view_name = %s", (name,)).fetchone()
         world.trap(faults.ROWS_TAKEN, f"{row[0]} poison")
-        # Nobody else has such an id.
+        # No writer uses such an id.
         conn.execute("INSERT INTO notes VALUES (1000003, 'poison', 1, '')")
 
         def stopped() -> bool:
@@ -701,13 +701,13 @@ def killed_by_a_row(world: World) -> None:
 
 
 def never_returns(world: World) -> None:
-    """A function of one view has no end: that view leaves, the others follow, and it can be dropped."""
+    """Run a view's function that never ends: the view leaves, and it can be dropped."""
     assert world.load is not None, "opened"
     name = "stuck"
     with connect(world.dsn) as conn:
         conn.execute(ENDLESS)
         world.create(name, "SELECT id, endless(tag) AS tag FROM notes")
-        # Nobody else has such an id.
+        # No writer uses such an id.
         conn.execute("INSERT INTO notes VALUES (1000004, 'poison', 1, '')")
 
         def left() -> bool:
@@ -716,7 +716,7 @@ def never_returns(world: World) -> None:
             ).fetchone()
             return bool(row and row[0] == "54H01")
 
-        # The load goes on for ever, faster than some engines are set to follow.
+        # The load never ends, and it is faster than some engines can follow.
         world.load.pause()
         wait_until(left, "the view leaves", PATIENCE_S)
         world.load.resume()
@@ -736,7 +736,7 @@ def never_returns(world: World) -> None:
 
 
 def published_for_all(world: World) -> None:
-    """Views whose rows cannot be deleted meanwhile stop; afterwards a resync mends them."""
+    """Publish all tables: views whose rows cannot be deleted then stop; a resync repairs them."""
     assert world.load is not None, "opened"
     with connect(world.dsn) as conn:
         before = world.load.written
@@ -750,7 +750,7 @@ def published_for_all(world: World) -> None:
         if world.rng.random() < 0.5:
             kill(world, "worker")
         conn.execute("DROP PUBLICATION everything")
-        # What was written before may still fail.
+        # Changes written before may still fail.
         last = wal_end(conn)
         wait_until(lambda: slot(conn, world.slot_name)[0] >= last, "it is behind", PATIENCE_S)
         told = {n: s for n, s in world.statuses(conn).items() if s[0] == "error"}
@@ -781,7 +781,7 @@ def special_cards(rng: random.Random) -> list[Card]:
 
 
 def can_mount() -> bool:
-    """Whether we may mount a small file system."""
+    """Return whether this process may mount a small file system."""
     if os.geteuid() != 0:
         return False
     done = subprocess.run(
@@ -799,7 +799,7 @@ FAULTS_PER_SEED = len(KINDS)
 
 
 def deal(seed: int) -> list[Card]:
-    """The faults of a seed, in order."""
+    """Return the faults of a seed, in order."""
     shuffle = random.Random(2026)
     hand = []
     for number, kind in enumerate(KINDS):
@@ -812,7 +812,7 @@ def deal(seed: int) -> list[Card]:
 
 
 def kept_here() -> list[Card]:
-    """What a quick seed with ``wal_retention = local`` meets."""
+    """Return the faults of a quick seed with ``wal_retention = local``."""
     return [
         Card("paused for long, then a kill", paused_for_long),
         at_worker_point(faults.BATCH_KEPT, "kill:3"),
@@ -822,7 +822,7 @@ def kept_here() -> list[Card]:
 
 
 def second_blow(world: World) -> None:
-    """Sometimes another fault meets the recovery from the first."""
+    """Sometimes cause another fault during the recovery from the first."""
     if world.rng.random() < 0.25:
         at_any_moment(world.rng, 0.0, 0.6)
         blow = world.rng.choice(("worker", "worker", "cut"))

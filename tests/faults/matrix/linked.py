@@ -1,7 +1,7 @@
-"""A world whose views are on four workers: one that writes, one beside it, two elsewhere.
+"""A world whose views are on four workers: main, another local one, and two remote ones.
 
-Those two are reached over addresses of their own, by lines with a latency and a bandwidth; what
-befalls workers and lines is dealt from a deck, as in ``deck.py``.
+The remote workers have their own addresses, behind lines with latency and bandwidth. The troubles
+of workers and lines are dealt from a deck, as in ``deck.py``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MAIN, NEAR = "main", "w1"
 FAR = {"w2": "127.0.0.2", "w3": "127.0.0.3"}
 ALL = (MAIN, NEAR, *FAR)
 LINES = {"w2": (0.002, 3e6), "w3": (0.005, 4e5)}
-"""Seconds one way, and bytes per second."""
+"""Latency one way in seconds, and bytes per second."""
 LONG = bool(os.environ.get("HEADRACE_TEST_LONG"))
-"""Whether what may take longer than a worker is waited for does."""
+"""Whether a trouble lasts longer than a missing worker is waited for."""
 
 
 class LinkedWorld(World):
-    """See above."""
+    """A world with remote workers."""
 
     def __init__(self, server: EmbeddedPostgres, seed: int, folder: Path) -> None:
         super().__init__(server, seed, folder, small_disk=False)
@@ -44,7 +44,7 @@ class LinkedWorld(World):
         self.far: dict[str, FarWorker] = {}
 
     def begin(self) -> None:
-        """The workers elsewhere join."""
+        """Join the remote workers."""
         with connect(self.engine.dsn) as conn:
             for name, host in FAR.items():
                 made = FarWorker(self.dsn, self.folder / name, token(conn, name), host)
@@ -55,14 +55,14 @@ class LinkedWorld(World):
             made.ready()
 
     def ordinary(self, name: str) -> None:
-        """A line is as it should be."""
+        """Give a line its ordinary latency and bandwidth."""
         line = self.far[name].network
         line.deaf = None
         line.delay_s, line.bytes_per_s = LINES[name]
         line.resume()
 
     def place(self, name: str) -> str:
-        # Those that the witness compares must not stand still, as a view does whose worker is gone.
+        # Views that the witness compares must not stop, as a view does whose worker is gone.
         return MAIN if name in load.CORE else next(self._turn)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class LinkedWorld(World):
         return "\n".join(parts)
 
     def pid(self, name: str) -> int:
-        """The process that has the states of a worker."""
+        """Return the pid of the process that has the states of a worker."""
         if name in self.far:
             return self.far[name].child()
         module = WORKER if name == MAIN else f"worker {name}"
@@ -89,7 +89,7 @@ Deed = Callable[[LinkedWorld, str], None]
 
 @dataclass(frozen=True)
 class Trouble:
-    """What befalls which worker."""
+    """A trouble and the worker that it concerns."""
 
     name: str
     worker: str
@@ -105,7 +105,7 @@ def kill(world: LinkedWorld, name: str) -> None:
 
 
 def stop(world: LinkedWorld, name: str) -> None:
-    """It sleeps: as a rule not so long that it is missed, but now and then."""
+    """Stop a worker with SIGSTOP, sometimes for so long that it counts as missing."""
     pid = world.pid(name)
     os.kill(pid, signal.SIGSTOP)
     longest = 7.0 if name != MAIN and (LONG or world.rng.random() < 0.25) else 1.0
@@ -131,13 +131,13 @@ def slow(world: LinkedWorld, name: str) -> None:
 
 
 def half_open(world: LinkedWorld, name: str) -> None:
-    """One way nothing arrives any more, and neither end is told so; in the end it is cut."""
+    """Drop the data of one direction while both ends see the connection open; finally cut it."""
     line = world.far[name].network
     line.deaf = world.rng.random() < 0.5
     longest = 7.0 if LONG or world.rng.random() < 0.3 else 1.0
     at_any_moment(world.rng, longest / 2, longest)
     line.deaf = None
-    # What is missing in the middle of a TLS stream ends that by itself; else nothing would.
+    # A gap within a TLS stream ends the connection by itself; otherwise nothing would end it.
     if world.rng.random() < 0.5:
         line.cut()
 
@@ -151,11 +151,12 @@ def stalled(world: LinkedWorld, name: str) -> None:
 
 
 def lose_disk(world: LinkedWorld, name: str) -> None:
-    """What it had is gone: its views are filled anew, by themselves."""
-    # One after the other: those that are read together disagree meanwhile.
+    """Remove the data of a worker: its views are populated again automatically."""
+    # Views are populated one after the other, so they disagree meanwhile.
     world.witness.absent.set()
     begin = len(world.engine.log)
-    # Without its records nobody knows what the others' states are of (runtime/worker_service.py).
+    # Without main's records, the states of the other workers cannot be matched either
+    # (runtime/worker_service.py).
     ids = set().union(*(world.ids(worker) for worker in (ALL if name == MAIN else (name,))))
     if name in world.far:
         made = world.far[name]
@@ -174,7 +175,7 @@ def lose_disk(world: LinkedWorld, name: str) -> None:
 
 
 def filled(world: LinkedWorld, ids: set[int]) -> bool:
-    """Whether views are filled anew: they have other ids, and run."""
+    """Return whether the views were populated again: they have new ids and run."""
     with connect(world.dsn) as conn:
         there = {i for (i,) in conn.execute("SELECT id FROM headrace.views").fetchall()}
         running = {status for status, _ in world.statuses(conn).values()} == {"running"}
@@ -198,7 +199,7 @@ DECK = (
 
 
 def deal(seed: int, count: int) -> list[Trouble]:
-    """The troubles of a seed: ``count`` seeds of them in a row see the whole deck."""
+    """Return the troubles of a seed; consecutive seeds go through the whole deck."""
     at = seed * count
     shuffled = random.Random(15).sample(DECK, len(DECK))
     hand = [shuffled[n % len(DECK)] for n in range(at, at + count)]
@@ -207,7 +208,7 @@ def deal(seed: int, count: int) -> list[Trouble]:
 
 
 def bring_about(world: LinkedWorld, trouble: Trouble) -> None:
-    """One, and sometimes another amid the recovery from it."""
+    """Cause one trouble, and sometimes another one during the recovery."""
     trouble.do(world, trouble.worker)
     if world.rng.random() < 0.25:
         at_any_moment(world.rng, 0.0, 0.6)

@@ -1,8 +1,8 @@
-"""Tables, views and a load, all derived from a seed; and a witness who reads meanwhile.
+"""Tables, views and a load, all derived from a seed, and a witness that reads meanwhile.
 
-Every transaction moves money between accounts, adds the next number of its writer to the ledger
-and changes some other rows.  So what a reader must see at any moment does not depend on how far
-the views are: the total never changes, and a writer's numbers are 1 … n without a gap.
+Every transaction moves money between accounts, adds the next number of its writer to the ledger and
+changes some other rows. So two facts hold in every snapshot, however far the views are: the total
+never changes, and a writer's numbers are 1 … n without a gap.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CORE = {
     "seen": "SELECT writer, count(*) AS n, max(n) AS last FROM ledger GROUP BY writer",
     "entries": "SELECT count(*) AS n FROM ledger",
 }
-"""Views the witness reads; every seed has them."""
+"""Views that the witness reads; every seed has them."""
 SHARED = {
     "doubled": "SELECT 2 * n AS m FROM (SELECT count(*) AS n FROM ledger) x",
     "doubled_total": "SELECT total * 2 AS t, n"
     " FROM (SELECT sum(balance) AS total, count(*) AS n FROM accounts) x",
 }
-"""Views that read subplans of those."""
+"""Views that share subplans with ``CORE``."""
 
 TAGS = 6
 
 
 def schema(rng: random.Random) -> list[str]:
-    """Statements that make the tables and their first rows; their size is the seed's."""
+    """Return the statements that create and fill the tables; the seed determines the sizes."""
     accounts, branches = rng.randint(20, 120), rng.randint(3, 7)
     return [
         "CREATE TABLE branches (id int PRIMARY KEY, name text)",
@@ -44,7 +44,7 @@ def schema(rng: random.Random) -> list[str]:
         "CREATE TABLE ledger (writer int, n bigint, account int, amount numeric(12, 2),"
         " PRIMARY KEY (writer, n))",
         "CREATE TABLE notes (id int PRIMARY KEY, tag text, size int, body text)",
-        # Values that do not change are not sent again when they are stored apart.
+        # Unchanged values that are stored out of line are not sent again.
         "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL",
         f"INSERT INTO notes SELECT i, 't' || i % {TAGS}, i % 11, repeat(i::text, 5)"
         f" FROM generate_series(1, {rng.randint(0, 200)}) i",
@@ -82,7 +82,7 @@ def _templates(rng: random.Random) -> dict[str, str]:
 
 
 def queries(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
-    """The seed's views, and others to create and drop meanwhile."""
+    """Return the seed's views, and spare ones to create and drop meanwhile."""
     templates = _templates(rng)
     names = rng.sample(list(templates), rng.randint(2, 4) + 3)
     chosen = [(name, templates[name]) for name in names]
@@ -90,7 +90,7 @@ def queries(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class Writer:
-    """One connection's transactions, one after the other."""
+    """The transactions of one connection, one after the other."""
 
     def __init__(self, number: int, writers: int, rng: random.Random) -> None:
         self.number = number
@@ -102,7 +102,7 @@ class Writer:
         self._branches = 0
 
     def begin(self, conn: psycopg.Connection) -> None:
-        """A new connection: what became of the last transaction is in the ledger."""
+        """Begin on a new connection; the ledger shows the last committed transaction."""
         row: Any = conn.execute(
             "SELECT (SELECT coalesce(max(n), 0) FROM ledger WHERE writer = %s),"
             " (SELECT count(*) FROM accounts), (SELECT count(*) FROM branches)",
@@ -111,7 +111,7 @@ class Writer:
         self._n, self._accounts, self._branches = row
 
     def step(self, conn: psycopg.Connection, *, all_tables: bool = False) -> None:
-        """One transaction."""
+        """Run one transaction."""
         rng = self.rng
         try:
             with conn.transaction():
@@ -126,7 +126,7 @@ class Writer:
                     (self.number, self._n + 1, account, rng.randint(-999, 999) / 100),
                 )
         except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
-            return  # with the other writers; the next one will do
+            return  # a conflict with another writer; the next transaction will do
         self._n += 1
         self.done += 1
 
@@ -145,14 +145,14 @@ class Writer:
         return a
 
     def _mine(self) -> int:
-        """An id of a note that no other writer touches."""
+        """Return the id of a note that no other writer changes."""
         return self.rng.randint(0, 60) * self.writers + self.number
 
     def _note(self, conn: psycopg.Connection) -> None:
         rng, tag = self.rng, f"t{self.rng.randint(0, TAGS)}"
         match rng.randint(0, 5):
             case 0:
-                # Too long to stay in the row.
+                # Too long to be stored inline.
                 body = "".join(rng.choices("abcdef", k=rng.choice((3, 3000))))
                 conn.execute(
                     "INSERT INTO notes VALUES (%s, %s, %s, %s)"
@@ -171,7 +171,7 @@ class Writer:
                     (tag, self.writers * 3, self.number),
                 )
             case 3:
-                # A key that changes, to one that may be taken.
+                # A changed key, to one that may exist already.
                 conn.execute(
                     "UPDATE notes SET id = %s WHERE id = %s AND NOT EXISTS"
                     " (SELECT FROM notes WHERE id = %s)",
@@ -202,7 +202,7 @@ class Writer:
 
 
 class Threads:
-    """Runs ``work(conn)`` again and again on a connection of its own, until stopped."""
+    """Threads that call ``work(conn)`` repeatedly, each on its own connection, until stopped."""
 
     def __init__(self, dsn: str, failed: Callable[[BaseException], None]) -> None:
         self._dsn = dsn
@@ -248,7 +248,7 @@ class Threads:
 
 
 class Load:
-    """Writers that can be paused, and the witness."""
+    """The writers, which can be paused, and the witness."""
 
     def __init__(self, dsn: str, rng: random.Random, witness: Witness) -> None:
         self.errors: list[BaseException] = []
@@ -266,11 +266,11 @@ class Load:
 
     @property
     def written(self) -> int:
-        """Transactions so far."""
+        """The number of transactions so far."""
         return sum(writer.done for writer in self.writers)
 
     def pause(self) -> None:
-        """Return when no transaction is open, and begin none until ``resume``."""
+        """Wait until no transaction is open, and begin none until ``resume``."""
         for lock in self._locks:
             lock.acquire()
 
@@ -279,7 +279,7 @@ class Load:
             lock.release()
 
     def last(self) -> None:
-        """A transaction of every writer that changes every table; REQUIRES: paused."""
+        """Run a transaction of every writer that changes every table. REQUIRES: paused."""
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             for writer in self.writers:
                 writer.begin(conn)
@@ -292,7 +292,7 @@ class Load:
     def _alone(
         lock: threading.Lock, work: Callable[[psycopg.Connection], None]
     ) -> Callable[[psycopg.Connection], None]:
-        """``work`` on a writer, while nobody else has it: not even to begin with."""
+        """Return ``work`` guarded by the writer's lock, also for its beginning."""
 
         def alone(conn: psycopg.Connection) -> None:
             with lock:
@@ -311,15 +311,15 @@ _PROGRESS = """
 
 
 class Witness:
-    """Reads the core views and the progress in one snapshot; notes what cannot be."""
+    """A reader of the core views and their progress in one snapshot; it records contradictions."""
 
     def __init__(self) -> None:
         self.reads = 0
         self.agreed = 0
-        """Reads in which two views were at the same batch, and so had to agree."""
+        """Number of reads in which two views were at the same batch, and so had to agree."""
         self.torn: list[str] = []
         self.absent = threading.Event()
-        """Set while the core views may be missing: they are being created again."""
+        """Set while the core views may be missing, because they are created again."""
         self._total: tuple[Any, ...] | None = None
         self._last: dict[int, int] = {}
         self._marks: dict[int, tuple[int, int, int]] = {}
@@ -332,7 +332,7 @@ class Witness:
         self._total = row
 
     def look(self, conn: psycopg.Connection) -> None:
-        """One look at everything."""
+        """Read everything once."""
         try:
             with conn.transaction():
                 progress = conn.execute(_PROGRESS).fetchall()

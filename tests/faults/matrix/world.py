@@ -1,4 +1,4 @@
-"""A database with views and a load, an engine behind a proxy, and what must hold after a fault."""
+"""A database with views and a load, an engine behind a proxy, and the conditions after a fault."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.waiting import time_passes, wait_until
 
 BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
-"""How long anything may take; only a failing test needs it."""
+"""Limit of every wait; only a failing test reaches it."""
 DISK_MB = 96
 _STACKS_S = 0.5
-"""For how long a process that is told to die writes what its threads do."""
+"""Time for a process that gets SIGABRT to write the stacks of its threads."""
 _WAITING = """
 SELECT pid, application_name, state, wait_event_type, wait_event, pg_blocking_pids(pid),
        round(extract(epoch FROM clock_timestamp() - state_change)) AS s, left(query, 200)
@@ -49,18 +49,18 @@ def connect(dsn: str) -> psycopg.Connection:
 
 
 class World:
-    """Everything one seed works on; ``close`` ends it."""
+    """Everything that one seed uses; ``close`` ends it."""
 
     def __init__(
         self, server: EmbeddedPostgres, seed: int, folder: Path, *, small_disk: bool
     ) -> None:
         self.rng = random.Random(seed)
         self.local = seed % 2 == 0
-        """Whether the engine keeps itself what a view has not read (wal_retention)."""
+        """Whether the engine itself retains unread changes (wal_retention)."""
         self.ahead = seed % 4 == 0
-        """Whether hardly a transaction may wait anywhere but there."""
+        """Whether hardly any transaction may wait anywhere but in that queue."""
         self.beside = seed % 3 != 0
-        """Whether one of the commit groups is processed beside the others (the side lane)."""
+        """Whether one of the commit groups is processed in a separate lane."""
         self.placed = seed % 3 == 1
         """Whether some views are on another worker."""
         self.streamed = seed % 5 in (1, 3)
@@ -87,7 +87,7 @@ class World:
             self._mount()
         self.engine = self._engine()
         self.views: dict[str, str] = {}
-        """What must be there now: name -> query."""
+        """The expected views: name -> query."""
         core, self.spare = load.queries(self.rng)
         self._first = load.CORE | load.SHARED | core
         self.witness = load.Witness()
@@ -96,7 +96,7 @@ class World:
     # --- life
 
     def open(self) -> None:
-        """Tables, the engine, the views, the load."""
+        """Create the tables, start the engine, create the views, start the load."""
         with connect(self.dsn) as conn:
             for statement in load.schema(self.rng):
                 conn.execute(statement)
@@ -111,16 +111,16 @@ class World:
         self.load = load.Load(self.dsn, self.rng, self.witness)
 
     def begin(self) -> None:
-        """What else there is before the views."""
+        """Prepare more before the views are created."""
 
     def place(self, name: str) -> str:
-        """The worker of a new view."""
-        # Those that are read together must not stand still, as a view does whose worker is gone.
+        """Return the worker of a new view."""
+        # Views that are read together must not stop, as a view does whose worker is gone.
         away = self.placed and name not in load.CORE and self.rng.random() < 0.6
         return OTHER if away else MAIN
 
     def close(self) -> None:
-        """End everything; tells nothing about right and wrong."""
+        """End everything, without checks."""
         if self.load is not None:
             with contextlib.suppress(RuntimeError):
                 self.load.resume()  # it may be paused
@@ -131,7 +131,7 @@ class World:
             subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
 
     def say(self, text: str) -> None:
-        """Part of the story that is shown when the seed fails."""
+        """Print a line of the event log that is shown if the seed fails."""
         print(f"{time.monotonic() - self._began:6.2f} {text}")
 
     def _engine(self) -> EmbeddedEngine:
@@ -175,14 +175,14 @@ class World:
         return self.engine.env["HEADRACE_SLOT_NAME"]
 
     def statuses(self, conn: psycopg.Connection) -> dict[str, tuple[str, str | None]]:
-        """(status, message) of the views in the catalog."""
+        """Return (status, message) of the views in the catalog."""
         rows = conn.execute(
             "SELECT view_name, status, headrace.view_message(id) FROM headrace.views"
         ).fetchall()
         return {name: (status, message) for name, status, message in rows}
 
     def ids(self, worker: str) -> set[int]:
-        """The views of a worker; one that is filled anew has another id then."""
+        """Return the ids of a worker's views; a view that is populated again gets a new id."""
         with connect(self.dsn) as conn:
             rows = conn.execute(
                 "SELECT id FROM headrace.views WHERE options ->> 'placement' = %s", (worker,)
@@ -195,7 +195,7 @@ class World:
     # --- calls of a user
 
     def call(self, statement: str) -> Exception | None:
-        """A CALL through the commander; its error, if any."""
+        """Run a CALL through the commander; return its error, if any."""
         try:
             with connect(self.engine.dsn) as conn:
                 conn.execute(statement)
@@ -204,7 +204,7 @@ class World:
         return None
 
     def create(self, name: str, query: str, *, grouped: bool = False) -> None:
-        """Create a view; it must succeed.  ``grouped``: some commit apart from the others."""
+        """Create a view; it must succeed. ``grouped``: in another commit group."""
         options = {"commit_group": "apart"} if grouped and name not in load.CORE else {}
         error = self.attempt_create(name, query, **options)
         if error is not None:
@@ -212,7 +212,7 @@ class World:
         self.views[name] = query
 
     def attempt_create(self, name: str, query: str, **options: str | bool) -> Exception | None:
-        """create_view; tried again if all it met was a TRUNCATE of the load."""
+        """Call create_view; repeat it if it failed only because of a TRUNCATE of the load."""
         options.setdefault("placement", self.place(name))
         given = json.dumps(options)
         error = None
@@ -232,7 +232,7 @@ class World:
     # --- traps
 
     def trap(self, point: str, how: str) -> None:
-        """Arm a fault point of the running processes: ``action:count``."""
+        """Arm a fault point of the running processes with ``action:count``."""
         (self.traps / f"{point}{faults.SPRUNG}").unlink(missing_ok=True)
         draft = self.traps / f"{point}.draft"
         draft.write_text(how)
@@ -242,14 +242,14 @@ class World:
         return (self.traps / f"{point}{faults.SPRUNG}").exists()
 
     def untrap(self, point: str) -> bool:
-        """Take a trap away; whether it had sprung."""
+        """Remove a trap; return whether it had sprung."""
         (self.traps / point).unlink(missing_ok=True)
         return self.sprung(point)
 
     # --- what must hold
 
     def settle(self) -> None:
-        """Pause the load until every view equals its query; nothing may be left behind."""
+        """Pause the load until every view equals its query and no temporary object is left."""
         assert self.load is not None, "opened"
         self.load.pause()
         began = time.monotonic()
@@ -277,9 +277,9 @@ class World:
         wait_until(lambda: not wrong(), wrong)
 
     def _wrong(self, conn: psycopg.Connection) -> dict[str, Any]:
-        """Views that are not equal or not running, and how.
+        """Return the views that are not equal or not running, with their differences.
 
-        A view may have stopped: the server fills it anew by itself, again if that was interrupted.
+        A stopped view is no failure yet: the server populates it again, repeatedly if interrupted.
         """
         statuses = self.statuses(conn)
         assert statuses.keys() == self.views.keys(), (statuses, list(self.views))
@@ -299,7 +299,7 @@ class World:
         )
 
     def _left(self, conn: psycopg.Connection) -> list[str]:
-        """What should not be there in the database and on the disk."""
+        """Return the objects in the database and on the disk that should be gone."""
         left = [f"slot {s}" for s in self._slots(conn) if s != self.slot_name]
         published, read = (
             {row[0] for row in conn.execute(query).fetchall()}
@@ -337,7 +337,7 @@ class World:
         return [name for (name,) in rows]
 
     def finish(self) -> None:
-        """A clean end: exit status, sessions, and what the state database holds."""
+        """Stop the engine; check exit status, sessions and the state database."""
         assert self.load is not None, "opened"
         self.load.pause()
         assert self.engine.stop() == 0, "SIGTERM ends it cleanly"
@@ -376,9 +376,9 @@ class World:
     # --- for messages
 
     def logs(self) -> str:
-        """What the load met, who waits for whom, and the ends of the logs.
+        """Return the errors of the load, the lock waits, and the ends of the logs.
 
-        The worker and the builder tell what their threads do, and die of it.
+        The worker and the builder write the stacks of their threads, and end by that.
         """
         waiting = ["it cannot be asked"]
         with contextlib.suppress(psycopg.Error), connect(self.dsn) as conn:
