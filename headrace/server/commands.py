@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from headrace import clock
+from headrace.config import Settings
 from headrace.errors import TransientError, UserError
 from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
@@ -31,6 +32,7 @@ from headrace.sql.verbs import (
     ViewRequest,
     WaitFor,
 )
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import Unfinished
 from headrace.types import BOOL, FLOAT8, INT8, TEXT
 
@@ -140,6 +142,7 @@ class Commands:
 
     def __init__(
         self,
+        settings: Settings,
         builder: Callable[[], Awaitable[CommandPeer]],
         waits: SessionWaits | None = None,
         worker: Callable[[], Awaitable[CommandPeer]] | None = None,
@@ -151,6 +154,7 @@ class Commands:
         ``per_role_max``: limit of running calls per role; 0: none.  ``see`` takes the names of the
         other processes when these change, and may return a notice.
         """
+        self._settings = settings
         self._see = see
         self._per_role_max = per_role_max
         self._under_way: Counter[str] = Counter()
@@ -167,7 +171,7 @@ class Commands:
         self, invocation: Invocation, context: CallContext, report: Report
     ) -> ResultSet | None:
         """Run ``invocation``; return rows for a query, None for a CALL."""
-        verb, request = _request(invocation, context)
+        verb, request = _request(invocation, context, self._settings)
         if isinstance(request, WaitFor):
             # Not counted: waiting costs only a socket.
             await self._wait_for(request)
@@ -219,7 +223,8 @@ class Commands:
         name = f"{identifier(row.schema)}.{identifier(row.name)}"
         # The canonical query has qualified names; the search path of the call is not kept.
         query = row.canonical or row.query
-        caller, settings, options = row.owner, row.settings, row.options
+        caller, settings = row.owner, row.settings
+        options = ViewSpec.from_request(row.options, self._settings)
         await self._create_view(
             VERBS["create_view"],
             CreateView(name, query, options, caller=caller, settings=settings, unasked=True),
@@ -227,12 +232,6 @@ class Commands:
         )
 
     async def _create_view(self, verb: Verb, request: CreateView, report: Report) -> None:
-        options = request.options
-        if not isinstance(options, dict):
-            raise UserError("options must be a JSON object")
-        block = options.get("block", True)
-        if not isinstance(block, bool):
-            raise UserError('option "block" must be true or false')
         reporter = Reporter(request.name, report)
         accepted = asyncio.Event()
 
@@ -241,7 +240,7 @@ class Commands:
             if step.get("phase") not in _PLANNED_PHASES:
                 accepted.set()
 
-        if block:
+        if request.options.block:
             started = clock.monotonic()
             answer = await self._ask(verb, request, progress)
             reporter.flush()
@@ -322,8 +321,10 @@ def _size(invocation: Invocation) -> int:
     return len(msgspec.json.encode(invocation.arguments, enc_hook=str))
 
 
-def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:
-    """Return the verb and request of an invocation; NULL means the default."""
+def _request(
+    invocation: Invocation, context: CallContext, settings: Settings
+) -> tuple[Verb, Request]:
+    """Return the verb and request of an invocation, with valid options; NULL means the default."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:
         raise UserError(f'unknown procedure "{invocation.procedure}"')
@@ -336,6 +337,9 @@ def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Reques
                     sqlstate="22004",
                 )
             arguments[parameter.name] = parameter.default
+        if parameter.options is not None:
+            given = arguments[parameter.name]
+            arguments[parameter.name] = parameter.options.from_request(given, settings)
     about: dict[str, Any] = {"caller": context.caller, "settings": context.settings}
     return verb, verb.request(**arguments, **about)
 

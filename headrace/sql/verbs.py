@@ -12,19 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
-Json = Any
+from headrace.sql.view_spec import OptionChanges, ViewSpec
+
 Lsn = str
 Interval = str
 _KINDS: Final = {
     "str": "text",
     "bool": "bool",
     "int": "bigint",
-    "Json": "jsonb",
+    "ViewSpec": "jsonb",
+    "OptionChanges": "jsonb",
     "Lsn": "pg_lsn",
     "Interval": "interval",
 }
+_OPTIONS: Final[dict[str, type[ViewSpec | OptionChanges]]] = {
+    "ViewSpec": ViewSpec,
+    "OptionChanges": OptionChanges,
+}
+"""Types of arguments that are options; they travel as the JSON data that the caller gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,14 @@ class Request:
 
     def message(self) -> dict[str, Any]:
         """Return the message for the process that executes it."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return out | {name: out[name].given for name in _option_fields(type(self))}
+
+    @classmethod
+    def of_message(cls, message: dict[str, Any]) -> Self:
+        """Return the request of a message of the commander, which has validated it."""
+        read = {name: kind.of(message[name]) for name, kind in _option_fields(cls).items()}
+        return cls(**message | read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,7 @@ class CreateView(ViewRequest):
     """Create a view of ``query``."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: ViewSpec = field(default_factory=ViewSpec)
     replace: bool = False
     """Whether an existing view of that name is altered instead."""
 
@@ -63,7 +77,7 @@ class CheckView(Request):
     """Check whether create_view would accept ``query`` with ``options``."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: ViewSpec = field(default_factory=ViewSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ class AlterView(ViewRequest):
     """Give a view another query; ``options`` are those that change."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: OptionChanges = field(default_factory=OptionChanges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +323,8 @@ class Parameter:
     kind: str
     required: bool = True
     default: Any = None
+    options: type[ViewSpec | OptionChanges] | None = None
+    """The type that validates its value, if it is options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,14 +371,21 @@ class Verb:
         return self.procedure or (None if self.selected else self.name)
 
 
+def _option_fields(request: type[Request]) -> dict[str, type[ViewSpec | OptionChanges]]:
+    """Return the fields of a request that are options, with their types."""
+    fields = dataclasses.fields(request)
+    return {f.name: _OPTIONS[str(f.type)] for f in fields if f.type in _OPTIONS}
+
+
 def _parameters(request: type[Request]) -> tuple[Parameter, ...]:
     out = []
     for each in dataclasses.fields(request):
         if each.kw_only:
             continue
-        kind = _KINDS[str(each.type).removesuffix(" | None")]
-        if each.default_factory is not dataclasses.MISSING:
-            out.append(Parameter(each.name, kind, False, each.default_factory()))
+        named = str(each.type).removesuffix(" | None")
+        kind = _KINDS[named]
+        if named in _OPTIONS:
+            out.append(Parameter(each.name, kind, False, {}, _OPTIONS[named]))
         elif each.default is not dataclasses.MISSING:
             out.append(Parameter(each.name, kind, False, each.default))
         else:
