@@ -350,6 +350,8 @@ class Verb:
     """Whether it reports to its caller how far it is, or why it waits."""
     selected: bool = False
     """Whether it is also a function to select from, with a file of its own."""
+    asked: bool = False
+    """Whether this function asks the engine, from any query (``sql/ask_engine.sql``)."""
     relayed: bool = False
     """Whether it comes by the command table only, because Postgres parses its arguments."""
     secret: bool = False
@@ -438,6 +440,7 @@ _ALL: Final = (
         ViewRequest,
         tells=True,
         selected=True,
+        asked=True,
         procedure="verify",
         answer=Inout("differences", "jsonb"),
         reads=True,
@@ -446,6 +449,7 @@ _ALL: Final = (
         "queues",
         Request,
         selected=True,
+        asked=True,
         procedure="show_queues",
         answer=Inout("queues", "jsonb"),
         reads=True,
@@ -454,6 +458,7 @@ _ALL: Final = (
         "memory",
         Request,
         selected=True,
+        asked=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
         reads=True,
@@ -462,6 +467,7 @@ _ALL: Final = (
         "batches",
         Request,
         selected=True,
+        asked=True,
         procedure="show_batches",
         answer=Inout("batches", "jsonb"),
         reads=True,
@@ -471,6 +477,7 @@ _ALL: Final = (
         "view_stats",
         ViewRequest,
         selected=True,
+        asked=True,
         procedure="show_view_stats",
         answer=Inout("stats", "jsonb"),
         reads=True,
@@ -487,6 +494,7 @@ _ALL: Final = (
         "workers",
         Request,
         selected=True,
+        asked=True,
         procedure="show_workers",
         answer=Inout("workers", "jsonb"),
         reads=True,
@@ -503,6 +511,7 @@ _ALL: Final = (
         "links",
         Request,
         selected=True,
+        asked=True,
         procedure="show_links",
         answer=Inout("links", "jsonb"),
         reads=True,
@@ -514,6 +523,7 @@ _ALL: Final = (
         "rebalance",
         Rebalance,
         selected=True,
+        asked=True,
         procedure="show_rebalance",
         answer=Inout("moves", "jsonb"),
     ),
@@ -521,6 +531,7 @@ _ALL: Final = (
         "sources",
         Request,
         selected=True,
+        asked=True,
         procedure="show_sources",
         answer=Inout("sources", "jsonb"),
         reads=True,
@@ -534,6 +545,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_clients",
         answer=Inout("clients", "jsonb"),
         reads=True,
@@ -543,6 +555,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_client_stats",
         answer=Inout("stats", "jsonb"),
         reads=True,
@@ -552,6 +565,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_settings",
         answer=Inout("settings", "jsonb"),
         reads=True,
