@@ -145,7 +145,11 @@ class Direct:
             new = [question for question in found if question not in known][:_TAKEN_MAX]
             known = known.intersection(found).union(new)
             for question in new:
-                command = await questions.take(conn, question)
+                try:
+                    command = await questions.take(conn, question)
+                except psycopg.errors.ConfigurationLimitExceeded:
+                    known.discard(question)  # too many commands wait: it is taken later
+                    continue
                 if command is not None:
                     self._begin(command)
 

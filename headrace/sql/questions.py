@@ -28,11 +28,13 @@ _ASKED: Final = """
 WITH l AS MATERIALIZED (
   SELECT k.pid, k.classid::bigint AS class, k.objid::bigint AS key FROM pg_locks k
    WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.granted
-     AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
-SELECT q.pid, q.key, r.key AS role, v.key AS verb, s.key AS subject
-  FROM l q JOIN l r ON r.pid = q.pid AND r.class = q.key
+     AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
+q AS MATERIALIZED (
+  SELECT DISTINCT ON (l.pid) l.pid, l.key FROM l WHERE l.class = %s ORDER BY l.pid, l.key)
+SELECT DISTINCT ON (q.pid) q.pid, q.key, r.key AS role, v.key AS verb, s.key AS subject
+  FROM q JOIN l r ON r.pid = q.pid AND r.class = q.key
   JOIN l v ON v.pid = q.pid AND v.class = q.key + 1 JOIN l s ON s.pid = q.pid AND s.class = q.key + 2
- WHERE q.class = %s"""
+ ORDER BY q.pid, r.key, v.key, s.key"""
 _JUDGED: Final = """
 SELECT r.rolname, pg_has_role(a.usesysid, r.oid, %(option)s),
        (SELECT n.name FROM unnest(%(verbs)s::text[]) n(name)
@@ -80,7 +82,7 @@ class Question:
 
 
 async def asked(conn: Connection) -> list[Question]:
-    """Return the questions that sessions ask now, among them those already taken."""
+    """Return the questions that sessions ask now, one of each, among them those already taken."""
     async with conn.cursor(row_factory=class_row(Question)) as cursor:
         await cursor.execute(_ASKED, (_LOCK_CLASS,))
         return await cursor.fetchall()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from headrace.server.commands import _COLUMNS
 from headrace.sql.verbs import VERBS
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
@@ -61,6 +62,7 @@ def test_each_function_can_be_part_of_any_query(conn):
     for number, (name, given) in enumerate(ASKED.items()):
         call = f"headrace.{name}({given})"
         whole = columns(conn.execute(f"SELECT * FROM {call} LIMIT 0"))  # asks nothing
+        assert whole == _COLUMNS[name].split()
         with conn.transaction():
             conn.execute(SHAPES[number % len(SHAPES)].format(call=call, column=whole[0]))
             # The locks of a question end with it, and not with the transaction.
