@@ -10,9 +10,9 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import Interrupted, LimitExceeded, UserError
-from headrace.population.options import ViewOptions
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
+from headrace.sql.view_spec import ViewSpec
 from tests.waiting import time_passes
 
 
@@ -131,20 +131,20 @@ def test_a_bound_inside_of_another():
 def test_options_are_bounded_by_the_settings():
     settings = Settings(view_time_ms_max=1000)
     raised = {"view_time_ms_max": 10_000, "view_rows_max": 5}
-    options = ViewOptions.of(raised | {"commit_group": "slow"})
+    options = ViewSpec.of(raised | {"commit_group": "slow"})
     options.check(settings)
     with pytest.raises(UserError, match="only in a commit group of its own") as caught:
-        ViewOptions.of(raised).check(settings)
+        ViewSpec.of(raised).check(settings)
     assert '{"commit_group": "slow", "view_time_ms_max": 10000}' in (caught.value.hint or "")
-    ViewOptions.of({"view_time_ms_max": 1000}).check(settings)
+    ViewSpec.of({"view_time_ms_max": 1000}).check(settings)
     assert bounds.of(settings, options.limits, own_group=False).time_ms == 1000
     assert bounds.of(settings, options.limits) == Limits(10_000, settings.view_memory_bytes_max, 5)
     with pytest.raises(UserError, match="must be at most 10000"):
-        ViewOptions.of({"view_time_ms_max": 10_001}).check(settings)
+        ViewSpec.of({"view_time_ms_max": 10_001}).check(settings)
     with pytest.raises(UserError, match="must be a number from 1"):
-        ViewOptions.of({"view_time_ms_max": 0})
+        ViewSpec.of({"view_time_ms_max": 0})
     # A view that was created under a higher setting.
     assert bounds.of(settings, {"view_time_ms_max": 90_000}).time_ms == 10_000
     unbounded = Settings(view_time_ms_max=0)
-    ViewOptions.of({"view_time_ms_max": 90_000}).check(unbounded)
+    ViewSpec.of({"view_time_ms_max": 90_000}).check(unbounded)
     assert bounds.of(unbounded, {"view_time_ms_max": 90_000}).time_ms == 90_000

@@ -30,7 +30,7 @@ PICTURE_BYTES_MAX = 250_000
 # events) may be imported everywhere; they import no folder.
 ROOMS: dict[str, set[str]] = {
     "server": {
-        *("console", "embedded", "kernels", "population", "postgres", "process"),
+        *("console", "embedded", "kernels", "postgres", "process"),
         *("runtime", "sql", "state"),
     },
     "console": {"postgres", "process", "sql"},
@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "storage": {"process"},
     "network": {"process"},
     "state": {"kernels", "process"},
-    "sql": {"postgres"},
+    "sql": {"postgres", "process"},
     "kernels": set(),
     "postgres": set(),
     "process": set(),

@@ -15,6 +15,7 @@ from headrace.planner.graph import plain
 from headrace.population.names import ViewName
 from headrace.postgres.connect import Connection
 from headrace.sql import reads, views
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import StoredPlan
 
 
@@ -27,8 +28,7 @@ class NewView:
     caller: str | None
     owner: int
     """OID of the role that the view was planned for."""
-    options: dict[str, Any]
-    block: bool
+    options: ViewSpec
     planned: Planned
 
 
@@ -49,7 +49,6 @@ def insert(conn: Connection, view: NewView) -> int:
                 view.owner,
                 view.options,
                 _stored(view.planned),
-                block=view.block,
             )
             if view_id is None:
                 raise UndefinedError(f'role "{view.caller}" does not exist')

@@ -14,8 +14,8 @@ from typing import Final
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
-from headrace.population.options import ViewOptions
 from headrace.population.tables import TableSize
+from headrace.sql.view_spec import ViewSpec
 
 LOCAL: Final = "local"
 SPARK: Final = "spark"
@@ -66,7 +66,7 @@ def choose(
     physical: PhysicalPlan,
     sizes: Mapping[str, TableSize],
     settings: Settings,
-    options: ViewOptions,
+    options: ViewSpec,
 ) -> Choice:
     """Choose where to load: by option or setting, otherwise by whether the states fit into memory.
 

@@ -52,7 +52,6 @@ from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.feeding import Feeding
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
-from headrace.population.options import ViewOptions
 from headrace.population.placing import CostFacts
 from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.staging import Staging
@@ -66,6 +65,7 @@ from headrace.process.bounds import Bound
 from headrace.sql import origins, points, reads, results, views, watched
 from headrace.sql.origins import StandIn
 from headrace.sql.status import Status
+from headrace.sql.view_spec import ViewSpec
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +89,7 @@ def plan_with_facts(
     conn: Connection,
     settings: Settings,
     request: PlanRequest,
-    options: ViewOptions,
+    options: ViewSpec,
     view_id: int = 0,
 ) -> tuple[Planned, Facts]:
     """Return the plan, and the catalog facts that it was made from.
@@ -154,7 +154,7 @@ class Population:
         context: JobContext,
         job: Job,
         planned: Planned,
-        options: ViewOptions,
+        options: ViewSpec,
         planned_under: Facts,
         name: str,
     ) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 
 from headrace.collections import subplans
 from headrace.errors import TransientError
-from headrace.runtime import views
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
 from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.views import View
+from headrace.sql import nodes
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Moving:
         Return ``there``; ``later``, if a worker is out of reach; or ``lost``, if nothing was done
         because the view was resumed meanwhile.
         """
-        view, placed = self._state.views.get(view_id), views.placement({"placement": worker})
+        view, placed = self._state.views.get(view_id), nodes.whole(worker)
         if view is None:
             return "lost"
         if (view.placed, view.parts) != (placed, parts) and view.suspended == job:

@@ -39,6 +39,7 @@ from headrace.sql import nodes, states
 from headrace.sql import views as catalog
 from headrace.sql.progress import Progress
 from headrace.sql.status import OWNED, Status
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import WorkedView
 from headrace.state import layout
 from headrace.state.rocks import RocksStore
@@ -497,11 +498,6 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
         ) from error
 
 
-def placement(options: Mapping[str, Any]) -> str:
-    """Return the worker that has all of a view by its options; '': ``main``, except its parts."""
-    return nodes.whole(options.get("placement"))
-
-
 def _view(row: WorkedView) -> View:
     try:
         rebuilt = plan.from_json(row.plan)
@@ -511,7 +507,8 @@ def _view(row: WorkedView) -> View:
         ) from error
     if not row.parts.keys() <= {node.id for node in rebuilt.nodes}:
         raise BugError(f"view {row.id} has parts that are not in its plan")
-    options = row.options or {}
+    options = ViewSpec.of(row.options or {})
+    placed = nodes.whole(options.placement)
     made = View(
         row.id,
         rebuilt,
@@ -523,16 +520,16 @@ def _view(row: WorkedView) -> View:
             row.view_name,
             row.result_oid or 0,
             rebuilt.sink.schema,
-            keys.chosen(options, rebuilt.sink.key),
+            keys.chosen(options.key, rebuilt.sink.key),
         ),
         Status(row.status),
         row.owner or "",
-        commit_group=options.get("commit_group") or "",
-        _latency_ms=int(options.get("latency_ms") or 0),
-        placed=placement(options),
-        parts={} if placement(options) else dict(row.parts),
-        shares=options.get("sharing") is not False and not placement(options) and not row.parts,
-        limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
+        commit_group=options.commit_group,
+        _latency_ms=options.latency_ms,
+        placed=placed,
+        parts={} if placed else dict(row.parts),
+        shares=options.sharing and not placed and not row.parts,
+        limits=dict(options.limits),
     )
     events.know_view(made.id, made.target.shown)
     return made

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from headrace import clock
+from headrace.config import Settings
 from headrace.errors import TransientError, UserError
 from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
@@ -31,8 +32,9 @@ from headrace.sql.verbs import (
     ViewRequest,
     WaitFor,
 )
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import Unfinished
-from headrace.types import BOOL, FLOAT8, INT8, TEXT
+from headrace.types import FLOAT8, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds that a cancelled call waits for the builder to clean up."""
@@ -44,78 +46,48 @@ ROLE_BYTES_MAX: Final = 4 << 20
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
-VERIFIED: Final = (("surplus", INT8), ("missing", INT8), ("contents", TEXT))
-"""Columns of verify_view; ``sql/verify_view.sql`` has the same."""
-QUEUES: Final = (
-    *(("queue", TEXT), ("reader", TEXT), ("node", TEXT)),
-    *(("queued_rows", INT8), ("queued_bytes", INT8), ("blocks", INT8), ("contiguous", BOOL)),
-    *(("resident_bytes", INT8), ("base_txid", INT8), ("front_txid", INT8)),
-    *(("tail_txid", INT8), ("head_txid", INT8), ("behind_bytes", INT8)),
-    *(("kind", TEXT), ("priority", INT8), ("resident_pct", INT8), ("running", BOOL)),
-)
-"""Columns of queues; ``sql/queues.sql`` has the same."""
-BATCHES: Final = (
-    *(("txid", INT8), ("attempt", INT8), ("state", TEXT), ("at", TEXT), ("transactions", INT8)),
-    *(("rows", INT8), ("views", INT8), ("process_us", INT8), ("wait_us", INT8)),
-    *(("write_us", INT8), ("fresh_us", INT8)),
-)
-"""Columns of batches; ``sql/batches.sql`` has the same."""
-MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))
-"""Columns of memory; ``sql/memory.sql`` has the same."""
-VIEW_STATS: Final = (
-    *(("node", TEXT), ("collection", TEXT), ("shared", BOOL), ("worker", TEXT)),
-    *(("rows_in", INT8), ("rows_out", INT8), ("batches", INT8), ("busy_us", INT8)),
-    *(("cpu_us", INT8), ("state_rows", INT8), ("state_bytes", INT8), ("state_exact", BOOL)),
-    *(("queued_rows", INT8), ("queued_bytes", INT8)),
-)
-"""Columns of view_stats; ``sql/view_stats.sql`` has the same."""
 ADVICE: Final = (
     *(("topic", TEXT), ("subject", TEXT), ("finding", TEXT)),
     *(("value", FLOAT8), ("unit", TEXT), ("advice", TEXT)),
 )
 """Columns of advise; ``sql/advise.sql`` has the same."""
-WORKERS: Final = (
-    *(("worker", TEXT), ("state", TEXT), ("pid", INT8), ("views", INT8)),
-    *(("memory_bytes", INT8), ("since", TEXT), ("address", TEXT)),
-)
-"""Columns of workers; ``sql/workers.sql`` has the same."""
-CLIENTS: Final = (
-    *(("id", INT8), ("role", TEXT), ("database", TEXT), ("application_name", TEXT)),
-    *(("state", TEXT), ("transaction", TEXT), ("call", TEXT), ("call_ms", INT8)),
-    *(("connected_at", TEXT), ("idle_ms", INT8), ("queries", INT8), ("received_bytes", INT8)),
-    *(("sent_bytes", INT8), ("address", TEXT), ("port", INT8), ("tls", TEXT)),
-    *(("server_pid", INT8), ("server_tls", TEXT)),
-)
-"""Columns of clients; ``sql/clients.sql`` has the same."""
-CLIENT_STATS: Final = (
-    *(("database", TEXT), ("clients", INT8), ("clients_total", INT8), ("queries", INT8)),
-    *(("received_bytes", INT8), ("sent_bytes", INT8), ("calls", INT8), ("call_errors", INT8)),
-    ("call_us", INT8),
-)
-"""Columns of client_stats; ``sql/client_stats.sql`` has the same."""
-SETTINGS: Final = (("name", TEXT), ("value", TEXT), ("initial", TEXT), ("reloads", BOOL))
-"""Columns of settings; ``sql/settings.sql`` has the same."""
-LINKS: Final = (
-    *(("worker", TEXT), ("kind", TEXT), ("up", BOOL), ("latency_us", INT8), ("bandwidth", INT8)),
-    *(("most", INT8), ("out_bytes_per_s", INT8), ("in_bytes_per_s", INT8)),
-    *(("packed", BOOL), ("overridden", BOOL)),
-)
-"""Columns of links; ``sql/links.sql`` has the same."""
 PLACEMENT: Final = (
     *(("what", TEXT), ("name", TEXT), ("worker", TEXT), ("why", TEXT)),
     *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
 )
 """Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
-REBALANCE: Final = (
-    *(("view", TEXT), ("worker_now", TEXT), ("worker_then", TEXT), ("busy_us", INT8)),
-    *(("moved", BOOL), ("problem", TEXT)),
-)
-"""Columns of rebalance; ``sql/rebalance.sql`` has the same."""
-SOURCES: Final = (
-    *(("source", TEXT), ("state", TEXT), ("position", TEXT), ("lag_bytes", INT8)),
-    *(("changes", INT8), ("heard_at", TEXT), ("views", INT8), ("tables", INT8), ("problem", TEXT)),
-)
-"""Columns of sources; ``sql/sources.sql`` has the same."""
+_COLUMNS: Final = {
+    "verify_view": "surplus missing contents",
+    "queues": (
+        "queue reader node queued_rows queued_bytes blocks contiguous resident_bytes "
+        "base_txid front_txid tail_txid head_txid behind_bytes kind priority resident_pct "
+        "running"
+    ),
+    "memory": "part view bytes limit_bytes",
+    "batches": (
+        "txid attempt state at transactions rows views process_us wait_us write_us fresh_us"
+    ),
+    "view_stats": (
+        "node collection shared worker rows_in rows_out batches busy_us cpu_us state_rows "
+        "state_bytes state_exact queued_rows queued_bytes"
+    ),
+    "workers": "worker state pid views memory_bytes since address",
+    "clients": (
+        "id role database application_name state transaction call call_ms connected_at "
+        "idle_ms queries received_bytes sent_bytes address port tls server_pid server_tls"
+    ),
+    "client_stats": (
+        "database clients clients_total queries received_bytes sent_bytes calls call_errors call_us"
+    ),
+    "settings": "name value initial reloads",
+    "links": (
+        "worker kind up latency_us bandwidth most out_bytes_per_s in_bytes_per_s packed overridden"
+    ),
+    "rebalance": "view worker_now worker_then busy_us moved problem",
+    "sources": "source state position lag_bytes changes heard_at views tables problem",
+}
+"""Columns of the functions that ask the engine.  Their rows travel as JSON, so only the function in
+``sql/`` has the types."""
 
 Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
@@ -140,6 +112,7 @@ class Commands:
 
     def __init__(
         self,
+        settings: Settings,
         builder: Callable[[], Awaitable[CommandPeer]],
         waits: SessionWaits | None = None,
         worker: Callable[[], Awaitable[CommandPeer]] | None = None,
@@ -151,6 +124,7 @@ class Commands:
         ``per_role_max``: limit of running calls per role; 0: none.  ``see`` takes the names of the
         other processes when these change, and may return a notice.
         """
+        self._settings = settings
         self._see = see
         self._per_role_max = per_role_max
         self._under_way: Counter[str] = Counter()
@@ -167,7 +141,7 @@ class Commands:
         self, invocation: Invocation, context: CallContext, report: Report
     ) -> ResultSet | None:
         """Run ``invocation``; return rows for a query, None for a CALL."""
-        verb, request = _request(invocation, context)
+        verb, request = _request(invocation, context, self._settings)
         if isinstance(request, WaitFor):
             # Not counted: waiting costs only a socket.
             await self._wait_for(request)
@@ -219,7 +193,8 @@ class Commands:
         name = f"{identifier(row.schema)}.{identifier(row.name)}"
         # The canonical query has qualified names; the search path of the call is not kept.
         query = row.canonical or row.query
-        caller, settings, options = row.owner, row.settings, row.options
+        caller, settings = row.owner, row.settings
+        options = ViewSpec.from_request(row.options, self._settings)
         await self._create_view(
             VERBS["create_view"],
             CreateView(name, query, options, caller=caller, settings=settings, unasked=True),
@@ -227,12 +202,6 @@ class Commands:
         )
 
     async def _create_view(self, verb: Verb, request: CreateView, report: Report) -> None:
-        options = request.options
-        if not isinstance(options, dict):
-            raise UserError("options must be a JSON object")
-        block = options.get("block", True)
-        if not isinstance(block, bool):
-            raise UserError('option "block" must be true or false')
         reporter = Reporter(request.name, report)
         accepted = asyncio.Event()
 
@@ -241,7 +210,7 @@ class Commands:
             if step.get("phase") not in _PLANNED_PHASES:
                 accepted.set()
 
-        if block:
+        if request.options.block:
             started = clock.monotonic()
             answer = await self._ask(verb, request, progress)
             reporter.flush()
@@ -289,6 +258,8 @@ class Commands:
         if reporter is not None and verb.fills:
             reporter.flush()
         _say(answer, report)
+        if verb.asked:
+            return _answered(verb.name, answer)
         shown = _SHOWN.get(verb.name)
         return shown(answer) if shown else None
 
@@ -322,8 +293,10 @@ def _size(invocation: Invocation) -> int:
     return len(msgspec.json.encode(invocation.arguments, enc_hook=str))
 
 
-def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:
-    """Return the verb and request of an invocation; NULL means the default."""
+def _request(
+    invocation: Invocation, context: CallContext, settings: Settings
+) -> tuple[Verb, Request]:
+    """Return the verb and request of an invocation, with valid options; NULL means the default."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:
         raise UserError(f'unknown procedure "{invocation.procedure}"')
@@ -336,6 +309,9 @@ def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Reques
                     sqlstate="22004",
                 )
             arguments[parameter.name] = parameter.default
+        if parameter.options is not None:
+            given = arguments[parameter.name]
+            arguments[parameter.name] = parameter.options.from_request(given, settings)
     about: dict[str, Any] = {"caller": context.caller, "settings": context.settings}
     return verb, verb.request(**arguments, **about)
 
@@ -358,9 +334,10 @@ def _checked(stages: dict[str, str]) -> ResultSet:
     return ResultSet((("plan", TEXT),), [(stages["physical"].rstrip("\n"),)])
 
 
-def _verified(answer: dict[str, Any]) -> ResultSet:
-    rows = [(int(s), int(m), str(c)) for s, m, c in answer["rows"]]
-    return ResultSet(VERIFIED, rows)
+def _answered(name: str, answer: Any) -> ResultSet:
+    """Return the answer for a function that asks; verify_view has notices beside its rows."""
+    rows = answer["rows"] if isinstance(answer, dict) else answer
+    return ResultSet(tuple((column, TEXT) for column in _COLUMNS[name].split()), rows)
 
 
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
@@ -368,18 +345,6 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "check_view": _checked,
     "advise": partial(ResultSet, ADVICE),
     "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
-    "verify_view": _verified,
-    "queues": partial(ResultSet, QUEUES),
-    "memory": partial(ResultSet, MEMORY),
-    "batches": partial(ResultSet, BATCHES),
-    "workers": partial(ResultSet, WORKERS),
-    "links": partial(ResultSet, LINKS),
-    "sources": partial(ResultSet, SOURCES),
-    "rebalance": partial(ResultSet, REBALANCE),
     "explain_placement": partial(ResultSet, PLACEMENT),
-    "view_stats": partial(ResultSet, VIEW_STATS),
-    "clients": partial(ResultSet, CLIENTS),
-    "client_stats": partial(ResultSet, CLIENT_STATS),
-    "settings": partial(ResultSet, SETTINGS),
 }
-"""Functions that build the result set, for verbs that return rows."""
+"""Functions that build the result set, for other verbs that return rows."""

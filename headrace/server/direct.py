@@ -4,9 +4,10 @@ The caller of a row is the role whose OID was stored when the row was written
 (``sql/commands.sql``).  Any role may have written anything else in the row, so it is parsed where
 an error fails only that command.
 
-There are three connections of the engine's role.  The first listens, and
-``headrace.engine_running`` looks for its backend.  The second takes commands, so that no command
-waits behind notifications, which every role can send in any number.  The third writes.
+There are three connections of the engine's role.  The first listens, and looks for the questions
+of functions (``sql/questions.py``); ``headrace.engine_running`` looks for its backend.  The second
+takes commands, so that no command waits behind notifications, which every role can send in any
+number.  The third writes.
 
 A command whose caller has gone is cancelled.  The caller holds an advisory lock while it waits
 (``await_command``); several checks in a row without that lock mean that the caller has gone.
@@ -30,13 +31,16 @@ from headrace.server.commands import Commands
 from headrace.server.context import CallContext, settings_of
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import invocation_of
-from headrace.sql import commands, meta
+from headrace.sql import commands, meta, questions
 from headrace.sql.commands import Taken
+from headrace.sql.questions import Question
 from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
 POLL_S: Final = 5.0
 """Seconds after which the table is read without a notification; a lost one is only a delay."""
+ASK_S: Final = 0.2
+"""Seconds between two looks for questions."""
 PAUSE_S: Final = 0.005
 """Seconds between two reads of a table without new commands, however many notifications come."""
 IDLE_S: Final = 60.0
@@ -45,7 +49,7 @@ MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
 _TAKEN_MAX: Final = 16
-"""Limit of commands taken at once: each may have 1 MB (``sql/commands.sql``)."""
+"""Limit of commands, and of questions, taken at once: a command may have 1 MB of text."""
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
@@ -131,12 +135,23 @@ class Direct:
         await conn.execute(meta.ANNOUNCE, ("commander", None))
 
     async def _listen(self, conn: Connection) -> None:
-        """Wake ``_take_all`` for each notification."""
+        """Wake ``_take_all`` for each notification; take questions."""
+        known: set[Question] = set()
         while True:
-            async for _ in conn.notifies(timeout=POLL_S):
+            async for _ in conn.notifies(timeout=ASK_S):
                 self._announced.set()
-            # A query detects a connection that is dead without an error.
-            await conn.execute("SELECT")
+            # The query also detects a connection that is dead without an error.
+            found = await questions.asked(conn)
+            new = [question for question in found if question not in known][:_TAKEN_MAX]
+            known = known.intersection(found).union(new)
+            for question in new:
+                try:
+                    command = await questions.take(conn, question)
+                except psycopg.errors.ConfigurationLimitExceeded:
+                    known.discard(question)  # too many commands wait: it is taken later
+                    continue
+                if command is not None:
+                    self._begin(command)
 
     async def _take_all(self, conn: Connection) -> None:
         """Take new commands as they are announced."""
@@ -155,11 +170,13 @@ class Direct:
         """Begin a few of the waiting commands; return how many."""
         rows = await commands.take(conn, _TAKEN_MAX)
         for row in rows:
-            self._misses[row.id] = 0
-            self._tasks[row.id] = asyncio.create_task(self._run(row))
-        if rows:
-            self._wake.set()
+            self._begin(row)
         return len(rows)
+
+    def _begin(self, command: Taken) -> None:
+        self._misses[command.id] = 0
+        self._tasks[command.id] = asyncio.create_task(self._run(command))
+        self._wake.set()
 
     async def _run(self, command: Taken) -> None:
         number = command.id

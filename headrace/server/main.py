@@ -145,6 +145,7 @@ class Commander:
         worker = self._supervisor.worker.peer
         self._waits = SessionWaits(settings.source, worker, mends)
         self._commands = Commands(
+            settings,
             self._builder,
             self._waits,
             worker,

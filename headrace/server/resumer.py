@@ -26,7 +26,6 @@ import structlog
 
 from headrace import clock, errors
 from headrace.config import Settings
-from headrace.population.options import ViewOptions
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
@@ -35,6 +34,7 @@ from headrace.server.procedures import Invocation
 from headrace.server.tries import WINDOW_S, Tries
 from headrace.sql import states
 from headrace.sql.states import AsyncConnection, StoppedView, WaitedView
+from headrace.sql.view_spec import ViewSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def _governed(row: StoppedView | WaitedView) -> bool:
     if rule.option is None:
         return True
     said = getattr(row, rule.option)
-    by_default = getattr(ViewOptions(), rule.option)
+    by_default = getattr(ViewSpec(), rule.option)
     return (by_default if said is None else said) in rule.values
 
 

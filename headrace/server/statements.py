@@ -1,7 +1,8 @@
 """Parser of the statements that the commander handles itself; all others are relayed.
 
-``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)`` (or
-another verb that is selected from) when they are the only statement of a text.
+``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)`` when
+they are the only statement of a text; ``advise`` and ``explain_placement`` like ``explain_view``.
+These three take the text of a query, which their functions in the database cannot pass on.
 
 It need not understand every spelling.  A statement that it does not recognise is relayed, and the
 procedures in the database run it through the command table.  So ``None`` is always a correct
@@ -53,7 +54,7 @@ class Statement:
 
 STEPS_MAX: Final = 500
 """Limit of lexemes, comments and string pieces in a text: calls have fewer, and each takes time."""
-_SELECTED: Final = frozenset(verb.name for verb in VERBS.values() if verb.selected)
+_SELECTED: Final = frozenset(v.name for v in VERBS.values() if v.selected and not v.asked)
 _PARAMETER_MAX: Final = len("$65535")
 _READ: Final = frozenset(("plain", "escape", "dollar"))
 _LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))

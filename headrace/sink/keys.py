@@ -6,7 +6,7 @@ use it.  Keys are equal if its index treats them as equal, under its collation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
@@ -24,9 +24,9 @@ _COLUMNS_SHOWN: Final = 50
 Connection = psycopg.Connection[Any]
 
 
-def chosen(options: Mapping[str, Any], planned: Sequence[str]) -> tuple[str, ...]:
+def chosen(wanted: Sequence[str] | None, planned: Sequence[str]) -> tuple[str, ...]:
     """Return the key of a view's result table: option ``key``, else the planned one."""
-    return tuple(options.get("key") or planned)
+    return tuple(wanted or planned)
 
 
 def shown(key: Sequence[str]) -> str:

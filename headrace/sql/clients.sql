@@ -3,8 +3,6 @@
 -- transaction: idle, open or failed; NULL for a database without an engine.  call: the call that is running, call_ms: for
 -- how long.  idle_ms: since the client last sent anything.  server_pid: its process on the Postgres server.
 -- tls, server_tls: protocol and cipher of the two connections; NULL without TLS.
--- Answered by the commander, on its own port: a function cannot ask the engine.  On direct connections
--- there is the procedure show_clients.  Any other form of statement ends up in this function.
 DROP FUNCTION IF EXISTS headrace.clients();
 CREATE FUNCTION headrace.clients(
     OUT id bigint, OUT role text, OUT database text, OUT application_name text, OUT state text,
@@ -12,13 +10,11 @@ CREATE FUNCTION headrace.clients(
     OUT queries bigint, OUT received_bytes bigint, OUT sent_bytes bigint, OUT address text, OUT port bigint,
     OUT tls text, OUT server_pid bigint, OUT server_tls text)
 RETURNS SETOF record
-LANGUAGE plpgsql STABLE
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = '0A000',
-        MESSAGE = 'clients is answered only on the port of headrace, as a statement of its own',
-        DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
-        HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.clients();'
-               ' on any connection, CALL headrace.show_clients() answers the rows as one JSON array.';
-END
+    SELECT * FROM jsonb_to_recordset(headrace.ask_engine('clients', 'show_clients'))
+      AS a(
+          id bigint, role text, database text, application_name text, state text, transaction text, call text,
+          call_ms bigint, connected_at text, idle_ms bigint, queries bigint, received_bytes bigint,
+          sent_bytes bigint, address text, port bigint, tls text, server_pid bigint, server_tls text)
 $$;

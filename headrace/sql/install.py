@@ -71,6 +71,8 @@ FILES: Final = (
     "submit.sql",
     "await_command.sql",
     "command_result.sql",
+    "ask_engine.sql",
+    "find_view.sql",
     "verify_view.sql",
     "queues.sql",
     "memory.sql",

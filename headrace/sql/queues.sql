@@ -1,6 +1,5 @@
 -- Contents of the queues: the output of each shared subplan that a reader still needs; a row for each reader, of
--- views whose owner the caller acts for.  The commander answers it on its own port, because a function cannot ask
--- the engine.  On direct connections use the procedure show_queues.
+-- views whose owner the caller acts for.
 -- node: the line of the reader's explain_view that produces the rows.
 -- queued_rows, queued_bytes: rows that any of its readers still needs.  resident_bytes: its blocks in memory.
 -- tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
@@ -12,7 +11,6 @@
 -- it is stopped; else 100, plus 100 for each multiple of the view's latency by which its input is late.
 -- resident_pct: part of the queue in memory, as last recorded; running: whether the reader is reading now, so that
 -- none of it is evicted.
--- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.queues();
 CREATE FUNCTION headrace.queues(
     OUT queue text, OUT reader text, OUT node text, OUT queued_rows bigint, OUT queued_bytes bigint,
@@ -20,13 +18,11 @@ CREATE FUNCTION headrace.queues(
     OUT front_txid bigint, OUT tail_txid bigint, OUT head_txid bigint, OUT behind_bytes bigint,
     OUT kind text, OUT priority bigint, OUT resident_pct bigint, OUT running boolean)
 RETURNS SETOF record
-LANGUAGE plpgsql STABLE
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = '0A000',
-        MESSAGE = 'queues is answered only on the port of headrace, as a statement of its own',
-        DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
-        HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.queues();'
-               ' on any connection, CALL headrace.show_queues() answers the rows as one JSON array.';
-END
+    SELECT * FROM jsonb_to_recordset(headrace.ask_engine('queues', 'show_queues'))
+      AS a(
+          queue text, reader text, node text, queued_rows bigint, queued_bytes bigint, blocks bigint,
+          contiguous boolean, resident_bytes bigint, base_txid bigint, front_txid bigint, tail_txid bigint,
+          head_txid bigint, behind_bytes bigint, kind text, priority bigint, resident_pct bigint, running boolean)
 $$;

@@ -12,19 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
-Json = Any
+from headrace.sql.view_spec import OptionChanges, ViewSpec
+
 Lsn = str
 Interval = str
 _KINDS: Final = {
     "str": "text",
     "bool": "bool",
     "int": "bigint",
-    "Json": "jsonb",
+    "ViewSpec": "jsonb",
+    "OptionChanges": "jsonb",
     "Lsn": "pg_lsn",
     "Interval": "interval",
 }
+_OPTIONS: Final[dict[str, type[ViewSpec | OptionChanges]]] = {
+    "ViewSpec": ViewSpec,
+    "OptionChanges": OptionChanges,
+}
+"""Types of arguments that are options; they travel as the JSON data that the caller gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,14 @@ class Request:
 
     def message(self) -> dict[str, Any]:
         """Return the message for the process that executes it."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return out | {name: out[name].given for name in _option_fields(type(self))}
+
+    @classmethod
+    def of_message(cls, message: dict[str, Any]) -> Self:
+        """Return the request of a message of the commander, which has validated it."""
+        read = {name: kind.of(message[name]) for name, kind in _option_fields(cls).items()}
+        return cls(**message | read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,7 @@ class CreateView(ViewRequest):
     """Create a view of ``query``."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: ViewSpec = field(default_factory=ViewSpec)
     replace: bool = False
     """Whether an existing view of that name is altered instead."""
 
@@ -63,7 +77,7 @@ class CheckView(Request):
     """Check whether create_view would accept ``query`` with ``options``."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: ViewSpec = field(default_factory=ViewSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ class AlterView(ViewRequest):
     """Give a view another query; ``options`` are those that change."""
 
     query: str
-    options: Json = field(default_factory=dict)
+    options: OptionChanges = field(default_factory=OptionChanges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +323,8 @@ class Parameter:
     kind: str
     required: bool = True
     default: Any = None
+    options: type[ViewSpec | OptionChanges] | None = None
+    """The type that validates its value, if it is options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +350,8 @@ class Verb:
     """Whether it reports to its caller how far it is, or why it waits."""
     selected: bool = False
     """Whether it is also a function to select from, with a file of its own."""
+    asked: bool = False
+    """Whether this function asks the engine, from any query (``sql/ask_engine.sql``)."""
     relayed: bool = False
     """Whether it comes by the command table only, because Postgres parses its arguments."""
     secret: bool = False
@@ -355,14 +373,21 @@ class Verb:
         return self.procedure or (None if self.selected else self.name)
 
 
+def _option_fields(request: type[Request]) -> dict[str, type[ViewSpec | OptionChanges]]:
+    """Return the fields of a request that are options, with their types."""
+    fields = dataclasses.fields(request)
+    return {f.name: _OPTIONS[str(f.type)] for f in fields if f.type in _OPTIONS}
+
+
 def _parameters(request: type[Request]) -> tuple[Parameter, ...]:
     out = []
     for each in dataclasses.fields(request):
         if each.kw_only:
             continue
-        kind = _KINDS[str(each.type).removesuffix(" | None")]
-        if each.default_factory is not dataclasses.MISSING:
-            out.append(Parameter(each.name, kind, False, each.default_factory()))
+        named = str(each.type).removesuffix(" | None")
+        kind = _KINDS[named]
+        if named in _OPTIONS:
+            out.append(Parameter(each.name, kind, False, {}, _OPTIONS[named]))
         elif each.default is not dataclasses.MISSING:
             out.append(Parameter(each.name, kind, False, each.default))
         else:
@@ -415,6 +440,7 @@ _ALL: Final = (
         ViewRequest,
         tells=True,
         selected=True,
+        asked=True,
         procedure="verify",
         answer=Inout("differences", "jsonb"),
         reads=True,
@@ -423,6 +449,7 @@ _ALL: Final = (
         "queues",
         Request,
         selected=True,
+        asked=True,
         procedure="show_queues",
         answer=Inout("queues", "jsonb"),
         reads=True,
@@ -431,6 +458,7 @@ _ALL: Final = (
         "memory",
         Request,
         selected=True,
+        asked=True,
         procedure="show_memory",
         answer=Inout("memory", "jsonb"),
         reads=True,
@@ -439,6 +467,7 @@ _ALL: Final = (
         "batches",
         Request,
         selected=True,
+        asked=True,
         procedure="show_batches",
         answer=Inout("batches", "jsonb"),
         reads=True,
@@ -448,6 +477,7 @@ _ALL: Final = (
         "view_stats",
         ViewRequest,
         selected=True,
+        asked=True,
         procedure="show_view_stats",
         answer=Inout("stats", "jsonb"),
         reads=True,
@@ -464,6 +494,7 @@ _ALL: Final = (
         "workers",
         Request,
         selected=True,
+        asked=True,
         procedure="show_workers",
         answer=Inout("workers", "jsonb"),
         reads=True,
@@ -480,6 +511,7 @@ _ALL: Final = (
         "links",
         Request,
         selected=True,
+        asked=True,
         procedure="show_links",
         answer=Inout("links", "jsonb"),
         reads=True,
@@ -491,6 +523,7 @@ _ALL: Final = (
         "rebalance",
         Rebalance,
         selected=True,
+        asked=True,
         procedure="show_rebalance",
         answer=Inout("moves", "jsonb"),
     ),
@@ -498,6 +531,7 @@ _ALL: Final = (
         "sources",
         Request,
         selected=True,
+        asked=True,
         procedure="show_sources",
         answer=Inout("sources", "jsonb"),
         reads=True,
@@ -511,6 +545,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_clients",
         answer=Inout("clients", "jsonb"),
         reads=True,
@@ -520,6 +555,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_client_stats",
         answer=Inout("stats", "jsonb"),
         reads=True,
@@ -529,6 +565,7 @@ _ALL: Final = (
         Request,
         by="commander",
         selected=True,
+        asked=True,
         procedure="show_settings",
         answer=Inout("settings", "jsonb"),
         reads=True,

@@ -5,23 +5,21 @@
 -- state_rows, state_bytes: entries that it keeps, exact if all are in memory; else (state_exact is false) about as
 -- many as in the last checkpoint.  queued_rows: rows in its output queue, if it is shared; queued_bytes: the part of
 -- them that this view has not read.
--- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
--- use the procedure show_view_stats.
--- This body runs only for statements of a form that the commander does not answer.
 DROP FUNCTION IF EXISTS headrace.view_stats(text);
 CREATE FUNCTION headrace.view_stats(
     name text, OUT node text, OUT collection text, OUT shared boolean, OUT worker text, OUT rows_in bigint,
     OUT rows_out bigint, OUT batches bigint, OUT busy_us bigint, OUT cpu_us bigint, OUT state_rows bigint,
     OUT state_bytes bigint, OUT state_exact boolean, OUT queued_rows bigint, OUT queued_bytes bigint)
 RETURNS SETOF record
-LANGUAGE plpgsql STABLE
+LANGUAGE sql VOLATILE
 AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = '0A000',
-        MESSAGE = 'view_stats is answered only on the port of headrace, as a statement of its own',
-        DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
-        HINT = pg_catalog.format(
-            'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.view_stats(%1$L);'
-            ' on any connection, CALL headrace.show_view_stats(%1$L) answers the rows as one JSON array.', name);
-END
+    SELECT a.node, a.collection, a.shared, a.worker, a.rows_in, a.rows_out, a.batches, a.busy_us, a.cpu_us,
+           a.state_rows, a.state_bytes, a.state_exact, a.queued_rows, a.queued_bytes
+      FROM pg_catalog.jsonb_to_recordset(
+        headrace.ask_engine('view_stats', 'show_view_stats', headrace.find_view(name)))
+      AS a(
+          node pg_catalog.text, collection pg_catalog.text, shared pg_catalog.bool, worker pg_catalog.text, rows_in
+          pg_catalog.int8, rows_out pg_catalog.int8, batches pg_catalog.int8, busy_us pg_catalog.int8, cpu_us
+          pg_catalog.int8, state_rows pg_catalog.int8, state_bytes pg_catalog.int8, state_exact pg_catalog.bool,
+          queued_rows pg_catalog.int8, queued_bytes pg_catalog.int8)
 $$;

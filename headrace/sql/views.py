@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from headrace.postgres.statements import quoted
 from headrace.sql.status import BORN, UNFINISHED, Status
+from headrace.sql.view_spec import ViewSpec
 
 Connection = psycopg.Connection[Any]
 
@@ -134,7 +135,7 @@ class StoredView:
     """None: a version created it that did not store enough."""
     named: list[dict[str, Any]]
     """Relations that ``canonical`` names, by OID."""
-    options: dict[str, Any]
+    options: ViewSpec
     settings: dict[str, str]
     plan: Any
     explain: dict[str, Any] | None
@@ -236,14 +237,14 @@ def count_of(conn: Connection, role: str) -> int:
     return int(row[0])
 
 
-def of_others_in_group(conn: Connection, group: str, owner: int) -> list[dict[str, Any]]:
+def of_others_in_group(conn: Connection, group: str, owner: int) -> list[ViewSpec]:
     """Return the options of the views in a commit group that ``owner`` does not own."""
     rows = conn.execute(
         "SELECT options FROM headrace.views WHERE options ->> 'commit_group' = %s"
         " AND owner <> %s::bigint::oid",
         (group, owner),
     )
-    return [dict(options) for (options,) in rows.fetchall()]
+    return [ViewSpec.of(options) for (options,) in rows.fetchall()]
 
 
 def is_taken(conn: Connection, schema: str, name: str) -> bool:
@@ -276,8 +277,9 @@ def find_index(conn: Connection, name: str, path: Sequence[str]) -> IndexRow | N
 
 def stored(conn: Connection, view_id: int) -> StoredView | None:
     """Return the view as it was created; None: it was dropped."""
-    with conn.cursor(row_factory=class_row(StoredView)) as cursor:
-        return cursor.execute(_STORED, (view_id,)).fetchone()
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_STORED, (view_id,)).fetchone()
+    return None if row is None else StoredView(**row | {"options": ViewSpec.of(row["options"])})
 
 
 def worked(
@@ -302,17 +304,16 @@ def insert(
     name: tuple[str, str],
     query: str,
     owner: int,
-    options: dict[str, Any],
+    options: ViewSpec,
     planned: StoredPlan,
-    *,
-    block: bool,
 ) -> int | None:
     """Insert a new view that is being populated; return its id, None if no role ``owner`` exists.
 
     Raises:
         psycopg.errors.UniqueViolation: the name is taken.
     """
-    values = (*name, query, owner, Jsonb(options), block, BORN, *planned.values())
+    given = Jsonb(dict(options.given))
+    values = (*name, query, owner, given, options.block, BORN, *planned.values())
     row: Any = conn.execute(_INSERT, values).fetchone()
     return int(row[0]) if row[1] else None
 
@@ -340,13 +341,13 @@ def rename(conn: Connection, view_id: int, schema: str, name: str) -> bool:
     return conn.execute(renamed, (schema, name, view_id)).rowcount == 1
 
 
-def put_options(
-    conn: Connection, view_id: int, given: dict[str, Any], gone: Collection[str]
-) -> None:
-    """Set the options ``given`` of a view, and remove those in ``gone``."""
+def put_options(conn: Connection, view_id: int, before: ViewSpec, after: ViewSpec) -> None:
+    """Store what differs between the options ``before`` and ``after`` of a view."""
+    gone = [name for name in before.given if name not in after.given]
+    given = {k: v for k, v in after.given.items() if before.given.get(k) != v}
     conn.execute(
         "UPDATE headrace.views SET options = (options - %s::text[]) || %s WHERE id = %s",
-        (list(gone), Jsonb(given), view_id),
+        (gone, Jsonb(given), view_id),
     )
 
 

@@ -9,8 +9,8 @@ role, only totals are shown. ``views/statements.py`` handles ``advise`` without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from headrace.collections import plan as p
 from headrace.collections import subplans
@@ -261,8 +261,7 @@ def _sharing(
 
 
 def _shares(stored: StoredView) -> bool:
-    options: Mapping[str, Any] = stored.options
-    return bool(options.get("sharing", True)) and options.get("placement", MAIN) == MAIN
+    return stored.options.sharing and stored.options.placement == MAIN
 
 
 def _below(plan: p.PhysicalPlan, name: str) -> frozenset[str]:

@@ -8,32 +8,26 @@ view or the new one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from headrace.errors import UnsupportedError, UserError
+from headrace.errors import UserError
 from headrace.planner import PlanRequest
-from headrace.population import names, placing
+from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.populate import plan_with_facts, planning
 from headrace.postgres.connect import Connection
-from headrace.sink import keys, table
+from headrace.sink import table
 from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, CreateView
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views import groups, texts
+from headrace.views import option_checks, texts
 from headrace.views.alter_rebuild import Wanted
 from headrace.views.alter_reuse import StateReusingAlter
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, owner_of, read
-
-_OWN_CALLS: Final = {"history": "set_history", "placement": "set_placement"}
-"""Options that have a call of their own."""
-_STAY: Final = ("latency_ms", "placement", "history", "block")
-"""Options that ``replace`` keeps if they are not given: a separate call may have changed them."""
 
 
 def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, Any]:
@@ -48,8 +42,7 @@ def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, A
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         stored = read(conn, view)
-    said = given(request.options)
-    options = {k: v for k, v in {**stored.options, **said}.items() if v is not None}
+    options = request.options.applied(stored.options, context.settings)
     wanted = Wanted(request.query, request.settings, options)
     return _alter(context, job, view, wanted, request.caller)
 
@@ -60,55 +53,35 @@ def replaced(context: JobContext, job: Job, request: CreateView) -> dict[str, An
     Raises:
         HeadraceError: as ``alter_view``.
     """
-    said = given(request.options)
     with planning(context, job) as conn:
         view = names.find_here(conn, request.name, request.caller, request.settings)
         if view is None:
             return None
         names.check_owner(conn, view, request.caller)
         stored = read(conn, view)
-    options = {k: v for k, v in said.items() if v is not None}
-    options |= {k: stored.options[k] for k in _STAY if k in stored.options}
-    if said.get("latency_ms") is not None:
-        options["latency_ms"] = said["latency_ms"]
+    options = stored.options.replaced_by(request.options, context.settings)
     wanted = Wanted(request.query, request.settings, options, same=True)
     return _alter(context, job, view, wanted, request.caller)
-
-
-def given(options: object) -> dict[str, Any]:
-    """Return the options of a request as a dict, null as {}.
-
-    Raises:
-        UserError: 22023, they are not an object.
-    """
-    if options is None:
-        return {}
-    if not isinstance(options, dict):
-        raise UserError("options must be a JSON object", sqlstate="22023")
-    return options
 
 
 def _alter(
     context: JobContext, job: Job, view: ViewRow, wanted: Wanted, caller: str | None
 ) -> dict[str, Any]:
-    options = ViewOptions.of(wanted.options)
-    options.check(context.settings)
+    options = wanted.options
     asked = PlanRequest(wanted.query, caller, wanted.settings)
     text = texts.in_postgres(context, job, asked, options.dialect)
-    wanted = replace(wanted, query=text.query, options=texts.without_dialect(wanted.options))
+    wanted = replace(wanted, query=text.query, options=options.without_dialect())
     with planning(context, job) as conn, text.speaking():
         if text.notice is not None:
             job.say(text.notice)
         check_not_live(context, view)
         stored = read(conn, view)
-        _check_options(stored.options, wanted.options)
+        stored.options.check_alterable(wanted.options)
         owner = owner_of(conn, view, caller)
-        groups.check(conn, context.settings, options, owner.oid)
-        placing.check_all(conn, options.placement, {})
         asked = PlanRequest(text.query, owner.name, wanted.settings)
         planned, under = plan_with_facts(conn, context.settings, asked, options, view.id)
         planned = text.noted(texts.tidied(context, conn, asked, planned))
-        keys.check(conn, planned.columns, options.key or ())
+        option_checks.check(conn, context.settings, options, planned, owner.oid)
         if view.result_oid in planned.results:
             raise UserError(
                 f"view {view.shown} would read itself",
@@ -125,26 +98,12 @@ def _alter(
     return altered.run()
 
 
-def _check_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError if an option differs that this call cannot change."""
-    for name, call in _OWN_CALLS.items():
-        if before.get(name) != after.get(name):
-            raise UnsupportedError(
-                f'option "{name}" is not changed with the query', hint=f"CALL headrace.{call}."
-            )
-    if before.get("from") != after.get("from"):
-        raise UnsupportedError(
-            'option "from" of a view cannot be changed',
-            hint="Drop the view and create it again.",
-        )
-
-
 def _is_that(
     conn: Connection,
     view: ViewRow,
     stored: StoredView,
     again: Replanned,
-    options: Mapping[str, Any],
+    options: ViewSpec,
 ) -> bool:
     """Return whether a view already has this query, as Postgres reads it, and these options."""
     planned = again.planned
@@ -154,9 +113,5 @@ def _is_that(
         and stored.canonical == planned.canonical_sql
         and stored.named == list(planned.named)
         and stored.settings == planned.settings
-        and _said(stored.options) == _said(options)
+        and stored.options.is_same(options)
     )
-
-
-def _said(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k != "block"}

@@ -22,6 +22,7 @@ from headrace.postgres.connect import Connection
 from headrace.sink import keys, table
 from headrace.sql import views
 from headrace.sql.history import StoredHistory
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import Schema
 from headrace.views.pause import check_not_live
@@ -34,7 +35,7 @@ class Wanted:
 
     query: str
     settings: dict[str, str]
-    options: dict[str, Any]
+    options: ViewSpec
     """All options of the altered view, as they were given."""
     same: bool = False
     """Whether to do nothing if the view already has this query and these options."""
@@ -69,13 +70,7 @@ class ViewAlteration(Resync):
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Store the new options as well; see ``Resync``."""
         super().appear(conn, staged, facts)
-        before, after = self._before.options, self._stored.options
-        views.put_options(
-            conn,
-            self._view_id,
-            {k: v for k, v in after.items() if before.get(k) != v},
-            [k for k in before if k not in after],
-        )
+        views.put_options(conn, self._view_id, self._before.options, self._stored.options)
 
     def check_table(self, conn: Connection) -> None:
         """Refuse changes that break dependent objects as well; see ``Resync``."""
@@ -150,6 +145,6 @@ def _columns_of(stored: StoredView) -> Schema | None:
 
 def _key_of(stored: StoredView) -> tuple[str, ...]:
     try:
-        return keys.chosen(stored.options, plan.from_json(stored.plan).sink.key)
+        return keys.chosen(stored.options.key, plan.from_json(stored.plan).sink.key)
     except (ValueError, TypeError, KeyError):  # the table is rebuilt in any case
         return ()

@@ -26,7 +26,6 @@ from headrace.population.alter_table_plan import AlterTablePlan
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.job import Job, cancelled
-from headrace.population.options import ViewOptions
 from headrace.population.replace import Replaced, repair
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
@@ -74,7 +73,7 @@ class StateReusingAlter(ViewAlteration):
             raise NotReusable("it gets another owner")
         if self._planned.parts or nodes.whole(self._options.placement):
             raise NotReusable("other workers have states of it")
-        if self._options.sharing != ViewOptions.of(self._before.options).sharing:
+        if self._options.sharing != self._before.options.sharing:
             raise NotReusable("whether it shares with other views is changed")
         try:
             before = plan.from_json(self._before.plan)

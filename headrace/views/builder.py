@@ -281,7 +281,7 @@ class Builder:
 
     def _handler(self, verb: Verb, act: Act) -> rpc.Handler:
         async def handle(params: dict[str, Any], progress: rpc.Progress) -> Any:
-            request = verb.request(**params)
+            request = verb.request.of_message(params)
 
             def work(job: Job) -> Any:
                 if not isinstance(request, ViewRequest):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.planner import Planned, PlanRequest
-from headrace.population import placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
 from headrace.postgres.connect import Connection
-from headrace.sink import keys
 from headrace.sql import watched
 from headrace.sql.verbs import CheckView
-from headrace.views import groups, texts
+from headrace.sql.view_spec import ViewSpec
+from headrace.views import option_checks, texts
 
 
 def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
@@ -24,13 +22,11 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
     Raises:
         HeadraceError: the error that create_view would raise.
     """
-    options = ViewOptions.of(request.options)
-    options.check(context.settings)
     wanted = PlanRequest(request.query, request.caller, request.settings)
-    text = texts.in_postgres(context, job, wanted, options.dialect)
+    text = texts.in_postgres(context, job, wanted, request.options.dialect)
     with planning(context, job) as conn, text.speaking():
         wanted = replace(wanted, query=text.query)
-        planned = checked(context, conn, wanted, options)
+        planned = checked(context, conn, wanted, request.options)
     said = {} if text.notice is None else {"notice": text.notice}
     return {**text.noted(planned).explain, **said}
 
@@ -39,7 +35,7 @@ def checked(
     context: JobContext,
     conn: Connection,
     wanted: PlanRequest,
-    options: ViewOptions = ViewOptions(),  # noqa: B008  frozen
+    options: ViewSpec = ViewSpec(),  # noqa: B008  frozen
 ) -> Planned:
     """Return the plan of a query after trying everything that its creation needs.
 
@@ -47,9 +43,7 @@ def checked(
         HeadraceError: the error that create_view would raise.
     """
     planned, under = plan_with_facts(conn, context.settings, wanted, options)
-    groups.check(conn, context.settings, options, under["owner"])
-    keys.check(conn, planned.columns, options.key or ())
-    placing.check_all(conn, options.placement, planned.parts)
+    option_checks.check(conn, context.settings, options, planned, under["owner"])
     tables = [table.oid for table in planned.tables]
     with context.publication_lock:
         publication.try_tables(conn, context.settings, tables, watched.fed)

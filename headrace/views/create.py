@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -18,19 +18,15 @@ from headrace.population import catalog, names, placing
 from headrace.population.catalog import NewView
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.populate import Population, plan_with_facts, planning
 from headrace.population.publish import publish
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
-from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
-from headrace.views import alter, groups, quotas, texts
-
-_STAY: Final = ("history", "placement")
-"""Options that ``replace`` does not change."""
+from headrace.sql.view_spec import ViewSpec
+from headrace.views import alter, option_checks, quotas, texts
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
@@ -41,12 +37,9 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     Raises:
         HeadraceError: the creation failed or was cancelled; nothing is left behind.
     """
-    options = ViewOptions.of(request.options)
-    options.check(context.settings)
+    options = request.options
     if request.replace:
-        given = alter.given(request.options)
-        altered = {k: v for k, v in given.items() if k not in _STAY}
-        answer = alter.replaced(context, job, dataclasses.replace(request, options=altered))
+        answer = alter.replaced(context, job, request)
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
@@ -58,11 +51,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         target = names.resolve_new(conn, request.name, request.caller, request.settings)
         wanted = dataclasses.replace(wanted, query=text.query)
         planned, planned_under = plan_with_facts(conn, context.settings, wanted, options)
-        keys.check(conn, planned.columns, options.key or ())
-        groups.check(conn, context.settings, options, planned_under["owner"])
-        if options.history is not None:
-            history.interval(conn, options.history)
-        placing.check_all(conn, options.placement, planned.parts)
+        option_checks.check(conn, context.settings, options, planned, planned_under["owner"])
         planned = text.noted(texts.tidied(context, conn, wanted, planned))
     # Names were looked up earlier; the catalog row inserted below decides who has the name.
     view = NewView(
@@ -70,8 +59,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         text.query,
         request.caller,
         planned_under["owner"],
-        texts.without_dialect(request.options),
-        options.block,
+        options.without_dialect(),
         planned,
     )
     return _Creation(context, job, view, options, planned_under).run()
@@ -83,14 +71,14 @@ def _say_what_stays(context: JobContext, job: Job, request: CreateView, view_id:
         stored = views.stored(conn, view_id)
         if stored is None:
             return  # dropped since
-        asked, kept = ViewOptions.of(request.options), ViewOptions.of(stored.options)
+        asked, kept = request.options, stored.options
         wanted = asked.history and history.interval(conn, asked.history)
         stays = kept.history and history.interval(conn, kept.history)
     for name, call, one, other in (
         ("history", "set_history", wanted, stays),
         ("placement", "set_placement", asked.placement, kept.placement),
     ):
-        if name in request.options and one != other:
+        if name in asked.given and one != other:
             shown = msgspec.json.encode(other).decode() if isinstance(other, dict) else other
             job.say(
                 f'option "{name}" stays as it is ({shown or "none"}):'
@@ -106,7 +94,7 @@ class _Creation(Population):
         context: JobContext,
         job: Job,
         view: NewView,
-        options: ViewOptions,
+        options: ViewSpec,
         planned_under: Facts,
     ) -> None:
         name = f"{view.target.schema}.{view.target.name}"

@@ -206,7 +206,7 @@ def _first(told: str) -> str | None:
 
 def _placed(stored: StoredView) -> list[str]:
     """Return lines that name the workers other than ``main``."""
-    worker = nodes.whole(stored.options.get("placement"))
+    worker = nodes.whole(stored.options.placement)
     parts = [f'{node} and below on worker "{at}"' for node, at in sorted(stored.parts.items())]
     return parts or ([f'on worker "{worker}"'] if worker else [])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.population.options import ViewOptions
 from headrace.postgres.connect import Connection
 from headrace.sql import views
+from headrace.sql.view_spec import ViewSpec
 
 
-def check(conn: Connection, settings: Settings, options: ViewOptions, owner: int) -> None:
+def check(conn: Connection, settings: Settings, options: ViewSpec, owner: int) -> None:
     """Raise UserError (22023) if a view of ``owner`` with these options may not be in its group.
 
     If any view of a group has a higher time limit than the setting, all must have one owner.
@@ -19,9 +19,7 @@ def check(conn: Connection, settings: Settings, options: ViewOptions, owner: int
     members = views.of_others_in_group(conn, options.commit_group, owner)
     if not members:
         return
-    if options.raises_time(settings) or any(
-        ViewOptions.of(given).raises_time(settings) for given in members
-    ):
+    if any(each.raises_time(settings) for each in (options, *members)):
         raise UserError(
             f'commit group "{options.commit_group}" has views of another owner',
             detail="A view with a higher view_time_ms_max delays its group, so all views there"

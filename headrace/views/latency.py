@@ -10,8 +10,7 @@ from typing import Any
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
-from headrace.sql import views
+from headrace.sql import view_spec, views
 from headrace.sql.verbs import SetLatency
 from headrace.views.pause import check_not_live
 
@@ -24,10 +23,10 @@ def set_latency(context: JobContext, job: Job, request: SetLatency) -> dict[str,
         PrivilegeError: the caller is not its owner.
         UserError: 22023, not a number of milliseconds; 55006, the view is being populated.
     """
-    options = ViewOptions.of({"latency_ms": request.latency_ms})
+    latency_ms = view_spec.value_of("latency_ms", request.latency_ms)
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         check_not_live(context, view)
-        views.set_latency(conn, view.id, options.latency_ms)
+        views.set_latency(conn, view.id, latency_ms)
     context.worker.call("options", {"view_id": view.id}, job)
     return {}

@@ -13,7 +13,6 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role
-from headrace.population.options import ViewOptions
 from headrace.population.populate import planning
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import SetOwner
@@ -49,7 +48,7 @@ def set_owner(context: JobContext, job: Job, request: SetOwner) -> dict[str, Any
         if request.caller and not quotas.is_exempt(conn, request.caller):
             quotas.check_views(conn, context.settings, owner.name)
         stored = read(conn, view)
-        groups.check(conn, context.settings, ViewOptions.of(stored.options), owner.oid)
+        groups.check(conn, context.settings, stored.options, owner.oid)
         again = plan_again(context, conn, view, stored, owner)
     return Resync(context, job, view, stored, again).run()
 

@@ -20,7 +20,6 @@ from headrace.errors import HeadraceError, TransientError, UnsupportedError
 from headrace.population import names, placing, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.placing import CostFacts, Placement
 from headrace.population.populate import planning
 from headrace.postgres.connect import Connection
@@ -70,9 +69,8 @@ def move(
     with planning(context, job) as conn:
         check_not_live(context, view)
         before = read(conn, view)
-        after = replace(before, options={**before.options, "placement": wanted})
-        options = ViewOptions.of(after.options)
-        same = options.placement == _placement(before)
+        after = replace(before, options=before.options.with_placement(wanted))
+        same = after.options.placement == before.options.placement
         if same and wanted not in STRATEGIES:
             return {"notice": f'view "{view.name}" is there already'}
         fed = [name for p in points.of_view(conn, view.id) for name in points.fed(conn, p.name)]
@@ -84,7 +82,7 @@ def move(
             )
         if isinstance(wanted, dict) or wanted in STRATEGIES:
             again = _cut(context, job, conn, view, after, caller)
-            if again.planned.parts == before.parts and not nodes.whole(_placement(before)):
+            if again.planned.parts == before.parts and not nodes.whole(before.options.placement):
                 views.set_placement(conn, view.id, wanted, before.parts)
                 return {"notice": f'view "{view.name}" is there already'}
     there = dict(again.planned.parts) if again is not None else {}
@@ -97,10 +95,6 @@ def move(
     return Resync(context, job, view, after, replace(again, to=wanted)).run()
 
 
-def _placement(stored: StoredView) -> Placement:
-    return ViewOptions.of(stored.options).placement
-
-
 def _cut(
     context: JobContext,
     job: Job,
@@ -111,7 +105,7 @@ def _cut(
 ) -> Replanned:
     """Plan the view again with its new parts, chosen by its measured costs if there are any."""
     again = plan_again(context, conn, view, stored, owner_of(conn, view, caller))
-    planned, wanted = again.planned, ViewOptions.of(stored.options).placement
+    planned, wanted = again.planned, stored.options.placement
     known = None
     if wanted in STRATEGIES and to_json(planned.physical) == stored.plan:
         with contextlib.suppress(TransientError):  # it does not run
@@ -154,7 +148,7 @@ def _shipped(
             to = {"worker": nodes.whole(wanted) or MAIN, "parts": parts}
             where = _placed(context, {**said, **to})
             if where == "lost":
-                _say(context, job, view, _placement(stored), stored.parts)
+                _say(context, job, view, stored.options.placement, stored.parts)
             moved = where != "lost"
         return moved
     finally:

@@ -20,7 +20,6 @@ from headrace.planner.placement.star import StarPlacement
 from headrace.population import names, placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.placing import Compared, CostFacts, MeasuredView, Placement
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, views
@@ -108,7 +107,7 @@ def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlac
     stored = views.stored(conn, view.id)
     if stored is None:
         raise UserError(f'view "{view.name}" was dropped', sqlstate="42P01")
-    option = ViewOptions.of(stored.options).placement
+    option = stored.options.placement
     measured = None
     with contextlib.suppress(HeadraceError):
         measured = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))

@@ -34,7 +34,6 @@ from headrace.population import catalog, names, placing
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewName
-from headrace.population.options import ViewOptions
 from headrace.population.placing import Placement
 from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
@@ -96,11 +95,11 @@ def elsewhere(
     context: JobContext, conn: Connection, view: ViewRow, stored: StoredView
 ) -> tuple[StoredView, Placement | None]:
     """Return the view, and a new placement for it if a worker that it uses is lost (else None)."""
-    before = ViewOptions.of(stored.options).placement
+    before = stored.options.placement
     to = placing.still_there(conn, context.settings, before, view.id)
     if to == before:
         return stored, None
-    return replace(stored, options={**stored.options, "placement": to}), to
+    return replace(stored, options=stored.options.with_placement(to)), to
 
 
 def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
@@ -160,9 +159,8 @@ def _plan_again(
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, canonical, named, loosely=loosely, by_name=by_name)
         request = PlanRequest(text, owner.name, settings | found)
-        options = ViewOptions.of(stored.options)
         try:
-            made = plan_with_facts(conn, context.settings, request, options, view.id)
+            made = plan_with_facts(conn, context.settings, request, stored.options, view.id)
             return Replanned(*made, owner)
         except HeadraceError as error:
             # The position is one in the canonical text, which no user wrote.
@@ -236,9 +234,8 @@ class Resync(Population):
         ``query``: the new text of an altered view; ``because``: the reason of a resync without a
         call.
         """
-        options = ViewOptions.of(stored.options)
         name = f"{view.schema}.{view.name}"
-        super().__init__(context, job, again.planned, options, again.under, name)
+        super().__init__(context, job, again.planned, stored.options, again.under, name)
         self._view = view
         self._stored = stored
         self._query = query
@@ -365,7 +362,7 @@ class Resync(Population):
     def _had(self) -> tuple[str, ...]:
         """Return the key that the table has had until now."""
         try:
-            return keys.chosen(self._stored.options, plan.from_json(self._stored.plan).sink.key)
+            return keys.chosen(self._stored.options.key, plan.from_json(self._stored.plan).sink.key)
         except (ValueError, TypeError, KeyError):  # the table is rebuilt in any case
             return ()
 

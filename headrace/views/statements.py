@@ -23,11 +23,11 @@ from headrace.errors import HeadraceError, PrerequisiteError, SystemRelationErro
 from headrace.planner import Planned, PlanRequest
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import ViewOptions
 from headrace.population.populate import plan_with_facts, planning
 from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import Advise
+from headrace.sql.view_spec import ViewSpec
 from headrace.views import parameters
 from headrace.views.cost_estimates import Row, load, row, weighed
 from headrace.views.parameters import NoTable, NotAView, Suggested
@@ -250,7 +250,7 @@ def _judged(
 
 def _planned(context: JobContext, conn: Connection, request: Advise, view: Suggested) -> Planned:
     wanted = PlanRequest(view.query, request.caller, request.settings)
-    planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
+    planned, _ = plan_with_facts(conn, context.settings, wanted, ViewSpec())
     if view.grouped:
         exact = {field.name: field.oid in _EXACT for field in planned.columns}
         if not all(exact.get(parameters.spelled(key), False) for key in view.keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import Planned, PlanRequest, readings
@@ -123,8 +123,3 @@ def tidied(
         if readings.same(conn, request, mine, read.text) is None:
             return replace(planned, explain={**planned.explain, TIDY: read.text})
     return planned
-
-
-def without_dialect(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a view whose query is in Postgres' SQL by now."""
-    return {name: value for name, value in options.items() if name != "dialect"}

@@ -81,7 +81,8 @@ FUNCTIONS = {
     "worker_running": "()",
 }
 INTERNAL = {
-    *("await_command", "captured_settings", "command_result", "history_times", "join_worker"),
+    *("ask_engine", "await_command", "captured_settings", "command_result", "find_view"),
+    *("history_times", "join_worker"),
     *("refuse_rows", "stamp_command", "submit", "table_mark"),
     *("feed_of", "feed_read"),  # of a feed, not of a view
     *("has_room_for_feed", "hmac_sha256", "withdraw_tables"),

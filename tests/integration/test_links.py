@@ -147,7 +147,7 @@ def said_of_links(engine, commander, source) -> None:
     assert not any(row["overridden"] for row in links(commander).values())
     [(rows,)] = source.execute("CALL headrace.show_links()").fetchall()
     assert [row["worker"] for row in rows] == ["w1", "w2"]
-    assert refused(source, "SELECT * FROM headrace.links()").sqlstate == "0A000"
+    assert links(source).keys() == {"w1", "w2"}
 
 
 def goes_on_from_where_it_was(commander, source, far: FarWorker, rng: random.Random) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headrace.population import options
-from headrace.population.options import ViewOptions
+from headrace.sql import view_spec
 from headrace.sql.verbs import VERBS
+from headrace.sql.view_spec import ViewSpec
 from tests.outside import pages
 
 pytestmark = pytest.mark.shared_engine
 
-SQL = Path(options.__file__).resolve().parents[1] / "sql"
+SQL = Path(view_spec.__file__).resolve().parent
 PAGE = pages.text("reference")
 CALL = re.compile(r"^    (CALL )?headrace\.(\w+)\((.*?)\)( → .*)?$")
 MORE = re.compile(r"^      +(?=\S)")
@@ -108,8 +108,8 @@ def test_every_option_stands_in_it_with_its_default():
     rows = [line.split("|")[1:3] for line in table.split("\n") if line.startswith("| `")]
     said = {name.strip(" `"): default.strip() for name, default in rows}
     assert len(said) == len(rows)
-    assert set(said) == set(options._TYPES)
-    given = {f.name: f.default for f in dataclasses.fields(ViewOptions) if f.name in said}
+    assert set(said) == set(view_spec._TYPES)
+    given = {f.name: f.default for f in dataclasses.fields(ViewSpec) if f.name in said}
     for name, default in given.items():
         if default is None:
             assert not said[name].startswith("`"), name

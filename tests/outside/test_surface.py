@@ -28,6 +28,7 @@ GONE = {"setting admin_database"}
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),
+    *("ask_engine", "find_view"),  # called by the functions that ask the engine
 }
 
 

@@ -19,6 +19,7 @@ from headrace.population.spark import Spark
 from headrace.postgres import slot as setup
 from headrace.sql import install, watched
 from headrace.sql.verbs import CreateView
+from headrace.sql.view_spec import ViewSpec
 from headrace.types import parse_lsn
 from headrace.views.create import create_view
 from tests.population import plans
@@ -69,8 +70,8 @@ class Bench:
 
     def create(self, name: str, query: str, job: Job | None = None, **given: Any) -> Any:
         request = CreateView(
-            name, query, given.get("options", {}), caller=given.get("caller"),
-            settings=given.get("settings", {"search_path": "public"}),
+            name, query, ViewSpec.from_request(given.get("options", {}), self.settings),
+            caller=given.get("caller"), settings=given.get("settings", {"search_path": "public"}),
         )  # fmt: skip
         return create_view(self.context, job or self.job(), request)
 

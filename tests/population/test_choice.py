@@ -8,8 +8,8 @@ from headrace.config import Settings
 from headrace.planner import PlanRequest, plan
 from headrace.population import choice, division, tables
 from headrace.population.choice import LOCAL, SPARK
-from headrace.population.options import ViewOptions
 from headrace.population.tables import TableSize
+from headrace.sql.view_spec import ViewSpec
 from tests.population import plans
 
 MB = 1 << 20
@@ -18,7 +18,7 @@ MB = 1 << 20
 def chosen(bench, case, rows, settings=None, **options):
     sizes = {s.id: TableSize(rows, rows // 50, width=20) for s in case.plan.sources}
     given = Settings(**(settings or {}))
-    return choice.choose(case.plan, sizes, given, ViewOptions.of(options))
+    return choice.choose(case.plan, sizes, given, ViewSpec.of(options))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_the_larger_side_is_divided_where_that_is_right(bench, make, tags, want)
 def test_words(bench):
     case = plans.total(bench.conn)
     sizes = {s.id: TableSize(1_200_000, 1, width=10) for s in case.plan.sources}
-    told = str(choice.choose(case.plan, sizes, Settings(), ViewOptions()))
+    told = str(choice.choose(case.plan, sizes, Settings(), ViewSpec()))
     assert told.startswith("population: in process, about 1 200 000 rows, ")
     assert told.endswith(" MB of 1.0 GB")
-    told = str(choice.choose(case.plan, sizes, Settings(), ViewOptions.of({"population": "spark"})))
+    told = str(choice.choose(case.plan, sizes, Settings(), ViewSpec.of({"population": "spark"})))
     assert told.startswith("population: on Spark, ")
     assert told.endswith("; as its options say")
 

@@ -16,6 +16,7 @@ from headrace.postgres.fingerprint import Present
 from headrace.postgres.uses import Uses
 from headrace.sql import results
 from headrace.sql.verbs import CreateView
+from headrace.sql.view_spec import ViewSpec
 from headrace.views.create import create_view as populate_view
 from tests.compared import differs
 from tests.runtime.harness import Running, create_view, settle, source_plan
@@ -398,7 +399,7 @@ def test_alteration_during_population(source, start, database, ddl):
         request = CreateView(
             name,
             "SELECT id, v, w, m, m = 'ok' AS fine FROM keep",
-            {"population": "local"},
+            ViewSpec.of({"population": "local"}),
             settings={"search_path": "public"},
         )
         try:
@@ -455,7 +456,7 @@ def test_renaming_during_population(source, start, database):
         request = CreateView(
             f"v_{phase}",
             f"SELECT id, {first} AS x, {second} AS y FROM n",
-            {"population": "local"},
+            ViewSpec.of({"population": "local"}),
             settings={"search_path": "public"},
         )
         populate_view(context, Job(report), request)

@@ -210,7 +210,7 @@ def test_the_commander_counts_the_text_of_calls_that_came_at_once():
         return Builder()
 
     async def run() -> list[object]:
-        commands = Commands(builder)
+        commands = Commands(Settings(), builder)
         query = "x" * ((1 << 20) - 100)
         work = [
             asyncio.create_task(

@@ -16,10 +16,10 @@ import pytest
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.planner import PlanRequest
-from headrace.population.options import ViewOptions
 from headrace.population.populate import plan_with_facts
 from headrace.postgres import fingerprint
 from headrace.sql import install, results
+from headrace.sql.view_spec import ViewSpec
 from tests.security.roles import role
 
 QUERIES = (
@@ -130,7 +130,7 @@ def take(conn, database, path, readers, named) -> list:
             text = query.format(**named)
             assert refused(conn, reader, text) is None
             request = PlanRequest(text, reader, {"search_path": "public"})
-            out.append((reader, text, plan_with_facts(conn, settings, request, ViewOptions())[1]))
+            out.append((reader, text, plan_with_facts(conn, settings, request, ViewSpec())[1]))
     return out
 
 
@@ -155,7 +155,7 @@ def test_what_lacks_at_first_is_refused(database, tmp_path, right):
             settings = Settings(source=database, data_dir=tmp_path, eval_dsn=eval_dsn)
             request = PlanRequest(query, reader, {"search_path": "public"})
             with pytest.raises((HeadraceError, psycopg.Error)) as caught:
-                plan_with_facts(conn, settings, request, ViewOptions())
+                plan_with_facts(conn, settings, request, ViewSpec())
             assert "permission denied" in str(caught.value)
             conn.execute(f"GRANT {right.format(b=boss)} TO {reader}")
-            plan_with_facts(conn, settings, request, ViewOptions())
+            plan_with_facts(conn, settings, request, ViewSpec())

@@ -117,7 +117,7 @@ class Running:
         async def builder() -> rpc.Peer:
             return peer
 
-        commands = Commands(builder)
+        commands = Commands(self.settings, builder)
         direct = Direct(self.settings, commands)
         direct.start()
         database = psycopg.conninfo.conninfo_to_dict(self.source)["dbname"]

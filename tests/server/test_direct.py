@@ -21,10 +21,14 @@ def test_call_with_progress(commander):
     with direct(commander) as conn:
         conn.add_notice_handler(lambda d: notices.append(d.message_primary))
         conn.execute("SET search_path = pg_temp; SET TimeZone = 'Asia/Tokyo'")
-        conn.execute("CALL headrace.create_view('v', %s, '{\"a\": 1}')", ("SELECT 'ä'",))
+        conn.execute("CALL headrace.create_view('v', %s, '{\"sharing\": false}')", ("SELECT 'ä'",))
     (method, params) = commander.builder.calls[0]
     assert method == "create_view"
-    assert (params["name"], params["query"], params["options"]) == ("v", "SELECT 'ä'", {"a": 1})
+    assert (params["name"], params["query"], params["options"]) == (
+        "v",
+        "SELECT 'ä'",
+        {"sharing": False},
+    )
     assert params["caller"] == "postgres"
     assert params["settings"]["search_path"] == "pg_temp"
     assert params["settings"]["TimeZone"] == "Asia/Tokyo"

@@ -222,7 +222,7 @@ def test_asyncpg(commander):
         await conn.execute("CALL headrace.create_view('v', 'SELECT i FROM a')")
         call = "CALL headrace.create_view($1, $2, $3)"
         for _ in range(2):
-            await conn.execute(call, "w", "SELECT 1", json.dumps({"a": 1}))
+            await conn.execute(call, "w", "SELECT 1", json.dumps({"sharing": False}))
         with pytest.raises(asyncpg.FeatureNotSupportedError):
             await conn.execute(call, "refused", "SELECT 1", "{}")
         await conn.execute("CALL headrace.drop_view($1, $2)", "w", True)
@@ -239,7 +239,7 @@ def test_asyncpg(commander):
     commander.dsn_url = f"postgresql://{info['user']}@127.0.0.1:{commander.port}/{info['dbname']}"
     asyncio.run(main())
     calls = [c for c in commander.builder.calls if c[0] == "create_view"]
-    assert calls[1][1]["options"] == {"a": 1}
+    assert calls[1][1]["options"] == {"sharing": False}
     assert commander.builder.calls[-1][1]["if_exists"] is True
 
 

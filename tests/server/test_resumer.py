@@ -14,9 +14,9 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.population.options import ViewOptions
 from headrace.server.resumer import RULES, _passing
 from headrace.sql.states import StoppedView
+from headrace.sql.view_spec import ViewSpec
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_each_rule_names_an_option_and_its_values():
     for rule in RULES.values():
         for value in rule.values:
             assert rule.option is not None
-            assert getattr(ViewOptions.of({rule.option: value}), rule.option) == value
+            assert getattr(ViewSpec.of({rule.option: value}), rule.option) == value
 
 
 @pytest.mark.parametrize(

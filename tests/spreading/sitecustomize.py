@@ -25,12 +25,12 @@ _MODULE = "headrace.views.create"
 def _altering(create_view: Any) -> Any:
     from headrace.errors import BugError, HeadraceError
     from headrace.sql.verbs import AlterView
+    from headrace.sql.view_spec import ViewSpec
     from headrace.views.alter import alter_view
 
     def altered(context: Any, job: Any, request: Any) -> Any:
-        if isinstance(request.options, dict):
-            options = {"sharing": False, **request.options}
-            request = dataclasses.replace(request, options=options)
+        options = ViewSpec.of({"sharing": False, **request.options.given})
+        request = dataclasses.replace(request, options=options)
         answer = create_view(context, job, request)
         query = request.query.rstrip("; \n")
         for text in (f"SELECT q.*, 1 AS one_more FROM ({query}) q", request.query):
@@ -63,9 +63,8 @@ class _Loader(importlib.abc.Loader):
             return
 
         def spread(context: Any, job: Any, request: Any) -> Any:
-            options = request.options
-            if isinstance(options, dict) and not {"placement", "from"} & options.keys():
-                options = {**options, "placement": next(_PLACES)}
+            if not {"placement", "from"} & request.options.given.keys():
+                options = request.options.with_placement(next(_PLACES))
                 request = dataclasses.replace(request, options=options)
             return create_view(context, job, request)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.population.options import ViewOptions
+from headrace.sql.verbs import AlterView, CheckView, CreateView
+from headrace.sql.view_spec import OptionChanges, ViewSpec
 
 MODES = "Values are: auto, local, spark."
 ROWS = 'option "threshold_rows" must be a number of rows'
@@ -58,7 +61,7 @@ KNOWN = (
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(given, message, hint):
     with pytest.raises(UserError) as caught:
-        ViewOptions.of(given)
+        ViewSpec.of(given)
     assert (caught.value.message, caught.value.hint) == (message, hint)
     assert caught.value.code == "22023"
 
@@ -66,28 +69,79 @@ def test_what_does_not_fit_is_refused(given, message, hint):
 @pytest.mark.parametrize(
     ("given", "made"),
     [
-        ({}, ViewOptions()),
-        ({"threshold_rows": None, "max_recursion_rows": None, "view_rows_max": None}, ViewOptions()),
-        ({"threshold_rows": 0, "block": False}, ViewOptions(threshold_rows=0, block=False)),
-        ({"threshold_rows": 10**30}, ViewOptions(threshold_rows=10**30)),
-        ({"commit_group": "ä" * 63}, ViewOptions(commit_group="ä" * 63)),
-        ({"key": ["b", "a"]}, ViewOptions(key=("b", "a"))),
-        ({"key": []}, ViewOptions(key=())),
-        ({"key": None}, ViewOptions()),
+        ({}, ViewSpec()),
+        ({"threshold_rows": None, "max_recursion_rows": None, "view_rows_max": None}, ViewSpec()),
+        ({"threshold_rows": 0, "block": False}, ViewSpec(threshold_rows=0, block=False)),
+        ({"threshold_rows": 10**30}, ViewSpec(threshold_rows=10**30)),
+        ({"commit_group": "ä" * 63}, ViewSpec(commit_group="ä" * 63)),
+        ({"key": ["b", "a"]}, ViewSpec(key=("b", "a"))),
+        ({"key": []}, ViewSpec(key=())),
+        ({"key": None}, ViewSpec()),
         ({"sharing": False, "on_change": "stop", "on_damage": "stop", "population": "spark"},
-         ViewOptions("spark", sharing=False, on_change="stop", on_damage="stop")),
+         ViewSpec("spark", sharing=False, on_change="stop", on_damage="stop")),
         ({"max_recursion_iterations": 1, "max_recursion_rows": 2**31 - 1},
-         ViewOptions(max_recursion_iterations=1, max_recursion_rows=2**31 - 1)),
+         ViewSpec(max_recursion_iterations=1, max_recursion_rows=2**31 - 1)),
         ({"view_time_ms_max": 7, "view_rows_max": None},
-         ViewOptions(limits={"view_time_ms_max": 7})),
+         ViewSpec(limits={"view_time_ms_max": 7})),
     ],
 )  # fmt: skip
 def test_what_fits(given, made):
-    assert ViewOptions.of(given) == made
+    assert ViewSpec.of(given) == made
 
 
 def test_a_view_that_is_fed_is_loaded_in_process():
-    assert ViewOptions.of({"from": "p", "population": "local"}).point == "p"
+    assert ViewSpec.of({"from": "p", "population": "local"}).point == "p"
     with pytest.raises(UserError, match='"spark" with option "from"') as caught:
-        ViewOptions.of({"from": "p", "population": "spark"})
+        ViewSpec.of({"from": "p", "population": "spark"})
     assert caught.value.code == "22023"
+
+
+def test_a_request_that_is_no_object_is_refused():
+    for given in ([], 5, "spark", True, None):
+        for kind in (ViewSpec, OptionChanges):
+            with pytest.raises(UserError, match="options must be a JSON object") as caught:
+                kind.from_request(given, Settings())
+            assert caught.value.code == "22023"
+
+
+def test_changes_are_validated_by_themselves_and_together_with_the_others():
+    before = ViewSpec.of({"commit_group": "slow", "key": ["a"], "latency_ms": 5})
+    more = {"view_time_ms_max": 100_000}
+    settings = Settings(view_time_ms_max=60_000)
+    changes = OptionChanges.from_request({**more, "key": None}, settings)
+    after = changes.applied(before, settings)
+    assert after.given == {"commit_group": "slow", "latency_ms": 5, **more}
+    assert (after.key, after.limits) == (None, more)
+    with pytest.raises(UserError, match="only in a commit group"):
+        OptionChanges.of({"commit_group": None}).applied(after, settings)
+    for given, message in (
+        ({"nope": None}, 'unrecognized option "nope"'),
+        ({"latency_ms": "soon"}, LATE),
+    ):
+        with pytest.raises(UserError, match=message):
+            OptionChanges.from_request(given, settings)
+
+
+def test_replace_keeps_options_that_have_a_call_of_their_own():
+    kept = {"latency_ms": 5, "placement": "w1", "history": "1 hour", "block": False}
+    before = ViewSpec.of({**kept, "sharing": False, "key": ["a"]})
+    wanted = {"population": "local", "placement": "w2", "history": None, "key": None}
+    after = before.replaced_by(ViewSpec.of(wanted), Settings())
+    assert after.given == {"population": "local", **kept}
+    assert before.replaced_by(ViewSpec.of({"latency_ms": 0}), Settings()).latency_ms == 0
+    assert ViewSpec().replaced_by(ViewSpec.of(wanted), Settings()).given == {"population": "local"}
+
+
+def test_options_travel_as_they_were_given():
+    given = {"key": ["a"], "threshold_rows": None, "view_rows_max": 7}
+    about = {"caller": "somebody", "settings": {}}
+    for request in (
+        CreateView("v", "SELECT 1", ViewSpec.of(given), **about),
+        CheckView("SELECT 1", ViewSpec.of(given), **about),
+        AlterView("v", "SELECT 1", OptionChanges.of(given), **about),
+    ):
+        message = msgspec.json.decode(msgspec.json.encode(request.message()))
+        assert message["options"] == given
+        again = type(request).of_message(message)
+        assert again == request
+        assert again.options.given == given
