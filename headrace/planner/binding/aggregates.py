@@ -19,6 +19,7 @@ from typing import Final
 import psycopg
 
 from headrace import types as t
+from headrace.collections.aggregate_traits import BUILT_IN, NATIVE, NATIVE_NAMES
 from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
@@ -44,11 +45,6 @@ _OF_RECORDS: Final = frozenset(
     }
 )
 """Functions that turn an array of records into text, JSON or a number."""
-_BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
-_UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
-"""Aggregates whose value does not depend on the order of their input."""
-_IDEMPOTENT: Final = frozenset({"min", "max", "bool_and", "every", "bool_or", "any_value"})
-"""Aggregates for which DISTINCT changes nothing."""
 
 
 @dataclass(slots=True)
@@ -210,9 +206,10 @@ class AggregateCalls:
     def _native(self, call: _Call, column: Col, collation: int) -> Agg | None:
         """Return the aggregate in the form that ``collections.reduce`` computes, or None."""
         name = call.name
-        if not call.function.builtin or call.direct:
+        traits = BUILT_IN.get(name) if call.function.builtin else None
+        if traits is None or call.direct:
             return None
-        if any(raises(e) or name not in _UNORDERED for e, _ in call.order):
+        if any(raises(e) or traits.ordered for e, _ in call.order):
             return None
         if not call.args:
             function = "count_star" if name == "count" else ""
@@ -223,7 +220,7 @@ class AggregateCalls:
         if not function:
             return None
         argument = call.args[0] if call.args else None
-        distinct = call.distinct and name not in _IDEMPOTENT
+        distinct = call.distinct and not traits.idempotent
         if distinct and argument is not None and self._key(argument) is None:
             return None
         first = function == "any" and not call.distinct
@@ -250,9 +247,8 @@ class AggregateCalls:
                 argument.oid, bytewise=bytewise
             )
             return name if known else ""
-        if name == "any_value":
-            return "any"
-        return _BOOLEANS.get(name, "")
+        name = NATIVE_NAMES.get(name, name)
+        return name if name in NATIVE else ""
 
     def _key(self, expr: Expr) -> keys.KeyClass | None:
         return key_class(self._lowering.catalog, expr.oid, expr.collation)

@@ -18,9 +18,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from headrace import types as t
+from headrace.collections.aggregate_traits import BUILT_IN, NATIVE, AggregateTraits
 from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
@@ -29,19 +29,6 @@ from headrace.planner.passes.domain import Domain, Push
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key
-
-_COUNTS: Final = frozenset({"count", "count_star"})
-_NULL_OVER_NOTHING: Final = frozenset(
-    {
-        *("sum", "avg", "min", "max", "any", "any_value", "bool_and", "bool_or"),
-        *("every", "bit_and", "bit_or", "bit_xor", "string_agg", "array_agg"),
-        *("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
-        *("json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg", "xmlagg"),
-        *("percentile_cont", "percentile_disc", "mode", "range_agg", "corr"),
-        *("covar_pop", "covar_samp", "range_intersect_agg"),
-    }
-)
-"""Built-in aggregates whose value over no rows is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +186,9 @@ class Lift:
             return None
         if node.keys:
             return {}
-        if not all(a.function in _COUNTS or _null_over_nothing(a) for a in node.aggs):
+        if not all(t.zero or t.null for t in map(_traits, node.aggs)):
             return None
-        return {
-            a.column.id: self._or_zero(a.column.ref) for a in node.aggs if a.function in _COUNTS
-        }
+        return {a.column.id: self._or_zero(a.column.ref) for a in node.aggs if _traits(a).zero}
 
     def _by_keys(
         self, node: nodes.AggregateNode, below: Lifted, late: dict[int, Expr]
@@ -338,11 +323,10 @@ def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return dataclasses.replace(expr, args=args)
 
 
-def _null_over_nothing(agg: nodes.Agg) -> bool:
-    name = agg.name if agg.function == "remote" else agg.function
-    if agg.function == "remote" and not agg.sql.startswith("pg_catalog."):
-        return False
-    return name in _NULL_OVER_NOTHING
+def _traits(agg: nodes.Agg) -> AggregateTraits:
+    if agg.function == "remote" and agg.sql.startswith("pg_catalog."):
+        return BUILT_IN.get(agg.name, NATIVE["remote"])
+    return NATIVE[agg.function]
 
 
 def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:
