@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 
 from headrace import types as t
-from headrace.collections.aggregate_traits import BUILT_IN, NATIVE, NATIVE_NAMES
+from headrace.collections.aggregate_traits import COMPILED, AggregateFunction, built_in
 from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
@@ -206,18 +206,13 @@ class AggregateCalls:
     def _native(self, call: _Call, column: Col, collation: int) -> Agg | None:
         """Return the aggregate in the form that ``collections.reduce`` computes, or None."""
         name = call.name
-        traits = BUILT_IN.get(name) if call.function.builtin else None
-        if traits is None or call.direct:
+        if not call.function.builtin or call.direct:
             return None
+        traits = built_in(name)
         if any(raises(e) or traits.ordered for e, _ in call.order):
             return None
-        if not call.args:
-            function = "count_star" if name == "count" else ""
-        elif len(call.args) > 1 or self._inline(call.args[0]):
-            return None
-        else:
-            function = self._native_name(name, call.args[0], collation)
-        if not function:
+        function = self._native_function(call, collation)
+        if function is None:
             return None
         argument = call.args[0] if call.args else None
         distinct = call.distinct and not traits.idempotent
@@ -235,20 +230,23 @@ class AggregateCalls:
             shows_order=first and not isinstance(argument, Const),
         )
 
-    def _native_name(self, name: str, argument: Expr, collation: int) -> str:
-        catalog = self._lowering.catalog
-        if name == "count":
-            return name
-        if name in ("sum", "avg"):
-            return name if argument.oid in _NUMBERS else ""
-        if name in ("min", "max"):
-            bytewise = catalog.collations.bytewise(collation)
-            known = catalog.collations.deterministic(collation) and keys.order_native(
-                argument.oid, bytewise=bytewise
+    def _native_function(self, call: _Call, collation: int) -> AggregateFunction | None:
+        """Return the function that computes ``call`` over arguments of these types, or None."""
+        function = COMPILED.get(call.name)
+        if not call.args:
+            return "count_star" if function == "count" else None
+        [argument, *others] = call.args
+        if others or self._inline(argument):
+            return None
+        if function in ("sum", "avg"):
+            return function if argument.oid in _NUMBERS else None
+        if function in ("min", "max"):
+            collations = self._lowering.catalog.collations
+            native = collations.deterministic(collation) and keys.order_native(
+                argument.oid, bytewise=collations.bytewise(collation)
             )
-            return name if known else ""
-        name = NATIVE_NAMES.get(name, name)
-        return name if name in NATIVE else ""
+            return function if native else None
+        return function
 
     def _key(self, expr: Expr) -> keys.KeyClass | None:
         return key_class(self._lowering.catalog, expr.oid, expr.collation)

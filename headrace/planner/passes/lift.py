@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headrace import types as t
-from headrace.collections.aggregate_traits import BUILT_IN, NATIVE, AggregateTraits
+from headrace.collections.aggregate_traits import NATIVE, Empty, built_in
 from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
@@ -186,9 +186,10 @@ class Lift:
             return None
         if node.keys:
             return {}
-        if not all(t.zero or t.null for t in map(_traits, node.aggs)):
+        empty = {a.column: _empty(a) for a in node.aggs}
+        if None in empty.values():
             return None
-        return {a.column.id: self._or_zero(a.column.ref) for a in node.aggs if _traits(a).zero}
+        return {c.id: self._or_zero(c.ref) for c, value in empty.items() if value is Empty.ZERO}
 
     def _by_keys(
         self, node: nodes.AggregateNode, below: Lifted, late: dict[int, Expr]
@@ -323,10 +324,10 @@ def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return dataclasses.replace(expr, args=args)
 
 
-def _traits(agg: nodes.Agg) -> AggregateTraits:
+def _empty(agg: nodes.Agg) -> Empty | None:
     if agg.function == "remote" and agg.sql.startswith("pg_catalog."):
-        return BUILT_IN.get(agg.name, NATIVE["remote"])
-    return NATIVE[agg.function]
+        return built_in(agg.name).empty
+    return NATIVE[agg.function].empty
 
 
 def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:
