@@ -59,7 +59,7 @@ class Then(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Repair:
     """Hint of an error that stops a view.
 
     Code decides by these fields.  The text is a placeholder where the view has no name yet: the
@@ -76,7 +76,7 @@ class Remedy:
 
 
 _NO_STEP: Final = "Drop the view and create it again."
-RESYNC: Final = Remedy()
+RESYNC: Final = Repair()
 
 
 class HeadraceError(Exception):
@@ -89,7 +89,7 @@ class HeadraceError(Exception):
         message: str,
         *,
         detail: str | None = None,
-        hint: str | Remedy | None = None,
+        hint: str | Repair | None = None,
         position: int | None = None,
         sqlstate: str | None = None,
         culprit: str | None = None,
@@ -102,7 +102,7 @@ class HeadraceError(Exception):
         self.message = _bounded(message, MESSAGE_CHARS_MAX)
         super().__init__(self.message)
         self.detail = detail and _bounded(detail, DETAIL_CHARS_MAX)
-        self.remedy = hint if isinstance(hint, Remedy) else None
+        self.repair = hint if isinstance(hint, Repair) else None
         self.hint = _bounded(str(hint), DETAIL_CHARS_MAX) if hint else None
         self.culprit = culprit and _bounded(culprit, MESSAGE_CHARS_MAX)
         self.position = position
@@ -114,11 +114,11 @@ class HeadraceError(Exception):
         return f"{self.message} at {self.culprit}" if self.culprit else self.message
 
     @property
-    def advice(self) -> str | Remedy | None:
+    def advice(self) -> str | Repair | None:
         """The hint as it was given, for an error of another class."""
-        return self.remedy or self.hint
+        return self.repair or self.hint
 
-    def again(self, **other: str | Remedy | None) -> Self:
+    def again(self, **other: str | Repair | None) -> Self:
         """Return a copy of the error with the fields in ``other`` replaced."""
         same = {
             "message": self.message,
@@ -340,16 +340,16 @@ class FencedError(BugError):
 
 Wire = dict[str, str]
 _KIND: Final = "K"
-_STEP: Final = "remedy_step"
-_THEN: Final = "remedy_then"
+_STEP: Final = "repair_step"
+_THEN: Final = "repair_then"
 
 
 def to_wire(error: HeadraceError) -> Wire:
     """Return the error's ``fields`` and class, for ``from_wire`` in another process."""
     known = next(c for c in type(error).__mro__ if c.__module__ == __name__)
     wire = {**error.fields(), _KIND: known.__name__}
-    if error.remedy is not None:
-        wire |= {_STEP: error.remedy.step, _THEN: error.remedy.then.name}
+    if error.repair is not None:
+        wire |= {_STEP: error.repair.step, _THEN: error.repair.then.name}
     return wire
 
 
@@ -358,11 +358,11 @@ def from_wire(wire: Wire) -> HeadraceError:
     kind = globals().get(wire.get(_KIND, ""), HeadraceError)
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = HeadraceError
-    remedy = Remedy(wire[_STEP], Then[wire[_THEN]]) if _THEN in wire else None
+    repair = Repair(wire[_STEP], Then[wire[_THEN]]) if _THEN in wire else None
     return kind(
         wire.get("M", "unknown error"),
         detail=wire.get("D"),
-        hint=remedy or wire.get("H"),
+        hint=repair or wire.get("H"),
         position=int(wire["P"]) if "P" in wire else None,
         sqlstate=wire.get("C"),
     )

@@ -1,4 +1,4 @@
-"""Errors: the remedy is a value that survives copies and processes; the text decides nothing."""
+"""Errors: the repair is a value that survives copies and processes; the text decides nothing."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, Remedy, RightEnded, Then
+from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, Repair, RightEnded, Then
 from headrace.runtime.leaving import with_hint
 
 VIEW = SimpleNamespace(argument="public.v")
 CALL = "CALL headrace.resync_view('public.v')"
-REMEDIES = (
+REPAIRS = (
     (None, f"{CALL} fills it anew."),
     (RESYNC, f"{CALL} fills it anew."),
-    (Remedy("Create the table again"), f"Create the table again, then {CALL}."),
-    (Remedy("Run: GRANT x", Then.RESUMED), "Run: GRANT x; then the view goes on by itself."),
-    # These hints only look like remedies.
+    (Repair("Create the table again"), f"Create the table again, then {CALL}."),
+    (Repair("Run: GRANT x", Then.RESUMED), "Run: GRANT x; then the view goes on by itself."),
+    # These hints only look like repairs.
     (str(RESYNC), str(RESYNC)),
     ("Call it, then create the view again.", "Call it, then create the view again."),
 )
 
 
-@pytest.mark.parametrize(("hint", "shown"), REMEDIES)
-def test_the_remedy_decides_which_call_a_stopped_view_names(hint, shown):
+@pytest.mark.parametrize(("hint", "shown"), REPAIRS)
+def test_the_repair_decides_which_call_a_stopped_view_names(hint, shown):
     error = DefiniteFailure("it was dropped", detail="Now.", hint=hint)
     copies = (
         error,
@@ -39,8 +39,8 @@ def test_the_remedy_decides_which_call_a_stopped_view_names(hint, shown):
     assert {each.hint for each in copies} == {None if hint is None else str(hint)}
 
 
-def test_a_remedy_is_no_field_of_the_postgres_protocol():
-    error = RightEnded("denied", hint=Remedy("Run: GRANT x", Then.RESUMED))
+def test_a_repair_is_no_field_of_the_postgres_protocol():
+    error = RightEnded("denied", hint=Repair("Run: GRANT x", Then.RESUMED))
     assert error.fields() == {
         "C": RightEnded.sqlstate,
         "M": "denied",

@@ -26,7 +26,7 @@ from headrace.errors import (
     RESYNC,
     BugError,
     DefiniteFailure,
-    Remedy,
+    Repair,
     StructureChanged,
     UnsupportedError,
 )
@@ -368,7 +368,7 @@ class Source(Collection):
     def _identity_changed(self) -> DefiniteFailure:
         return DefiniteFailure(
             f"the replica identity of table {self._table} was changed",
-            hint=Remedy("Set it as it was when the view was created"),
+            hint=Repair("Set it as it was when the view was created"),
         )
 
     def _misfit(self, op: int, *, missing: bool) -> BugError:

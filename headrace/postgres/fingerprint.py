@@ -41,7 +41,7 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
-    Remedy,
+    Repair,
     StructureChanged,
 )
 from headrace.postgres import definitions, identity, privileges
@@ -397,7 +397,7 @@ def _stop(message: str, first: str = "") -> HeadraceError:
 
     ``first``: the step that must precede a resync.
     """
-    return DefiniteFailure(message, hint=Remedy(first))
+    return DefiniteFailure(message, hint=Repair(first))
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
@@ -419,7 +419,7 @@ def _unidentified(table: Facts) -> HeadraceError:
         f"{_table(table)} lost its replica identity",
         detail="Postgres refuses updates and deletes of a published table without one, so it"
         " leaves the publication.",
-        hint=Remedy("Add a primary key or set REPLICA IDENTITY FULL"),
+        hint=Repair("Add a primary key or set REPLICA IDENTITY FULL"),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import DefiniteFailure, OwnerGone, Remedy, RightEnded, Then
+from headrace.errors import DefiniteFailure, OwnerGone, Repair, RightEnded, Then
 from headrace.postgres.pipelined import Sent
 
 Connection = psycopg.Connection[Any]
@@ -137,7 +137,7 @@ def error(lack: Lack) -> DefiniteFailure:
         return RightEnded(
             f'row security of table "{name}" applies to role {role} now',
             detail="Which rows a policy lets a role see is not followed.",
-            hint=Remedy(
+            hint=Repair(
                 f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
                 f" or ALTER ROLE {role} BYPASSRLS",
                 Then.RESUMED,
@@ -152,5 +152,5 @@ def error(lack: Lack) -> DefiniteFailure:
     return RightEnded(
         f"permission denied for {what} {name}",
         detail=f"Role {role} needs {'SELECT on it' if kind == 'select' else 'it'}.",
-        hint=Remedy(f"Run: {grant} TO {role}", Then.RESUMED),
+        hint=Repair(f"Run: {grant} TO {role}", Then.RESUMED),
     )

@@ -135,8 +135,8 @@ def with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
         hint = views.resync_hint(view, "Mend the row")
     elif isinstance(error, errors.ResultTableChanged):
         hint = views.resync_hint(view, "Undo that")
-    elif error.remedy is not None and error.remedy.then is errors.Then.RESYNC:
-        hint = views.resync_hint(view, error.remedy.step)
+    elif error.repair is not None and error.repair.then is errors.Then.RESYNC:
+        hint = views.resync_hint(view, error.repair.step)
     elif error.hint is None:
         hint = views.resync_hint(view)
     else:

@@ -1,4 +1,4 @@
-"""Opening of a state database: a damaged one is set aside, whoever finds the damage."""
+"""Opening of a state database: a damaged one is set aside."""
 
 from __future__ import annotations
 

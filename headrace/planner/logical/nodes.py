@@ -156,8 +156,7 @@ class Agg:
     shows_order: bool = False
     """Whether its value depends on the order in which it sees its rows."""
     row: tuple[Expr, ...] = ()
-    """Expressions that determine that order, where other aggregates must see the same one
-    (``alignment``)."""
+    """Expressions that determine an order common to several aggregates (``alignment``)."""
 
     @property
     def arguments(self) -> tuple[Expr, ...]:
