@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Literal
 
+from headrace.types import INT2, INT4, INT8, NUMERIC
+
 # fmt: off
 AggregateFunction = Literal[
     "count_star", "count", "sum", "avg", "bool_and", "bool_or", "min", "max",
@@ -26,6 +28,22 @@ class Empty(Enum):
     ZERO = auto()
     """The bigint 0; the aggregate is never NULL."""
     NULL = auto()
+
+
+class Total(Enum):
+    """Arguments over which an aggregate cannot fail, as far as is known.
+
+    Sizes of more than a gigabyte, or a number of more than 131 072 digits, do not count.
+    """
+
+    NONE = auto()
+    EXACT = auto()
+    """Integers and numerics: sums of floats overflow."""
+    INTEGERS = auto()
+    """Bit strings may be of different lengths."""
+    SINGLE = auto()
+    """Values other than arrays, which may be of different sizes."""
+    ANY = auto()
 
 
 class Partial(Enum):
@@ -47,20 +65,33 @@ class AggregateTraits:
     """Whether its value may depend on the order of its rows, last digits of floats apart."""
     idempotent: bool = False
     """Whether DISTINCT changes nothing."""
-    total: bool = False
-    """Whether it cannot fail."""
+    total: Total = Total.NONE
     retained: bool = True
     """Whether its state keeps the values of a group, not only numbers."""
     partial: Partial | None = None
     """None: all rows of a group must be in one task."""
 
+    def may_fail(self, argument: int | None, result: int) -> bool:
+        """Return whether it may fail over values of type ``argument``; both are type OIDs."""
+        match self.total:
+            case Total.NONE:
+                return True
+            case Total.EXACT:
+                return argument not in (INT2, INT4, INT8, NUMERIC)
+            case Total.INTEGERS:
+                return argument not in (INT2, INT4, INT8)
+            case Total.SINGLE:
+                return argument == result
+            case Total.ANY:
+                return False
+
 
 _NUMBERS: Final = AggregateTraits(ordered=False, retained=False, partial=Partial.NUMBERS)
-_COUNT: Final = replace(_NUMBERS, empty=Empty.ZERO, total=True)
-_SUM: Final = replace(_NUMBERS, empty=Empty.NULL)
-_TRUTH: Final = replace(_NUMBERS, empty=Empty.NULL, idempotent=True, total=True)
-_ANY: Final = AggregateTraits(Empty.NULL, idempotent=True, partial=Partial.EXTREME)
-_EXTREME: Final = replace(_ANY, ordered=False, total=True)
+_COUNT: Final = replace(_NUMBERS, empty=Empty.ZERO, total=Total.ANY)
+_SUM: Final = replace(_NUMBERS, empty=Empty.NULL, total=Total.EXACT)
+_TRUTH: Final = replace(_NUMBERS, empty=Empty.NULL, idempotent=True, total=Total.ANY)
+_ANY: Final = AggregateTraits(Empty.NULL, idempotent=True, total=Total.ANY, partial=Partial.EXTREME)
+_EXTREME: Final = replace(_ANY, ordered=False)
 _UNKNOWN: Final = AggregateTraits()
 
 NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
@@ -93,21 +124,33 @@ _REMOTE: Final = AggregateTraits(Empty.NULL, ordered=False)
 _IN_ORDER: Final = AggregateTraits(Empty.NULL)
 BUILT_IN: Final[Mapping[str, AggregateTraits]] = {
     **{name: NATIVE[function] for name, function in COMPILED.items()},
-    "regr_count": AggregateTraits(Empty.ZERO, ordered=False),
+    "regr_count": AggregateTraits(Empty.ZERO, ordered=False, total=Total.ANY),
+    "array_agg": replace(_IN_ORDER, total=Total.SINGLE),
+    **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), replace(_REMOTE, total=Total.INTEGERS)),
+    **dict.fromkeys(
+        ("mode", "range_agg", "range_intersect_agg"), replace(_REMOTE, total=Total.ANY)
+    ),
+    **dict.fromkeys(
+        ("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
+        replace(_REMOTE, total=Total.EXACT),
+    ),
     **dict.fromkeys(
         (
-            *("bit_and", "bit_or", "bit_xor", "range_agg", "range_intersect_agg"),
-            *("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
             *("corr", "covar_pop", "covar_samp", "regr_avgx", "regr_avgy", "regr_intercept"),
             *("regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy"),
-            *("mode", "percentile_cont", "percentile_disc"),
+            *("percentile_cont", "percentile_disc"),
         ),
         _REMOTE,
     ),
     **dict.fromkeys(
         (
-            *("array_agg", "string_agg", "xmlagg"),
+            *("string_agg", "xmlagg"),
             *("json_agg", "json_agg_strict", "jsonb_agg", "jsonb_agg_strict"),
+        ),
+        replace(_IN_ORDER, total=Total.ANY),
+    ),
+    **dict.fromkeys(
+        (
             *("json_object_agg", "json_object_agg_strict", "json_object_agg_unique"),
             *("json_object_agg_unique_strict", "jsonb_object_agg", "jsonb_object_agg_strict"),
             *("jsonb_object_agg_unique", "jsonb_object_agg_unique_strict"),

@@ -105,3 +105,33 @@ def test_distinct_changes_nothing_if_the_traits_say_so(conn, name):
         whole, distinct = conn.execute(query, {"few": few}).fetchone()
         different |= whole != distinct
     assert different != BUILT_IN[name].idempotent
+
+
+FAILING = [
+    ("sum", "sum(x)", "(VALUES (1e308::float8), (1e308)) r (x)"),
+    ("sum", "sum(x)", "(VALUES (3e38::float4), (3e38)) r (x)"),
+    ("avg", "avg(x)", "(VALUES (1e308::float8), (1e308)) r (x)"),
+    ("stddev", "stddev(x)", "(VALUES (1e308::float8), (-1e308)) r (x)"),
+    ("regr_sxx", "regr_sxx(x, x)", "(VALUES (1e308::float8), (-1e308)) r (x)"),
+    ("bit_and", "bit_and(x)", "(VALUES ('1'::varbit), ('10')) r (x)"),
+    ("array_agg", "array_agg(x)", "(VALUES (ARRAY[1]), (ARRAY[1, 2])) r (x)"),
+    ("json_object_agg", "json_object_agg(x, 1)", "(VALUES (NULL::text)) r (x)"),
+    ("jsonb_object_agg", "jsonb_object_agg(x, 1)", "(VALUES (NULL::text)) r (x)"),
+    ("percentile_cont", "percentile_cont(2) WITHIN GROUP (ORDER BY x)", "(VALUES (1)) r (x)"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "rows"), FAILING)
+def test_an_aggregate_that_fails_in_postgres_may_fail(conn, name, call, rows):
+    with pytest.raises(psycopg.DataError):
+        conn.execute(f"SELECT {call} FROM {rows}")
+    described = conn.execute(f"SELECT x, {call} FROM {rows} WHERE false GROUP BY x").description
+    argument, result = (column.type_code for column in described)
+    assert BUILT_IN[name].may_fail(argument, result)
+
+
+def test_common_aggregates_cannot_fail():
+    for name, argument, result in (("sum", INT4, INT8), ("count", INT4, INT8), ("max", 25, 25)):
+        assert not BUILT_IN[name].may_fail(argument, result)
+    assert not BUILT_IN["array_agg"].may_fail(INT4, 1007)
+    assert BUILT_IN["array_agg"].may_fail(1007, 1007)

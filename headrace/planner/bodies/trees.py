@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.collections.aggregate_traits import built_in
+from headrace.collections.aggregate_traits import Total, built_in
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.nodetypes import targets
@@ -124,7 +124,7 @@ def fails(catalog: Catalog, expr: Node) -> bool:
                 return True
         elif node.kind == "AGGREF":
             function = catalog.functions[node.number("aggfnoid")]
-            if not function.builtin or not built_in(function.name).total:
+            if not function.builtin or built_in(function.name).total is not Total.ANY:
                 return True
         elif node.kind == "FUNCEXPR":
             if node.number("funcid") != _INT8_OF_INT4:

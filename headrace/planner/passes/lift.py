@@ -10,7 +10,7 @@ Counter-examples: ``k < l.k`` puts a row into the groups of many rows of the lef
 without keys exists over no rows: ``count(*)`` of none is 0, not NULL.  So counts are corrected
 above the join, and expressions over such an aggregate are computed there too.  An expression that
 may fail must not be computed for rows that no row of the left side needs: it also moves above the
-join, or the right side is computed by domain.
+join, or the right side is computed by domain; so is an aggregate that may fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headrace import types as t
-from headrace.collections.aggregate_traits import NATIVE, Empty, built_in
+from headrace.collections.aggregate_traits import NATIVE, AggregateTraits, Empty, built_in
 from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
@@ -186,7 +186,7 @@ class Lift:
             return None
         if node.keys:
             return {}
-        empty = {a.column: _empty(a) for a in node.aggs}
+        empty = {a.column: _traits(a).empty for a in node.aggs}
         if None in empty.values():
             return None
         return {c.id: self._or_zero(c.ref) for c, value in empty.items() if value is Empty.ZERO}
@@ -200,6 +200,8 @@ class Lift:
         if read & (self._outer | below.late.keys()):
             return None
         if below.match and any(raises(e) for e in nodes.expressions(node)):
+            return None
+        if below.match and any(map(_may_fail, node.aggs)):
             return None
         keys, match = self._as_keys(below.match)
         result = dataclasses.replace(node, keys=node.keys + keys)
@@ -324,10 +326,16 @@ def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return dataclasses.replace(expr, args=args)
 
 
-def _empty(agg: nodes.Agg) -> Empty | None:
+def _traits(agg: nodes.Agg) -> AggregateTraits:
     if agg.function == "remote" and agg.sql.startswith("pg_catalog."):
-        return built_in(agg.name).empty
-    return NATIVE[agg.function].empty
+        return built_in(agg.name)
+    return NATIVE[agg.function]
+
+
+def _may_fail(agg: nodes.Agg) -> bool:
+    """Return whether evaluation may fail in a group that no row of the left side needs."""
+    argument = None if agg.argument is None else agg.argument.oid
+    return _traits(agg).may_fail(argument, agg.column.oid)
 
 
 def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:
