@@ -12,14 +12,9 @@ So ``family`` is called once, where a server has answered (``postgres.failures``
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final, Self
-
-RESYNC: Final = "Drop the view and create it again."
-"""Placeholder hint; the caller replaces it with ``CALL headrace.resync_view('<name>')``."""
-
-THEN_RESYNC: Final = ", then create the view again."
-"""End of a hint that names another step first; replaced like ``RESYNC``."""
 
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
@@ -56,6 +51,34 @@ def transient(sqlstate: str | None) -> bool:
     return family(sqlstate) is ErrorFamily.TRANSIENT
 
 
+class Then(Enum):
+    """Continuation of a view after the user's step; the value ends the hint."""
+
+    RESYNC = ", then create the view again."
+    RESUMED = "; then the view goes on by itself."
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Hint of an error that stops a view.
+
+    Code decides by these fields.  The text is a placeholder where the view has no name yet: the
+    caller that knows it names ``CALL headrace.resync_view('<name>')`` instead.
+    """
+
+    step: str = ""
+    """Step that the user must take first, without a full stop; "" if there is none."""
+    then: Then = Then.RESYNC
+
+    def __str__(self) -> str:
+        """Return the text of the hint."""
+        return f"{self.step}{self.then.value}" if self.step else _NO_STEP
+
+
+_NO_STEP: Final = "Drop the view and create it again."
+RESYNC: Final = Repair()
+
+
 class HeadraceError(Exception):
     """Base of everything Headrace raises on purpose."""
 
@@ -66,7 +89,7 @@ class HeadraceError(Exception):
         message: str,
         *,
         detail: str | None = None,
-        hint: str | None = None,
+        hint: str | Repair | None = None,
         position: int | None = None,
         sqlstate: str | None = None,
         culprit: str | None = None,
@@ -79,7 +102,8 @@ class HeadraceError(Exception):
         self.message = _bounded(message, MESSAGE_CHARS_MAX)
         super().__init__(self.message)
         self.detail = detail and _bounded(detail, DETAIL_CHARS_MAX)
-        self.hint = hint and _bounded(hint, DETAIL_CHARS_MAX)
+        self.repair = hint if isinstance(hint, Repair) else None
+        self.hint = _bounded(str(hint), DETAIL_CHARS_MAX) if hint else None
         self.culprit = culprit and _bounded(culprit, MESSAGE_CHARS_MAX)
         self.position = position
         self.code = sqlstate or self.sqlstate
@@ -89,12 +113,17 @@ class HeadraceError(Exception):
         """The message, with the row if it is known."""
         return f"{self.message} at {self.culprit}" if self.culprit else self.message
 
-    def again(self, **other: str | None) -> Self:
+    @property
+    def advice(self) -> str | Repair | None:
+        """The hint as it was given, for an error of another class."""
+        return self.repair or self.hint
+
+    def again(self, **other: str | Repair | None) -> Self:
         """Return a copy of the error with the fields in ``other`` replaced."""
         same = {
             "message": self.message,
             "detail": self.detail,
-            "hint": self.hint,
+            "hint": self.advice,
             "sqlstate": self.code,
             "culprit": self.culprit,
         }
@@ -311,12 +340,17 @@ class FencedError(BugError):
 
 Wire = dict[str, str]
 _KIND: Final = "K"
+_STEP: Final = "repair_step"
+_THEN: Final = "repair_then"
 
 
 def to_wire(error: HeadraceError) -> Wire:
     """Return the error's ``fields`` and class, for ``from_wire`` in another process."""
     known = next(c for c in type(error).__mro__ if c.__module__ == __name__)
-    return {**error.fields(), _KIND: known.__name__}
+    wire = {**error.fields(), _KIND: known.__name__}
+    if error.repair is not None:
+        wire |= {_STEP: error.repair.step, _THEN: error.repair.then.name}
+    return wire
 
 
 def from_wire(wire: Wire) -> HeadraceError:
@@ -324,10 +358,11 @@ def from_wire(wire: Wire) -> HeadraceError:
     kind = globals().get(wire.get(_KIND, ""), HeadraceError)
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = HeadraceError
+    repair = Repair(wire[_STEP], Then[wire[_THEN]]) if _THEN in wire else None
     return kind(
         wire.get("M", "unknown error"),
         detail=wire.get("D"),
-        hint=wire.get("H"),
+        hint=repair or wire.get("H"),
         position=int(wire["P"]) if "P" in wire else None,
         sqlstate=wire.get("C"),
     )

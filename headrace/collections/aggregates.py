@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import types
+from headrace.collections.aggregate_traits import AggregateFunction
 from headrace.collections.by_key import Found, Touched, difference, least
 from headrace.collections.plan import AggregateSpec
 from headrace.collections.retained_values import (
@@ -461,7 +462,9 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
     return Unique(name, number, argument, inner) if spec.distinct else inner
 
 
-def _accumulator(function: str, argument: types.Field, result: types.Field) -> Accumulator:
+def _accumulator(
+    function: AggregateFunction, argument: types.Field, result: types.Field
+) -> Accumulator:
     if function == "count":
         return Count(result)
     if function in ("bool_and", "bool_or"):

@@ -7,12 +7,11 @@ share's state: no two shares have the same one (``divided_by``).
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
+from headrace.collections.aggregate_traits import NATIVE, Partial
 from headrace.collections.base import columns_of
 from headrace.collections.reduce import Reduce
 from headrace.collections.retained_values import Extreme
@@ -20,9 +19,6 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate
 from headrace.kernels.aggregate import Numbers
 from headrace.types import TEXT, Field, Schema, arrow_type, diff_batch
-
-_ACCUMULATED: Final = frozenset(("count_star", "count", "bool_and", "bool_or", "sum", "avg"))
-_EXTREMES: Final = frozenset(("min", "max", "any"))
 
 
 def divided_by(node: plan.ReduceSpec) -> tuple[int, ...] | None:
@@ -32,17 +28,21 @@ def divided_by(node: plan.ReduceSpec) -> tuple[int, ...] | None:
     """
     columns: set[int] = set()
     for each in node.aggregates:
-        kept = each.distinct or each.function in _EXTREMES
-        if each.row or each.function not in _ACCUMULATED | _EXTREMES:
+        kept = each.distinct or _extreme(each)
+        if each.row or NATIVE[each.function].partial is None:
             return None
         if kept and each.argument is not None:
             columns.add(each.argument)
     return None if node.keys or len(columns) > 1 else tuple(columns)
 
 
+def _extreme(spec: plan.AggregateSpec) -> bool:
+    return NATIVE[spec.function].partial is Partial.EXTREME
+
+
 def schema(node: plan.ReduceSpec, in_schema: Schema) -> Schema:
     """Return the columns of a share's row: numbers, and a value per min, max or any."""
-    found = [each for each in node.aggregates if each.function in _EXTREMES]
+    found = [each for each in node.aggregates if _extreme(each)]
     arguments = [in_schema[each.argument] for each in found if each.argument is not None]
     return (
         Field("numbers", TEXT),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.collections.aggregate_traits import AggregateFunction
 from headrace.expressions.ir import Expr
 from headrace.types import Field, PlanPart, Schema
 
@@ -120,7 +121,7 @@ class AggregateSpec(PlanPart, frozen=True):
     ``$0`` is the row's position in the group's canonical order.
     """
 
-    function: str
+    function: AggregateFunction
     argument: int | None
     filter: int | None
     result: Field

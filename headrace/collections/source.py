@@ -22,7 +22,14 @@ from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.changes import WHOLE_ROW, TableChanges
 from headrace.collections.plan import SourceColumn
-from headrace.errors import RESYNC, BugError, DefiniteFailure, StructureChanged, UnsupportedError
+from headrace.errors import (
+    RESYNC,
+    BugError,
+    DefiniteFailure,
+    Repair,
+    StructureChanged,
+    UnsupportedError,
+)
 from headrace.expressions.evaluate import Program
 from headrace.kernels import packed, rows, source
 from headrace.state import layout
@@ -361,7 +368,7 @@ class Source(Collection):
     def _identity_changed(self) -> DefiniteFailure:
         return DefiniteFailure(
             f"the replica identity of table {self._table} was changed",
-            hint="Set it as it was when the view was created, then create the view again.",
+            hint=Repair("Set it as it was when the view was created"),
         )
 
     def _misfit(self, op: int, *, missing: bool) -> BugError:

@@ -24,7 +24,6 @@ batch, so that any position is a boundary between two batches.
 from __future__ import annotations
 
 import math
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,10 +34,9 @@ from typing import Final, Protocol
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError
 from headrace.forwarder.spool import Spool
+from headrace.kernels.pgoutput import read_begin, read_commit
 from headrace.types import format_lsn
 
-_BEGIN: Final = struct.Struct("!cQqI")
-_COMMIT: Final = struct.Struct("!cBQQq")
 _B, _C, _R, _Y = b"BCRY"
 _MESSAGE_BYTES: Final = 64
 """Memory overhead of a message beyond its content."""
@@ -338,21 +336,21 @@ class Batcher:
     # --- inside
 
     def _begin(self, message: bytes) -> None:
-        if self._tx_open or len(message) != _BEGIN.size:
-            raise ContinuityLost("the stream has a malformed or nested Begin")
-        self._final_lsn = _BEGIN.unpack(message)[1]
+        if self._tx_open:
+            raise ContinuityLost("the stream has a nested Begin")
+        self._final_lsn = read_begin(message).final_lsn
         self._tx_open = True
         # The start position is the end of a transaction: one that committed before it also ended
         # at or before it.
         self._tx_late = self._final_lsn < self._start_lsn
 
     def _commit(self, message: bytes) -> None:
-        if not self._tx_open or len(message) != _COMMIT.size:
-            raise ContinuityLost("the stream has a malformed Commit or one without Begin")
-        _, _, commit_lsn, end_lsn, time_us = _COMMIT.unpack(message)
-        if commit_lsn != self._final_lsn:
+        if not self._tx_open:
+            raise ContinuityLost("the stream has a Commit without Begin")
+        commit = read_commit(message)
+        if commit.commit_lsn != self._final_lsn:
             raise ContinuityLost(
-                f"the stream's Commit is at {format_lsn(commit_lsn)}, its Begin said"
+                f"the stream's Commit is at {format_lsn(commit.commit_lsn)}, its Begin said"
                 f" {format_lsn(self._final_lsn)}"
             )
         self._tx_open = False
@@ -370,7 +368,7 @@ class Batcher:
         self._tx_bytes += len(message) + _MESSAGE_BYTES
         with self._lock:
             opens = self._open.transactions == 0
-            self._accept(end_lsn, time_us)
+            self._accept(commit.end_lsn, commit.commit_time_us)
             self._tell(opens=opens)
 
     def _accept(self, end_lsn: int, time_us: int) -> None:

@@ -25,6 +25,7 @@ from typing import Final
 
 from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.spool import Place, Spool
+from headrace.kernels.pgoutput import Begin, Commit
 
 OPTIONS: Final = "proto_version '2', streaming 'on'"
 """Options of START_REPLICATION for a stream that is read through this module."""
@@ -33,8 +34,6 @@ _START: Final = struct.Struct("!cIB")
 _COMMIT: Final = struct.Struct("!cIBQQq")
 _ABORT: Final = struct.Struct("!cII")
 _XID: Final = struct.Struct("!xI")
-_BEGIN: Final = struct.Struct("!cQqI")
-_END: Final = struct.Struct("!cBQQq")
 _S, _E, _A, _C, _O = b"SEAcO"
 _MESSAGE_BYTES: Final = 64
 """Memory overhead of a message beyond its content."""
@@ -186,9 +185,9 @@ class Streams:
             self._size -= whole.size
             if whole.count:
                 return _whole(
-                    _BEGIN.pack(b"B", commit_lsn, time_us, top),
+                    Begin(commit_lsn, time_us, top).encode(),
                     whole,
-                    _END.pack(b"C", 0, commit_lsn, end_lsn, time_us),
+                    Commit(commit_lsn, end_lsn, time_us).encode(),
                 )
             whole.close()
         return None

@@ -31,6 +31,8 @@ from headrace.kernels.cells import Cells
 
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
+_BEGIN: Final = struct.Struct(">qqI")
+_COMMIT: Final = struct.Struct(">bqqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Begin:
     commit_time_us: int
     xid: int
 
+    def encode(self) -> bytes:
+        """Return the message that ``read_begin`` reads."""
+        return b"B" + _BEGIN.pack(self.final_lsn, self.commit_time_us, self.xid)
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -52,6 +58,10 @@ class Commit:
     commit_lsn: int
     end_lsn: int
     commit_time_us: int
+
+    def encode(self) -> bytes:
+        """Return the message that ``read_commit`` reads."""
+        return b"C" + _COMMIT.pack(0, self.commit_lsn, self.end_lsn, self.commit_time_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,20 +260,18 @@ class Decoder:
             raise _malformed() from None
 
     def _begin(self, message: bytes) -> Begin:
-        lsn, time_us, xid = _unpack(">qqI", message)
+        begin = read_begin(message)
         if self._lsn >= 0:
             raise ContinuityLost("the replication stream has a transaction inside another")
-        if lsn < 0:
-            raise _malformed()
-        self._lsn = lsn
-        return Begin(lsn, time_us, xid)
+        self._lsn = begin.final_lsn
+        return begin
 
     def _commit(self, message: bytes) -> Commit:
-        _flags, lsn, end_lsn, time_us = _unpack(">bqqq", message)
-        if lsn != self._lsn:
+        commit = read_commit(message)
+        if commit.commit_lsn != self._lsn:
             raise ContinuityLost("the replication stream commits another transaction than it began")
         self._lsn = -1
-        return Commit(lsn, end_lsn, time_us)
+        return commit
 
     def _describe(self, message: bytes, events: list[Event]) -> None:
         relation = _read_relation(message)
@@ -313,9 +321,32 @@ def _malformed() -> ContinuityLost:
     return ContinuityLost("the replication stream has a malformed message")
 
 
-def _unpack(layout: str, message: bytes) -> tuple[int, ...]:
-    """Unpack ``message`` after its type byte; struct.error if it has another length."""
-    return struct.unpack(layout, message[1:])
+def read_begin(message: bytes) -> Begin:
+    """Read a Begin message.
+
+    Raises:
+        ContinuityLost: it is malformed.
+    """
+    if len(message) != 1 + _BEGIN.size:
+        raise _malformed()
+    lsn, time_us, xid = _BEGIN.unpack_from(message, 1)
+    if lsn < 0:
+        raise _malformed()
+    return Begin(lsn, time_us, xid)
+
+
+def read_commit(message: bytes) -> Commit:
+    """Read a Commit message.
+
+    Raises:
+        ContinuityLost: it is malformed.
+    """
+    if len(message) != 1 + _COMMIT.size:
+        raise _malformed()
+    _flags, lsn, end_lsn, time_us = _COMMIT.unpack_from(message, 1)
+    if end_lsn < 0:
+        raise _malformed()
+    return Commit(lsn, end_lsn, time_us)
 
 
 def _read_relation(message: bytes) -> Relation:

@@ -115,7 +115,7 @@ def check_rights(facts: Facts) -> None:
 
 def _against(error: HeadraceError) -> HeadraceError:
     if isinstance(error, RightEnded | OwnerGone):
-        hint = error.hint and error.hint.removesuffix(privileges.THEN)
+        hint = error.repair.step if error.repair is not None else error.hint
         return PrivilegeError(error.message, detail=error.detail, hint=hint, sqlstate=error.code)
     return _changed(error.message, error.detail)
 

@@ -38,10 +38,10 @@ import psycopg
 
 from headrace.errors import (
     RESYNC,
-    THEN_RESYNC,
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    Repair,
     StructureChanged,
 )
 from headrace.postgres import definitions, identity, privileges
@@ -392,12 +392,12 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 # --- comparing
 
 
-def _stop(message: str, first: str | None = None) -> HeadraceError:
+def _stop(message: str, first: str = "") -> HeadraceError:
     """Return the error for an object that is gone or has become unusable for the query.
 
     ``first``: the step that must precede a resync.
     """
-    return DefiniteFailure(message, hint=f"{first}{THEN_RESYNC}" if first else RESYNC)
+    return DefiniteFailure(message, hint=Repair(first))
 
 
 def _refill(message: str, detail: str | None = None) -> HeadraceError:
@@ -419,7 +419,7 @@ def _unidentified(table: Facts) -> HeadraceError:
         f"{_table(table)} lost its replica identity",
         detail="Postgres refuses updates and deletes of a published table without one, so it"
         " leaves the publication.",
-        hint=f"Add a primary key or set REPLICA IDENTITY FULL{THEN_RESYNC}",
+        hint=Repair("Add a primary key or set REPLICA IDENTITY FULL"),
     )
 
 
@@ -488,7 +488,7 @@ def _column_dropped(column: str, *, again: bool, whole: bool) -> HeadraceError:
     what = f"{column} was dropped"
     if whole:  # the row has one column less; replanning finds other problems
         return _refill(what)
-    return _stop(what, None if again else _COLUMN_AGAIN)
+    return _stop(what, "" if again else _COLUMN_AGAIN)
 
 
 def _column_changed(

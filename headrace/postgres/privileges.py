@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
+from headrace.errors import DefiniteFailure, OwnerGone, Repair, RightEnded, Then
 from headrace.postgres.pipelined import Sent
 
 Connection = psycopg.Connection[Any]
@@ -80,8 +80,6 @@ SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p
   LEFT JOIN pg_catalog.pg_namespace s ON s.oid = CASE n.kind WHEN 'usage' THEN n.oid
        WHEN 'execute' THEN p.pronamespace ELSE c.relnamespace END
  ORDER BY 1"""
-THEN: Final = "; then the view goes on by itself."
-"""End of the hint of a stopped view."""
 
 
 def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
@@ -139,8 +137,11 @@ def error(lack: Lack) -> DefiniteFailure:
         return RightEnded(
             f'row security of table "{name}" applies to role {role} now',
             detail="Which rows a policy lets a role see is not followed.",
-            hint=f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
-            f" or ALTER ROLE {role} BYPASSRLS{THEN}",
+            hint=Repair(
+                f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
+                f" or ALTER ROLE {role} BYPASSRLS",
+                Then.RESUMED,
+            ),
         )
     columns = f" ({lack['columns']})" if lack["columns"] else ""
     what, grant = {
@@ -151,5 +152,5 @@ def error(lack: Lack) -> DefiniteFailure:
     return RightEnded(
         f"permission denied for {what} {name}",
         detail=f"Role {role} needs {'SELECT on it' if kind == 'select' else 'it'}.",
-        hint=f"Run: {grant} TO {role}{THEN}",
+        hint=Repair(f"Run: {grant} TO {role}", Then.RESUMED),
     )

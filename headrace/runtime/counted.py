@@ -15,8 +15,8 @@ from headrace.state.rocks import RocksStore
 from headrace.state.sizes import StoredSize, sizes
 
 
-def numbers(unit: Unit) -> dict[str, Any]:
-    """Return the counters of a unit's dataflow by node, with ``state``: (rows, bytes, exact).
+def counters(unit: Unit) -> dict[str, Any]:
+    """Return the counters of a unit's dataflow by node.
 
     Empty if the unit has no dataflow, or its worker is out of reach.
     """
@@ -25,9 +25,17 @@ def numbers(unit: Unit) -> dict[str, Any]:
         with contextlib.suppress(HeadraceError):
             return store.stats()
         return {}
-    found = flow.metrics() if flow is not None else {}
-    if isinstance(store, RocksStore):
-        for node, size in _states(unit.own, sizes(store)).items():
+    return flow.metrics() if flow is not None else {}
+
+
+def numbers(unit: Unit) -> dict[str, Any]:
+    """Return the ``counters`` of a unit with ``state``: (rows, bytes, exact).
+
+    Sizes of states on disk are read from there, at a bounded cost.
+    """
+    found = counters(unit)
+    if isinstance(unit.store, RocksStore):
+        for node, size in _states(unit.own, sizes(unit.store)).items():
             found.setdefault(node, {})["state"] = size
     return found
 

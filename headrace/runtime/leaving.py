@@ -91,7 +91,7 @@ class Leaving:
         view.doom = errors.RowError(
             error.message,
             detail=error.detail or f"It was tried {times} times.",
-            hint=error.hint,
+            hint=error.advice,
             sqlstate=error.code,
         )
         return view.doom
@@ -108,10 +108,10 @@ class Leaving:
         error = self._watch.cause(view, error)
         if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
             # The automatic refill would also let the paused view run.
-            error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
+            error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.advice)
         blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
         if not blocked:
-            error = _with_hint(error, view)
+            error = with_hint(error, view)
         status = Status.SINK_ERROR if blocked else Status.ERROR
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
@@ -129,15 +129,15 @@ class Leaving:
         self._waits.caught_up()
 
 
-def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
+def with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
     """Return ``error`` with the call that repairs ``view`` as its hint, if it had a vague one."""
     if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
     elif isinstance(error, errors.ResultTableChanged):
         hint = views.resync_hint(view, "Undo that")
-    elif error.hint is not None and error.hint.endswith(errors.THEN_RESYNC):
-        hint = views.resync_hint(view, error.hint.removesuffix(errors.THEN_RESYNC))
-    elif error.hint in (None, errors.RESYNC):
+    elif error.repair is not None and error.repair.then is errors.Then.RESYNC:
+        hint = views.resync_hint(view, error.repair.step)
+    elif error.hint is None:
         hint = views.resync_hint(view)
     else:
         return error

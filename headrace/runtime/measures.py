@@ -6,17 +6,15 @@ dataflow is created anew: with the worker, or after the view went back.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
 
 from headrace.collections.plan import kind
-from headrace.errors import HeadraceError
 from headrace.runtime import insight
+from headrace.runtime.counted import counters
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.remote_worker import RemoteStore
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.sql.nodes import MAIN
@@ -63,7 +61,7 @@ def measures(state: EngineState, collections_max: int) -> dict[str, Any]:
 
 
 def _of_unit(state: EngineState, unit: Unit) -> list[CollectionNumbers]:
-    counted, store = _counted(unit), unit.store
+    counted, store = counters(unit), unit.store
     inputs = {spec.id for spec in unit.own.sources}
     inputs |= {node for node, feeder in unit.feeds.items() if not _part(state.unit(feeder))}
     # A part of a view on another worker counts for that view.
@@ -109,13 +107,3 @@ def _held(store: Any, nodes: Collection[str]) -> dict[str, int]:
             node = node.rpartition(".")[0]
         out[node] = out.get(node, 0) + tier.map.live_bytes
     return out
-
-
-def _counted(unit: Unit) -> dict[str, Any]:
-    """Return the counters of a unit's dataflow by node; empty if there are none."""
-    store, flow = unit.store, unit.dataflow
-    if isinstance(store, RemoteStore):
-        with contextlib.suppress(HeadraceError):
-            return store.stats()
-        return _NOTHING
-    return flow.metrics() if flow is not None else _NOTHING

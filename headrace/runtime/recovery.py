@@ -23,7 +23,7 @@ from headrace.runtime.ownership import Owner
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Sharing
 from headrace.sql import origins, watched
-from headrace.state import files
+from headrace.state.opening import open_database
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
 
@@ -43,27 +43,17 @@ class Recovery:
     def open(self) -> None:
         """Open the state database; set a damaged one aside and create a new one."""
         state = self._state
-        try:
-            self._read_state()
-        except StateDamaged as error:
-            if state.opened is not None:
-                state.opened.close()
-            of_before = isinstance(error, OtherFormat)
-            why = "is of another version" if of_before else "was damaged"
-            state.damage = StateDamaged(f"the view's state {why}", detail=error.detail, hint=RESYNC)
-            aside = files.set_aside(state.settings.state_dir)
-            told = {"reason": str(error), "set_aside": str(aside)}
-            if of_before:
-                _log.warning("state of another version", **told)
-            else:
-                _log.error("state damaged", **told)
-            self._read_state()
+        settings = state.settings
+        _, damage = open_database(settings.state_dir, settings.memory.states, self._read_state)
+        if damage is not None:
+            why = "is of another version" if isinstance(damage, OtherFormat) else "was damaged"
+            state.damage = StateDamaged(
+                f"the view's state {why}", detail=damage.detail, hint=RESYNC
+            )
 
-    def _read_state(self) -> None:
+    def _read_state(self, database: RocksDatabase) -> None:
         state = self._state
-        state.opened = RocksDatabase(
-            state.settings.state_dir, memory_bytes=state.settings.memory.states
-        )
+        state.opened = database
         if state.storage is None:
             state.storage = Storage(
                 state.settings.queue_dir,

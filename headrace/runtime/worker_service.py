@@ -70,8 +70,7 @@ from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.row_transfer import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ReportedCheckpoints
 from headrace.runtime.views import Unit
-from headrace.state import files
-from headrace.state.rocks import RocksDatabase
+from headrace.state.opening import open_database
 
 _log = structlog.get_logger(__name__)
 
@@ -100,7 +99,7 @@ class WorkerService:
         self._settings = settings
         self._files: Final = settings.tmp_dir / "sent"
         _empty(self._files)
-        self._db: Final = _opened(settings)
+        self._db, _ = open_database(settings.state_dir, settings.memory.states, lambda _: None)
         self._suspects: Final = CrashAttribution(settings.run_dir)
         self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
         self._processor = _processor(settings, self._suspects, self._evaluators)
@@ -458,21 +457,6 @@ class WorkerService:
         """Finish the checkpoint under way, and give up a snapshot that is not to be written yet."""
         self._end_checkpoint(wait=True)
         self._snapshots.give_up()
-
-
-def _opened(settings: Settings) -> RocksDatabase:
-    """Open the state database; set a damaged one aside and create a new one."""
-    try:
-        return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
-    except errors.StateDamaged as error:
-        aside = files.set_aside(settings.state_dir)
-        of_before = isinstance(error, errors.OtherFormat)
-        told = {"reason": str(error), "set_aside": str(aside)}
-        if of_before:
-            _log.warning("state of another version", **told)
-        else:
-            _log.error("state damaged", **told)
-        return RocksDatabase(settings.state_dir, memory_bytes=settings.memory.states)
 
 
 def _processor(settings: Settings, suspects: CrashAttribution, evaluators: Pool) -> Processor:

@@ -26,6 +26,7 @@ from headrace.config import Settings
 from headrace.errors import ContinuityLost, FencedError, HeadraceError, TransientError
 from headrace.forwarder import carried
 from headrace.forwarder.receiver import Identity, Origin, Receiver
+from headrace.kernels.pgoutput import read_begin, read_commit
 from headrace.postgres import failures
 from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
@@ -36,8 +37,6 @@ from headrace.types import Lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
 
-_BEGIN: Final = struct.Struct("!cQqI")
-_COMMIT: Final = struct.Struct("!cBQQq")
 _OID: Final = struct.Struct("!I")
 _TRUNCATE: Final = struct.Struct("!IB")
 _B, _C, _R, _T = b"BCRT"
@@ -263,13 +262,13 @@ class _Session:
                 if not self._late:
                     self._change(message)
             elif kind == _B:
-                final = Lsn(_BEGIN.unpack(message)[1])
+                final = Lsn(read_begin(message).final_lsn)
                 self._inside, self._late = True, final < self._position
                 if not self._late:
                     self._begin(final)
             elif kind == _C:
                 if not self._late:
-                    self._end = Lsn(_COMMIT.unpack(message)[3])
+                    self._end = Lsn(read_commit(message).end_lsn)
                 self._inside = self._late = False
             elif kind == _R:
                 self._describe(message)

@@ -212,8 +212,8 @@ def _hinting() -> Iterator[None]:
     try:
         yield
     except ResultTableChanged as error:
-        error.hint = "Undo that and call again, or drop the table and call again."
-        raise
+        hint = "Undo that and call again, or drop the table and call again."
+        raise error.again(hint=hint) from error
 
 
 class Resync(Population):

@@ -549,3 +549,28 @@ def test_an_aggregate_that_fails_stops_its_view(source, commander):
         " ORDER BY id) FROM t$$)"
     )
     assert source.execute("SELECT * FROM object").fetchone() == ({"a": 1, "b": 2},)
+
+
+def test_an_aggregate_fails_only_in_groups_that_a_subquery_asks_for(source, commander):
+    """A group of a subquery that no outer row asks for is not evaluated."""
+    player = Player(source, commander, 6, SMALL)
+    source.execute(
+        "CREATE TABLE asked (id int PRIMARY KEY, k int);"
+        "CREATE TABLE given (id int PRIMARY KEY, k int, name text, f float8);"
+        "INSERT INTO asked VALUES (1, 1), (2, 9);"
+        "INSERT INTO given VALUES (1, 1, 'a', 1), (2, 1, 'b', 2.5),"
+        " (3, 2, NULL, 1e308), (4, 2, 'c', 1e308)"
+    )
+    calls = ("json_object_agg(g.name, g.id ORDER BY g.id)", "sum(g.f)", "stddev(g.f)")
+    for call in calls:
+        value = f"(SELECT {call} FROM given g WHERE g.k = a.k)::text"
+        player.view(f"SELECT a.id, {value} AS v FROM asked a")
+    player.check("population")
+    for statement in (
+        "INSERT INTO given VALUES (5, 9, 'd', 4), (6, 3, NULL, 1e308), (7, 3, 'd', 1e308)",
+        "UPDATE asked SET k = 1 WHERE id = 2",
+        "DELETE FROM given WHERE id = 1",
+        "UPDATE asked SET k = 9",
+    ):
+        commit(source, [statement])
+        player.check(statement)

@@ -328,6 +328,8 @@ def test_holds_back_when_full_but_never_a_recorded_batch():
 
 def test_malformed_transactions_end_the_stream():
     begin, row, commit = transaction(10)
-    for messages in ([commit], [begin, begin], [begin, row, transaction(20)[2]]):
+    wrong = ([commit], [begin, begin], [begin, row, transaction(20)[2]])
+    cut = ([begin[:-1]], [begin + b"\0"], [begin, row, commit[:-1]])
+    for messages in (*wrong, *cut):
         with pytest.raises(ContinuityLost):
             batcher().add(messages)

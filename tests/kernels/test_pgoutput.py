@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ContinuityLost
-from headrace.kernels.pgoutput import Begin, Changes, Commit, Decoder, RelationChanged
+from headrace.kernels.pgoutput import (
+    Begin,
+    Changes,
+    Commit,
+    Decoder,
+    RelationChanged,
+    read_begin,
+    read_commit,
+)
 
 LAYOUT = [("id", 23), ("a", 25), ("b", 1700)]
 
@@ -77,6 +85,22 @@ def test_one_transaction():
     assert changes.batch.to_pylist() == [expected]
     assert decoder.pending_rows == decoder.pending_bytes == 0
     assert decoder.flush() == []
+
+
+def test_begin_and_commit_are_written_as_they_are_read():
+    assert read_begin(begin(100)) == Begin(100, 7, 9)
+    assert read_commit(commit(100)) == Commit(100, 108, 7)
+    assert read_begin(begin(100)).encode() == begin(100)
+    assert read_commit(commit(100)).encode() == commit(100)
+
+
+@pytest.mark.parametrize("read", [read_begin, read_commit])
+def test_a_malformed_begin_or_commit_stops_the_stream(read):
+    whole = (begin if read is read_begin else commit)(100)
+    negative = begin(-1) if read is read_begin else commit(-9)
+    for wrong in (b"", whole[:1], whole[:-1], whole + b"\0", negative):
+        with pytest.raises(ContinuityLost):
+            read(wrong)
 
 
 def test_transactions_share_a_batch_and_may_be_cut_anywhere():

@@ -19,6 +19,7 @@ from typing import Final
 import psycopg
 
 from headrace import types as t
+from headrace.collections.aggregate_traits import COMPILED, AggregateFunction, built_in
 from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
@@ -44,11 +45,6 @@ _OF_RECORDS: Final = frozenset(
     }
 )
 """Functions that turn an array of records into text, JSON or a number."""
-_BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
-_UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
-"""Aggregates whose value does not depend on the order of their input."""
-_IDEMPOTENT: Final = frozenset({"min", "max", "bool_and", "every", "bool_or", "any_value"})
-"""Aggregates for which DISTINCT changes nothing."""
 
 
 @dataclass(slots=True)
@@ -212,18 +208,14 @@ class AggregateCalls:
         name = call.name
         if not call.function.builtin or call.direct:
             return None
-        if any(raises(e) or name not in _UNORDERED for e, _ in call.order):
+        traits = built_in(name)
+        if any(raises(e) or traits.ordered for e, _ in call.order):
             return None
-        if not call.args:
-            function = "count_star" if name == "count" else ""
-        elif len(call.args) > 1 or self._inline(call.args[0]):
-            return None
-        else:
-            function = self._native_name(name, call.args[0], collation)
-        if not function:
+        function = self._native_function(call, collation)
+        if function is None:
             return None
         argument = call.args[0] if call.args else None
-        distinct = call.distinct and name not in _IDEMPOTENT
+        distinct = call.distinct and not traits.idempotent
         if distinct and argument is not None and self._key(argument) is None:
             return None
         first = function == "any" and not call.distinct
@@ -238,21 +230,23 @@ class AggregateCalls:
             shows_order=first and not isinstance(argument, Const),
         )
 
-    def _native_name(self, name: str, argument: Expr, collation: int) -> str:
-        catalog = self._lowering.catalog
-        if name == "count":
-            return name
-        if name in ("sum", "avg"):
-            return name if argument.oid in _NUMBERS else ""
-        if name in ("min", "max"):
-            bytewise = catalog.collations.bytewise(collation)
-            known = catalog.collations.deterministic(collation) and keys.order_native(
-                argument.oid, bytewise=bytewise
+    def _native_function(self, call: _Call, collation: int) -> AggregateFunction | None:
+        """Return the function that computes ``call`` over arguments of these types, or None."""
+        function = COMPILED.get(call.name)
+        if not call.args:
+            return "count_star" if function == "count" else None
+        [argument, *others] = call.args
+        if others or self._inline(argument):
+            return None
+        if function in ("sum", "avg"):
+            return function if argument.oid in _NUMBERS else None
+        if function in ("min", "max"):
+            collations = self._lowering.catalog.collations
+            native = collations.deterministic(collation) and keys.order_native(
+                argument.oid, bytewise=collations.bytewise(collation)
             )
-            return name if known else ""
-        if name == "any_value":
-            return "any"
-        return _BOOLEANS.get(name, "")
+            return function if native else None
+        return function
 
     def _key(self, expr: Expr) -> keys.KeyClass | None:
         return key_class(self._lowering.catalog, expr.oid, expr.collation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.collections.aggregate_traits import Total, built_in
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.nodetypes import targets
@@ -35,7 +36,6 @@ _TOTAL: Final = frozenset(
 _INT8_OF_INT4: Final = 481
 """The function in ``LIMIT 1``."""
 _COMPARISONS: Final = frozenset(("=", "<>", "<", "<=", ">", ">="))
-_TOTAL_AGGREGATES: Final = frozenset(("count", "min", "max", "bool_and", "bool_or", "every"))
 
 
 def is_plain(query: Node) -> bool:
@@ -124,7 +124,7 @@ def fails(catalog: Catalog, expr: Node) -> bool:
                 return True
         elif node.kind == "AGGREF":
             function = catalog.functions[node.number("aggfnoid")]
-            if not function.builtin or function.name not in _TOTAL_AGGREGATES:
+            if not function.builtin or built_in(function.name).total is not Total.ANY:
                 return True
         elif node.kind == "FUNCEXPR":
             if node.number("funcid") != _INT8_OF_INT4:

@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Final
 
+from headrace.collections.aggregate_traits import built_in
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.nodes import Agg
 from headrace.planner.logical.scalar import Expr
 
-_ORDERED: Final = ("any_value", "array_agg", "json", "string_agg", "xmlagg")
-"""Beginnings of the names of built-in aggregates that show the order of their input.
-
-The sums of floats do so in their last digits only, which the query leaves open.
-"""
-
 
 def shows_order(function: Function) -> bool:
     """Return whether a plain call of the aggregate depends on the order of its rows."""
-    return not function.builtin or function.name.startswith(_ORDERED)
+    return not function.builtin or built_in(function.name).ordered
 
 
 def aligned(aggs: Iterable[Agg]) -> tuple[Agg, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.collections.aggregate_traits import NATIVE, Empty
 from headrace.planner.logical import nodes
 from headrace.planner.logical.scalar import (
     CLOCK,
@@ -296,8 +297,9 @@ def not_null(node: nodes.Node, column: int) -> bool:
             found = {c.id: e for c, e in node.keys}.get(column)
             if isinstance(found, Ref):
                 return found.id in nodes.ids(node.input) and not_null(node.input, found.id)
-            counts = ("count", "count_star")
-            return any(a.column.id == column and a.function in counts for a in node.aggs)
+            return any(
+                a.column.id == column and NATIVE[a.function].empty is Empty.ZERO for a in node.aggs
+            )
         case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode():
             return column in nodes.ids(node.input) and not_null(node.input, column)
         case nodes.AgainNode():

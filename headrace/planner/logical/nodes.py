@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from headrace.collections.aggregate_traits import AggregateFunction
 from headrace.collections.plan import RunningSpec
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical.scalar import Expr, Ref, refs
@@ -142,7 +143,7 @@ class Agg:
     """One aggregate; ``function`` and the other fields are as in ``AggregateSpec``."""
 
     column: Col
-    function: str
+    function: AggregateFunction
     argument: Expr | None = None
     filter: Expr | None = None
     distinct: bool = False
@@ -155,8 +156,7 @@ class Agg:
     shows_order: bool = False
     """Whether its value depends on the order in which it sees its rows."""
     row: tuple[Expr, ...] = ()
-    """Expressions that determine that order, where other aggregates must see the same one
-    (``alignment``)."""
+    """Expressions that determine an order common to several aggregates (``alignment``)."""
 
     @property
     def arguments(self) -> tuple[Expr, ...]:

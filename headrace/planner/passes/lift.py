@@ -10,7 +10,7 @@ Counter-examples: ``k < l.k`` puts a row into the groups of many rows of the lef
 without keys exists over no rows: ``count(*)`` of none is 0, not NULL.  So counts are corrected
 above the join, and expressions over such an aggregate are computed there too.  An expression that
 may fail must not be computed for rows that no row of the left side needs: it also moves above the
-join, or the right side is computed by domain.
+join, or the right side is computed by domain; so is an aggregate that may fail.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from headrace import types as t
+from headrace.collections.aggregate_traits import NATIVE, AggregateTraits, Empty, built_in
 from headrace.planner import limits
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
@@ -29,19 +29,6 @@ from headrace.planner.passes.domain import Domain, Push
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key
-
-_COUNTS: Final = frozenset({"count", "count_star"})
-_NULL_OVER_NOTHING: Final = frozenset(
-    {
-        *("sum", "avg", "min", "max", "any", "any_value", "bool_and", "bool_or"),
-        *("every", "bit_and", "bit_or", "bit_xor", "string_agg", "array_agg"),
-        *("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
-        *("json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg", "xmlagg"),
-        *("percentile_cont", "percentile_disc", "mode", "range_agg", "corr"),
-        *("covar_pop", "covar_samp", "range_intersect_agg"),
-    }
-)
-"""Built-in aggregates whose value over no rows is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +186,10 @@ class Lift:
             return None
         if node.keys:
             return {}
-        if not all(a.function in _COUNTS or _null_over_nothing(a) for a in node.aggs):
+        empty = {a.column: _traits(a).empty for a in node.aggs}
+        if None in empty.values():
             return None
-        return {
-            a.column.id: self._or_zero(a.column.ref) for a in node.aggs if a.function in _COUNTS
-        }
+        return {c.id: self._or_zero(c.ref) for c, value in empty.items() if value is Empty.ZERO}
 
     def _by_keys(
         self, node: nodes.AggregateNode, below: Lifted, late: dict[int, Expr]
@@ -214,6 +200,8 @@ class Lift:
         if read & (self._outer | below.late.keys()):
             return None
         if below.match and any(raises(e) for e in nodes.expressions(node)):
+            return None
+        if below.match and any(map(_may_fail, node.aggs)):
             return None
         keys, match = self._as_keys(below.match)
         result = dataclasses.replace(node, keys=node.keys + keys)
@@ -338,11 +326,16 @@ def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return dataclasses.replace(expr, args=args)
 
 
-def _null_over_nothing(agg: nodes.Agg) -> bool:
-    name = agg.name if agg.function == "remote" else agg.function
-    if agg.function == "remote" and not agg.sql.startswith("pg_catalog."):
-        return False
-    return name in _NULL_OVER_NOTHING
+def _traits(agg: nodes.Agg) -> AggregateTraits:
+    if agg.function == "remote" and agg.sql.startswith("pg_catalog."):
+        return built_in(agg.name)
+    return NATIVE[agg.function]
+
+
+def _may_fail(agg: nodes.Agg) -> bool:
+    """Return whether evaluation may fail in a group that no row of the left side needs."""
+    argument = None if agg.argument is None else agg.argument.oid
+    return _traits(agg).may_fail(argument, agg.column.oid)
 
 
 def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.collections import plan as p
+from headrace.collections.aggregate_traits import NATIVE
 from headrace.expressions import ir
 from headrace.planner.analyse.tables import Statistics
 from headrace.planner.logical import nodes as lg
@@ -78,7 +79,6 @@ _ASKED_US: Final = 1.0
 """Cost of a row that is sent to Postgres, without the work of Postgres itself."""
 _REMOTE_US: Final = 2.0
 """Of a row for which Postgres computes an expression."""
-_KEPT: Final = frozenset({"min", "max", "any", "single", "remote"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class ExpectedCosts:
                 # The row that is out, beside counts and sums.
                 yield self._state(node.id, self._width(node.id, len(node.keys)), 2)
                 for aggregate in node.aggregates:
-                    if aggregate.function in _KEPT or aggregate.distinct:
+                    if NATIVE[aggregate.function].retained or aggregate.distinct:
                         yield self._values(node, aggregate)
             case p.TopKSpec():
                 yield self._state(node.input, self._width(node.input, len(node.keys)), 3)
@@ -335,7 +335,7 @@ class ExpectedCosts:
         if before is None or after is None:
             return None
         touched = min(rows, after)
-        kept = sum(a.function in _KEPT or a.distinct for a in node.aggregates)
+        kept = sum(NATIVE[a.function].retained or a.distinct for a in node.aggregates)
         asked = touched * before / max(after, 1.0) * is_remote(node)
         us += touched * _GROUP_US + rows * kept * _KEPT_US + asked * _ASKED_US
         return 2 * touched, asked, us

@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import structs
 
 from headrace.collections import plan as physical
+from headrace.collections.aggregate_traits import NATIVE
 from headrace.planner import graph as graphs
 from headrace.planner import limits
 from headrace.planner.analyse.tables import Table, TableColumn
@@ -390,9 +391,8 @@ def _state(node: physical.Node) -> str:
             pairs = ", pairs" if node.watched and node.residual else ""
             return f"rows of both sides{pairs}"
         case physical.ReduceSpec():
-            kept = {a.function for a in node.aggregates} & {"min", "max", "any", "single", "remote"}
-            values = any(a.distinct for a in node.aggregates)
-            return "groups and values" if kept or values else "groups"
+            values = any(NATIVE[a.function].retained or a.distinct for a in node.aggregates)
+            return "groups and values" if values else "groups"
         case physical.TemporalSpec():
             return "all rows, by time"
         case physical.DistinctSpec():
