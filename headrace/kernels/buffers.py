@@ -166,6 +166,18 @@ def _sum(sizes: cython.const_longlong[::1], out: cython.longlong[::1]) -> cython
         out[i + 1] = total
 
 
+@cython.cfunc
+@cython.exceptval(check=False)
+def size_fixed(
+    valid: cython.const_uchar[::1], sizes: cython.longlong[::1], width: cython.Py_ssize_t
+) -> cython.void:
+    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
+    i: cython.Py_ssize_t
+    for i in range(len(valid)):
+        if valid[i]:
+            sizes[i + 1] += width
+
+
 def cut(joined: bytes, limits: cython.const_longlong[::1]) -> list[bytes]:
     """Return the consecutive pieces of ``joined`` between ``limits``, the result of ``bounds``."""
     i: cython.Py_ssize_t

@@ -20,6 +20,13 @@ from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.buffers import size_fixed
+    from cython.cimports.headrace.kernels.hashes import fnv
+else:
+    from headrace.kernels.buffers import size_fixed
+    from headrace.kernels.hashes import fnv
+
 _SIGN = np.int64(-(1 << 63))
 _NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
 _DECIMALS = {
@@ -86,7 +93,7 @@ def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearra
         else:
             continue
         if starts is None:
-            _size_fixed(valid, limits, width)
+            size_fixed(valid, limits, width)
         else:
             _size_key(starts, valid, limits)
     cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
@@ -119,18 +126,15 @@ def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
 @cython.cfunc
 @cython.exceptval(-1, check=False)
 def _divide(keys: list[bytes | None], count: cython.ulonglong, out: cython.int[::1]) -> cython.int:
-    """Hash with FNV-1a over 30 bits, folded: its low bits depend only on the bytes' low bits."""
+    """Divide by the hash of the keys, folded."""
     i: cython.Py_ssize_t
-    c: cython.uchar
     n: cython.Py_ssize_t = len(keys)
     for i in range(n):
         key: bytes | None = keys[i]
         if key is None:
             out[i] = -1
             continue
-        h: cython.ulonglong = 0x11C9DC5
-        for c in key:
-            h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+        h: cython.ulonglong = fnv(key, 0, len(key))
         out[i] = (h ^ (h >> 15)) % count
     return 0
 
@@ -186,18 +190,6 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
         message = f"malformed text for a column of type OID {oid}"
         raise ValueError(message)
     return out[:used], starts
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _size_fixed(
-    valid: cython.const_uchar[::1], sizes: cython.longlong[::1], width: cython.Py_ssize_t
-) -> cython.void:
-    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += width
 
 
 @cython.cfunc

@@ -26,6 +26,7 @@ import pyarrow as pa
 from headrace.errors import ContinuityLost
 from headrace.kernels import buffers
 from headrace.kernels.cells import Cells
+from headrace.kernels.source import DELETE, INSERT, TRUNCATE, UPDATE
 
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
@@ -376,14 +377,18 @@ def _scan(
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(ops)
     old_at: cython.Py_ssize_t = width * n
+    insert: cython.schar = INSERT
+    update: cython.schar = UPDATE
+    delete: cython.schar = DELETE
+    truncate: cython.schar = TRUNCATE
     for i in range(n):
         p: cython.Py_ssize_t = bounds[i]
         end: cython.Py_ssize_t = bounds[i + 1]
         kind: cython.int = data[p]
         if kind == 84:  # T
-            ops[i] = 3
+            ops[i] = truncate
             continue
-        ops[i] = 0 if kind == 73 else (1 if kind == 85 else 2)
+        ops[i] = insert if kind == 73 else (update if kind == 85 else delete)
         p += 5
         letter: cython.int = data[p] if p < end else 0
         if kind != 73 and (letter == 75 or letter == 79):

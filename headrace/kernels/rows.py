@@ -23,6 +23,11 @@ from headrace.kernels.buffers import Int64s
 from headrace.kernels.keys import encode_keys, pack_keys
 from headrace.kernels.packed import Packed
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.buffers import size_fixed
+else:
+    from headrace.kernels.buffers import size_fixed
+
 __all__ = [
     "Consolidator",
     "consolidate",
@@ -77,7 +82,7 @@ def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
                 valid = nulls
             _size_text(offsets, valid, limits)
         elif nulls is not None:
-            _size_fixed(nulls, limits, width)
+            size_fixed(nulls, limits, width)
     cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
     for i in range(n):
         cursor[i] = limits[i] + bitmap_bytes
@@ -306,18 +311,6 @@ def _at_end(cursor: cython.const_longlong[::1], ends: cython.const_longlong[::1]
         if cursor[i] != ends[i + 1]:
             return False
     return True
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _size_fixed(
-    valid: cython.const_uchar[::1], sizes: cython.longlong[::1], width: cython.Py_ssize_t
-) -> cython.void:
-    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += width
 
 
 @cython.cfunc

@@ -4,7 +4,7 @@
 """Physical keys of states: one byte for the key group, then the key (then the row).
 
 The group is a hash of the key, so groups are about equally large; all rows of a key are in one
-group.  The hash is on disk: changing it needs a new state format.
+group.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 
 import cython
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.hashes import copy, fnv
+else:
+    from headrace.kernels.hashes import copy, fnv
+
 _GROUPS = [bytes((i,)) for i in range(256)]
 _unpack = struct.Struct("<q").unpack
 
 
 @cython.cfunc
-def _group(key: bytes) -> cython.Py_ssize_t:
-    """Return the key group: FNV-1a over 30 bits, folded to 8."""
-    c: cython.uchar
-    h: cython.ulonglong = 0x11C9DC5
-    for c in key:
-        h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+@cython.exceptval(check=False)
+def _group(h: cython.ulonglong) -> cython.uchar:
+    """Return the group of keys with the hash ``h``: the hash, folded."""
     return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
 
 
@@ -35,7 +37,7 @@ def physical(keys: list[bytes]) -> list[bytes]:
     groups: list[bytes] = _GROUPS
     for i in range(len(keys)):
         key: bytes = keys[i]
-        first: bytes = groups[_group(key)]
+        first: bytes = groups[_group(fnv(key, 0, len(key)))]
         out[i] = first + key
     return out
 
@@ -51,7 +53,7 @@ def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
     for i in range(len(keys)):
         key: bytes = keys[i]
         row: bytes = rows[i]
-        first: bytes = groups[_group(key)]
+        first: bytes = groups[_group(fnv(key, 0, len(key)))]
         out[i] = first + key + row
     return out
 
@@ -69,16 +71,12 @@ def put_physical(
     """
     i: cython.Py_ssize_t
     q: cython.Py_ssize_t
+    data: cython.p_const_uchar = cython.address(keys[0]) if cython.compiled else keys
+    target: cython.p_uchar = cython.address(out[0]) if cython.compiled else out
     p: cython.Py_ssize_t = 0
     for i in range(len(limits) - 1):
-        group: cython.Py_ssize_t = p
-        p += 1
-        h: cython.ulonglong = 0x11C9DC5
-        for q in range(limits[i], limits[i + 1]):
-            h = ((h ^ keys[q]) * 0x1000193) & 0x3FFFFFFF
-            out[p] = keys[q]
-            p += 1
-        out[group] = (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
+        out[p] = _group(copy(data, limits[i], limits[i + 1], target, p + 1))
+        p += 1 + limits[i + 1] - limits[i]
         if len(row_limits):
             for q in range(row_limits[i], row_limits[i + 1]):
                 out[p] = rows[q]
